@@ -1,0 +1,667 @@
+"""Integer index expressions: an interned polynomial form with floor-division and modulo atoms.
+
+An `Expr` is ``sum(coefficient * monomial)``; a monomial is a sorted tuple of atoms.  Atoms are loop variables (`Var`),
+size symbols (`Size`), `FloorDiv`, `Mod`, `Apply` (min, max, ...) and `Indirect` (an integer read from memory).  For static
+sizes the form is affine in the loop variables; a symbolic stride is a monomial such as ``s0*i1``.
+
+Everything is interned, so equality is identity and every analysis is memoised on the object.  Variables carry their extent
+and size symbols their range, so simplification needs no context.  All divisions are floor divisions by positive divisors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union
+
+__all__ = [
+    "Apply", "Atom", "Expr", "FloorDiv", "Indirect", "Mod", "Size", "Var", "ZERO", "ONE", "as_expr", "ceildiv", "constant",
+    "evaluate", "floordiv", "free_atoms", "is_static", "maximum", "minimum", "mod", "product", "size", "stride_of",
+    "substitute", "var",
+]  # fmt: skip
+
+_INF = 1 << 62
+
+
+class Atom:
+    """Base of everything that can stand in a monomial. Interned by `key`; ordered by creation for a stable normal form."""
+
+    __slots__ = ("__weakref__", "_expr", "_range", "key", "order")
+    key: tuple[Any, ...]
+    order: tuple[Any, ...]
+
+    def expr(self) -> Expr:
+        if self._expr is None:
+            self._expr = _make({(self,): 1})
+        return self._expr
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> Any:
+        return (_rebuild_atom, (type(self).__name__, self.key))
+
+
+class Var(Atom):
+    """A loop variable running over ``0 <= name < extent``."""
+
+    __slots__ = ("extent", "name")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Size(Atom):
+    """A size known only at run time, ``lo <= name <= hi``."""
+
+    __slots__ = ("hi", "lo", "name")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class FloorDiv(Atom):
+    __slots__ = ("den", "num")
+
+    def __str__(self) -> str:
+        return f"({self.num} // {self.den})"
+
+
+class Mod(Atom):
+    __slots__ = ("den", "num")
+
+    def __str__(self) -> str:
+        return f"({self.num} % {self.den})"
+
+
+class Apply(Atom):
+    """An integer function of expressions that has no polynomial form: ``min``, ``max``, ``pow``, ``shl``, ``shr``, ..."""
+
+    __slots__ = ("args", "fn")
+
+    def __str__(self) -> str:
+        return f"{self.fn}({', '.join(map(str, self.args))})"
+
+
+class Indirect(Atom):
+    """An integer that a `Value` computes at run time, already wrapped into ``0 <= value < size``."""
+
+    __slots__ = ("size", "value")
+
+    def __str__(self) -> str:
+        return f"[{self.value}]"
+
+
+class Expr:
+    """An interned polynomial over atoms. Build with operators; compare with ``is`` or ``==`` (the same thing)."""
+
+    __slots__ = ("__weakref__", "_atoms", "_bounds", "_hash", "_upper", "terms")
+    terms: tuple[tuple[tuple[Atom, ...], int], ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return self.as_int() == other
+        return self is other
+
+    def __add__(self, other: ExprLike) -> Expr:
+        other = as_expr(other)
+        if not other.terms:
+            return self
+        if not self.terms:
+            return other
+        table = dict(self.terms)
+        for mono, coef in other.terms:
+            table[mono] = table.get(mono, 0) + coef
+        return _make(_join_divmod(table))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return self * -1
+
+    def __sub__(self, other: ExprLike) -> Expr:
+        return self + as_expr(other) * -1
+
+    def __rsub__(self, other: ExprLike) -> Expr:
+        return as_expr(other) - self
+
+    def __mul__(self, other: ExprLike) -> Expr:
+        other = as_expr(other)
+        key = (self, other)
+        hit = _products.get(key)
+        if hit is None:
+            table: dict[tuple[Atom, ...], int] = {}
+            for mono_a, coef_a in self.terms:
+                for mono_b, coef_b in other.terms:
+                    mono = tuple(sorted(mono_a + mono_b, key=_order)) if mono_a and mono_b else mono_a or mono_b
+                    table[mono] = table.get(mono, 0) + coef_a * coef_b
+            hit = _products[key] = _make(_join_divmod(table))
+        return hit
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: ExprLike) -> Expr:
+        return floordiv(self, as_expr(other))
+
+    def __mod__(self, other: ExprLike) -> Expr:
+        return mod(self, as_expr(other))
+
+    def as_int(self) -> int | None:
+        """The value when it is a constant, else None."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    def atom(self) -> Atom | None:
+        """The atom when the expression is exactly one atom, else None."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            return self.terms[0][0][0]
+        return None
+
+    def bounds(self) -> tuple[int, int]:
+        """Inclusive numeric bounds; +-2**62 stands for unknown."""
+        if self._bounds is None:
+            self._bounds = _expr_bounds(self)
+        return self._bounds
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        parts = []
+        for mono, coef in self.terms:
+            body = "*".join(map(str, mono))
+            parts.append(str(coef) if not mono else body if coef == 1 else f"{coef}*{body}")
+        return " + ".join(parts)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __reduce__(self) -> Any:
+        return (_rebuild_expr, (self.terms,))
+
+
+ExprLike = Union[Expr, int]
+
+_exprs: dict[tuple[Any, ...], Expr] = {}
+_atoms: dict[tuple[Any, ...], Atom] = {}
+_products: dict[tuple[Expr, Expr], Expr] = {}
+_divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
+
+
+def clear_tables() -> None:
+    """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
+    for table in (_exprs, _atoms, _products, _divmods):
+        table.clear()  # type: ignore[attr-defined]
+
+
+def _order(atom: Atom) -> tuple[Any, ...]:
+    return atom.order
+
+
+def _make(table: Mapping[tuple[Atom, ...], int]) -> Expr:
+    terms = tuple(sorted(((m, c) for m, c in table.items() if c), key=lambda mc: tuple(a.order for a in mc[0])))
+    found = _exprs.get(terms)
+    if found is None:
+        made = Expr()
+        made.terms = terms
+        made._hash = hash(terms)
+        made._bounds = made._atoms = made._upper = None
+        found = _exprs.setdefault(terms, made)
+    return found
+
+
+_RANK = {Size: 0, Var: 1, Indirect: 2, Apply: 3, FloorDiv: 4, Mod: 5}
+
+
+def _intern_atom(kind: type[Atom], order: tuple[Any, ...], **fields: Any) -> Any:
+    key = tuple(fields.values())
+    full = (kind, *key)
+    found = _atoms.get(full)
+    if found is None:
+        made = kind()
+        for name, value in fields.items():
+            setattr(made, name, value)
+        made.key = key
+        made.order = (_RANK[kind], *order)
+        made._expr = made._range = None
+        found = _atoms.setdefault(full, made)
+    return found
+
+
+def _rebuild_atom(kind: str, key: tuple[Any, ...]) -> Atom:
+    makers: dict[str, Callable[..., Atom]] = {
+        "Var": var, "Size": size, "FloorDiv": _floordiv_atom, "Mod": _mod_atom, "Apply": _apply_atom, "Indirect": indirect,
+    }  # fmt: skip
+    return makers[kind](*key)
+
+
+def _rebuild_expr(terms: tuple[tuple[tuple[Atom, ...], int], ...]) -> Expr:
+    return _make(dict(terms))
+
+
+def constant(value: int) -> Expr:
+    return _make({(): int(value)})
+
+
+def as_expr(value: ExprLike | Atom) -> Expr:
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, Atom):
+        return value.expr()
+    return constant(value)
+
+
+def var(name: str, extent: ExprLike) -> Var:
+    return _intern_atom(Var, (name, str(extent)), name=name, extent=as_expr(extent))
+
+
+def size(name: str, lo: int = 0, hi: int = _INF) -> Size:
+    return _intern_atom(Size, (name, lo, hi), name=name, lo=lo, hi=hi)
+
+
+def indirect(value: Any, extent: ExprLike) -> Indirect:
+    """The index atom of `value` (hashable, interned by its owner); the caller has wrapped it into ``[0, extent)``."""
+    return _intern_atom(Indirect, (str(id(value)),), value=value, size=as_expr(extent))
+
+
+def _floordiv_atom(num: Expr, den: Expr) -> FloorDiv:
+    return _intern_atom(FloorDiv, (str(num), str(den)), num=num, den=den)
+
+
+def _mod_atom(num: Expr, den: Expr) -> Mod:
+    return _intern_atom(Mod, (str(num), str(den)), num=num, den=den)
+
+
+def _apply_atom(fn: str, args: tuple[Expr, ...]) -> Apply:
+    return _intern_atom(Apply, (fn, str(args)), fn=fn, args=args)
+
+
+ZERO = constant(0)
+ONE = constant(1)
+
+_FOLD: dict[str, Callable[..., int]] = {
+    "min": min, "max": max, "pow": pow, "shl": lambda a, b: a << b, "shr": lambda a, b: a >> b, "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "lt": lambda a, b: int(a < b), "le": lambda a, b: int(a <= b),
+    "eq": lambda a, b: int(a == b), "select": lambda c, a, b: a if c else b,
+}  # fmt: skip
+FUNCTIONS = frozenset(_FOLD)
+
+
+def apply(fn: str, *args: ExprLike) -> Expr:
+    """An integer function of `FUNCTIONS`, folded when its arguments are constants."""
+    exprs = tuple(map(as_expr, args))
+    ints = [e.as_int() for e in exprs]
+    if all(i is not None for i in ints):
+        return constant(_FOLD[fn](*ints))
+    if fn in ("min", "max"):
+        if exprs[0] is exprs[1]:
+            return exprs[0]
+        gap = lower_bound(exprs[1] - exprs[0])
+        if gap >= 0:
+            return exprs[0] if fn == "min" else exprs[1]
+        gap = lower_bound(exprs[0] - exprs[1])
+        if gap >= 0:
+            return exprs[1] if fn == "min" else exprs[0]
+    return _apply_atom(fn, exprs).expr()
+
+
+def minimum(a: ExprLike, b: ExprLike) -> Expr:
+    return apply("min", a, b)
+
+
+def maximum(a: ExprLike, b: ExprLike) -> Expr:
+    return apply("max", a, b)
+
+
+def ceildiv(a: ExprLike, b: ExprLike) -> Expr:
+    b = as_expr(b)
+    return floordiv(as_expr(a) + b - 1, b)
+
+
+def product(items: Iterable[ExprLike]) -> Expr:
+    total = ONE
+    for item in items:
+        total = total * item
+    return total
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def _clip(value: int) -> int:
+    return max(-_INF, min(_INF, value))
+
+
+def _atom_bounds(atom: Atom) -> tuple[int, int]:
+    if atom._range is None:
+        atom._range = _compute_atom_bounds(atom)
+    return atom._range
+
+
+def _compute_atom_bounds(atom: Atom) -> tuple[int, int]:
+    if isinstance(atom, Var):
+        return 0, max(0, atom.extent.bounds()[1] - 1)
+    if isinstance(atom, Size):
+        return atom.lo, atom.hi
+    if isinstance(atom, Indirect):
+        return 0, max(0, atom.size.bounds()[1] - 1)
+    if isinstance(atom, Mod):
+        return 0, _clip(min(atom.den.bounds()[1] - 1, atom.num.bounds()[1] if atom.num.bounds()[0] >= 0 else _INF))
+    if isinstance(atom, FloorDiv):
+        lo, hi = atom.num.bounds()
+        den_lo, den_hi = (max(1, b) for b in atom.den.bounds())
+        low = lo // den_lo if lo < 0 else lo // den_hi
+        high = hi // den_lo if hi >= 0 else hi // den_hi
+        return (-_INF if lo <= -_INF else low), (_INF if hi >= _INF else high)
+    assert isinstance(atom, Apply)
+    ranges = [a.bounds() for a in atom.args]
+    if atom.fn == "min":
+        return min(r[0] for r in ranges), min(r[1] for r in ranges)
+    if atom.fn == "max":
+        return max(r[0] for r in ranges), max(r[1] for r in ranges)
+    if atom.fn in ("lt", "le", "eq"):
+        return 0, 1
+    if atom.fn == "select":
+        return min(r[0] for r in ranges[1:]), max(r[1] for r in ranges[1:])
+    if atom.fn in ("pow", "shr", "and") and all(r[0] >= 0 for r in ranges):
+        return 0, _INF
+    return -_INF, _INF
+
+
+def _expr_bounds(expr: Expr) -> tuple[int, int]:
+    lo = hi = 0
+    for mono, coef in expr.terms:
+        term_lo, term_hi = 1, 1
+        for atom in mono:
+            a_lo, a_hi = _atom_bounds(atom)
+            corners = [_clip(x * y) for x in (term_lo, term_hi) for y in (a_lo, a_hi)]
+            term_lo, term_hi = min(corners), max(corners)
+        ends = (_clip(term_lo * coef), _clip(term_hi * coef))
+        lo, hi = _clip(lo + min(ends)), _clip(hi + max(ends))
+    return lo, hi
+
+
+def upper_expr(expr: Expr) -> Expr:
+    """A symbolic upper bound over the loop variables: each variable with a non-negative coefficient at ``extent - 1``."""
+    if expr._upper is not None:
+        return expr._upper
+    total = ZERO
+    for mono, coef in expr.terms:
+        term = constant(coef)
+        for atom in mono:
+            if isinstance(atom, Var):
+                term = term * ((atom.extent - 1) if coef > 0 else ZERO)
+            elif isinstance(atom, Indirect):
+                term = term * ((atom.size - 1) if coef > 0 else ZERO)
+            elif isinstance(atom, Mod) and _has_loops(atom):
+                term = term * ((atom.den - 1) if coef > 0 else ZERO)
+            elif isinstance(atom, FloorDiv) and _has_loops(atom) and atom.num.bounds()[0] >= 0:
+                term = term * (floordiv(upper_expr(atom.num), atom.den) if coef > 0 else ZERO)
+            else:
+                term = term * atom.expr()
+        total = total + term
+    expr._upper = total
+    return total
+
+
+def _has_loops(atom: Atom) -> bool:
+    return any(isinstance(a, Var | Indirect) for a in free_atoms(atom.expr()))
+
+
+def lower_bound(expr: Expr) -> int:
+    return expr.bounds()[0]
+
+
+def known_less(a: ExprLike, b: ExprLike) -> bool:
+    """True when ``a < b`` holds for all values of loop variables and sizes."""
+    a, b = as_expr(a), as_expr(b)
+    if a.bounds()[1] < b.bounds()[0]:
+        return True
+    return lower_bound(b - 1 - upper_expr(a)) >= 0
+
+
+def known_nonnegative(a: Expr) -> bool:
+    return a.bounds()[0] >= 0
+
+
+# ---- division -------------------------------------------------------------------------------------------------------
+
+
+def _divide_term(mono: tuple[Atom, ...], coef: int, den_mono: tuple[Atom, ...], den_coef: int) -> tuple[tuple[Atom, ...], int] | None:
+    if coef % den_coef:
+        return None
+    rest = list(mono)
+    for atom in den_mono:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest), coef // den_coef
+
+
+def _split(num: Expr, den_mono: tuple[Atom, ...], den_coef: int) -> tuple[Expr, Expr]:
+    """``num == den * quotient + rest`` where the quotient takes the terms that `den` divides exactly."""
+    quotient: dict[tuple[Atom, ...], int] = {}
+    rest: dict[tuple[Atom, ...], int] = {}
+    for mono, coef in num.terms:
+        got = _divide_term(mono, coef, den_mono, den_coef)
+        if got is not None:
+            quotient[got[0]] = quotient.get(got[0], 0) + got[1]
+        elif not mono and not den_mono:  # a constant: 7 // 4 -> 1, rest 3
+            quotient[()] = quotient.get((), 0) + coef // den_coef
+            rest[()] = coef % den_coef
+        else:
+            rest[mono] = coef
+    return _make(_join_divmod(quotient)), _make(_join_divmod(rest))
+
+
+def _gcds(num: Expr, den_coef: int) -> list[int]:
+    """Divisors of `den_coef` that some coefficient of `num` shares, largest first: candidates for pulling out a factor."""
+    return sorted({math.gcd(coef, den_coef) for _, coef in num.terms} - {1, den_coef}, reverse=True)
+
+
+def _divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+    key = (num, den)
+    hit = _divmods.get(key)
+    if hit is None:
+        hit = _divmods[key] = _compute_divmod(num, den)
+    return hit
+
+
+def _compute_divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+    a, b = num.as_int(), den.as_int()
+    if b == 1:
+        return num, ZERO
+    if b == 0:
+        raise ZeroDivisionError(f"index expression {num} divided by zero")
+    if a is not None and b is not None:
+        return constant(a // b), constant(a % b)
+    if known_nonnegative(num) and known_less(num, den):
+        return ZERO, num
+    if len(den.terms) != 1:
+        return _floordiv_atom(num, den).expr(), _mod_atom(num, den).expr()
+    den_mono, den_coef = den.terms[0]
+    quotient, rest = _split(num, den_mono, den_coef)
+    if not rest.terms or (known_nonnegative(rest) and known_less(rest, den)):
+        return quotient, rest
+    for g in ([1] if den_mono else []) + _gcds(rest, den_coef):
+        # (g*A + r) // (g*d) == A // d and % == g*(A % d) + r when 0 <= r < g
+        big, small = _split(rest, den_mono if g == 1 else (), g) if g != 1 else (rest, ZERO)
+        if g != 1 and big.terms and (not small.terms or (known_nonnegative(small) and known_less(small, g))):
+            inner_den = _make({den_mono: den_coef // g})
+            q, r = _divmod(big, inner_den)
+            return quotient + q, r * g + small
+    if quotient.terms and not known_nonnegative(rest):
+        # keep the whole numerator when the rest may be negative: floor semantics still hold, but the atom stays readable
+        quotient, rest = ZERO, num
+    atom = rest.atom()
+    if isinstance(atom, FloorDiv):  # (x // a) // b
+        q = floordiv(atom.num, atom.den * den)
+        return quotient + q, _mod_atom(rest, den).expr()
+    if isinstance(atom, Mod) and _split(atom.den, den_mono, den_coef)[1] is ZERO:  # (x % (k*d)) % d
+        return quotient + _floordiv_atom(rest, den).expr(), mod(atom.num, den)
+    return quotient + _floordiv_atom(rest, den).expr(), _mod_atom(rest, den).expr()
+
+
+def floordiv(num: ExprLike, den: ExprLike) -> Expr:
+    """Floor division by a positive divisor, simplified with the ranges of the variables."""
+    return _divmod(as_expr(num), as_expr(den))[0]
+
+
+def mod(num: ExprLike, den: ExprLike) -> Expr:
+    """Remainder of floor division: ``0 <= result < den``."""
+    return _divmod(as_expr(num), as_expr(den))[1]
+
+
+def _join_divmod(table: dict[tuple[Atom, ...], int]) -> dict[tuple[Atom, ...], int]:
+    """Rewrites ``c*b*(e // b) + c*(e % b)`` to ``c*e``, which is what makes reshape-of-reshape the identity."""
+    mods = [(mono, atom) for mono in table for atom in mono if isinstance(atom, Mod)]
+    for mono, atom in mods:
+        coef = table.get(mono, 0)
+        if not coef:
+            continue
+        others = list(mono)
+        others.remove(atom)
+        rest = _make({tuple(others): coef})
+        partner = (rest * atom.den * floordiv(atom.num, atom.den)).terms
+        if partner and all(table.get(m, 0) == c for m, c in partner):
+            for m, _ in partner:
+                del table[m]
+            del table[mono]
+            for extra, c in (rest * atom.num).terms:
+                table[extra] = table.get(extra, 0) + c
+            return _join_divmod(table)
+    return table
+
+
+# ---- questions ------------------------------------------------------------------------------------------------------
+
+
+def free_atoms(expr: Expr) -> frozenset[Atom]:
+    """All `Var`, `Size` and `Indirect` atoms in the expression, looking inside divisions but not inside indirect values."""
+    if expr._atoms is None:
+        found: set[Atom] = set()
+        for mono, _ in expr.terms:
+            for atom in mono:
+                if isinstance(atom, FloorDiv | Mod):
+                    found |= free_atoms(atom.num) | free_atoms(atom.den)
+                elif isinstance(atom, Apply):
+                    for arg in atom.args:
+                        found |= free_atoms(arg)
+                else:
+                    found.add(atom)
+        expr._atoms = frozenset(found)
+    return expr._atoms
+
+
+def is_static(expr: Expr) -> bool:
+    return expr.as_int() is not None
+
+
+def stride_of(expr: Expr, variable: Var) -> Expr | None:
+    """The coefficient of `variable` when the expression is affine in it, else None (it sits inside a division or a power)."""
+    total = ZERO
+    for mono, coef in expr.terms:
+        count = mono.count(variable)
+        if count == 1:
+            rest = list(mono)
+            rest.remove(variable)
+            total = total + _make({tuple(rest): coef})
+        elif count > 1:
+            return None
+        for atom in mono:
+            if atom is not variable and isinstance(atom, FloorDiv | Mod | Apply) and variable in free_atoms(atom.expr()):
+                return None
+    return total
+
+
+def substitute(
+    expr: Expr,
+    mapping: Mapping[Atom, Expr],
+    memo: dict[Expr, Expr] | None = None,
+    map_value: Callable[[Any], Any] | None = None,
+) -> Expr:
+    """Replaces atoms by expressions; `map_value` rewrites the values inside `Indirect` atoms. Pass one `memo` per mapping."""
+    memo = {} if memo is None else memo
+    hit = memo.get(expr)
+    if hit is not None:
+        return hit
+    total = ZERO
+    for mono, coef in expr.terms:
+        term = constant(coef)
+        for atom in mono:
+            term = term * _substitute_atom(atom, mapping, memo, map_value)
+        total = total + term
+    memo[expr] = total
+    return total
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Expr], memo: dict[Expr, Expr], map_value: Callable[[Any], Any] | None) -> Expr:
+    replaced = mapping.get(atom)
+    if replaced is not None:
+        return replaced
+    if isinstance(atom, FloorDiv | Mod):
+        num, den = substitute(atom.num, mapping, memo, map_value), substitute(atom.den, mapping, memo, map_value)
+        return floordiv(num, den) if isinstance(atom, FloorDiv) else mod(num, den)
+    if isinstance(atom, Apply):
+        return apply(atom.fn, *(substitute(a, mapping, memo, map_value) for a in atom.args))
+    if isinstance(atom, Indirect) and map_value is not None:
+        return indirect(map_value(atom.value), atom.size).expr()
+    return atom.expr()
+
+
+def evaluate(expr: Expr, env: Callable[[Atom], Any]) -> Any:
+    """Computes the expression with Python or array arithmetic; `env` gives the value of a `Var`, `Size` or `Indirect`."""
+    total: Any = 0
+    for mono, coef in expr.terms:
+        term: Any = coef
+        for atom in mono:
+            term = term * _evaluate_atom(atom, env)
+        total = total + term
+    return total
+
+
+def _evaluate_atom(atom: Atom, env: Callable[[Atom], Any]) -> Any:
+    if isinstance(atom, FloorDiv):
+        return evaluate(atom.num, env) // evaluate(atom.den, env)
+    if isinstance(atom, Mod):
+        return evaluate(atom.num, env) % evaluate(atom.den, env)
+    if isinstance(atom, Apply):
+        return _FOLD[atom.fn](*(evaluate(a, env) for a in atom.args))
+    return env(atom)
+
+
+def linearize(indices: Iterable[Expr], strides: Iterable[ExprLike], offset: ExprLike = 0) -> Expr:
+    """The storage offset in elements of a logical index under the given strides."""
+    total = as_expr(offset)
+    for index, stride in zip(indices, strides, strict=True):
+        total = total + index * stride
+    return total
+
+
+def contiguous_strides(sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
+    """Row-major strides; a size below one counts as one, as in torch."""
+    strides: list[Expr] = []
+    total = ONE
+    for extent in reversed([as_expr(s) for s in sizes]):
+        strides.append(total)
+        total = total * (ONE if extent == 0 else extent)
+    return tuple(reversed(strides))
+
+
+def delinearize(offset: Expr, sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
+    """The logical index of a row-major linear `offset` that is known to lie inside ``product(sizes)``."""
+    out: list[Expr] = []
+    exprs = [as_expr(s) for s in sizes]
+    for position in range(len(exprs) - 1, -1, -1):
+        if position == 0:
+            out.append(offset)
+        else:
+            extent = exprs[position]
+            out.append(mod(offset, extent) if extent != 0 else ZERO)
+            offset = floordiv(offset, extent) if extent != 0 else ZERO
+    return tuple(reversed(out))

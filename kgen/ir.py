@@ -1,0 +1,291 @@
+"""The loop IR: what every stage after lowering works on.
+
+Semantics
+---------
+*Buffers.* A `Buffer` is a strided array in one storage. `strides` is None while the layout is flexible: the scheduler then
+picks it, starting from `hint` (eager's stride order). `alias_of` names the buffer whose storage this one shares: a
+reinterpretation of an input, or a newer *version* of a mutated buffer. Loads and stores address a buffer by its logical
+index, one expression per dimension, so they do not depend on the layout.
+
+*Iteration.* A node's `vars` are its loop variables, each with its extent; all points are independent unless the node says
+otherwise. A size may be symbolic or zero; a reduction over an empty space gives its identity (mean of nothing is NaN because
+the lowering divides by the count).
+
+*Values and rounding.* A stored 16-bit float is widened exactly on load; arithmetic is in float32; a store rounds to nearest
+even. `round_to` is a rounding that the user's program asked for. Under ``numerics="eager"`` the lowering rounds after each
+operation. a*b+c is never contracted unless the IR says `fma`.
+
+*Masks.* A load with a mask touches no memory where the mask is false and yields 0 there.
+
+*Integer overflow* wraps in two's complement; division by zero gives an unspecified value, not a trap. Index arithmetic is
+64-bit and never overflows for storages below 2**63 bytes.
+
+*NaN.* `maximum`, `minimum`, and the reductions max, min, argmax, argmin propagate NaN (argmax returns the first NaN's
+position, else the first extreme). `fmax`/`fmin` drop it.
+
+*Reductions.* The order of combination is not specified, but fixed for one plan and one thread count. A 16-bit sum
+accumulates in float32. `welford` gives (mean, m2); a variance is ``m2 / (n - correction)``.
+
+*Mutation.* Only `Scatter` and an `Extern` with `mutates` change storage that already exists. They read version `target` and
+define version `out` of the same storage: every reader of the old version runs before, every reader of the new one after.
+For `Scatter`, points are applied in row-major order of `vars`, so the last write wins and float accumulation is in order.
+
+*Contraction.* ``out[o...] = sum over reduced axes of lhs[...] * rhs[...]``, accumulated in float32 (int32 for int8); `lhs`
+and `rhs` are values over the axes, so an operand may be any pointwise computation. `vendor` is the equivalent library call,
+used when no template takes the node.
+
+*Extern.* A call of a torch operator on materialised operands, in program order among externs with effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+
+from kgen import ops
+from kgen.index import Expr, Indirect, Size, Var, free_atoms
+from kgen.values import Index, Value, loads
+
+Sizes = tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a node came from: for headers, names and messages; never part of a cache key."""
+
+    operators: tuple[str, ...] = ()
+    name: str = ""
+    line: str = ""
+
+    def joined(self, other: Origin) -> Origin:
+        names = tuple(dict.fromkeys(self.operators + other.operators))
+        return Origin(names, self.name or other.name, self.line or other.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A strided array. `hint` orders dimensions from outermost to innermost stride when the layout is flexible."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: Sizes
+    strides: Sizes | None = None
+    offset: Expr | int = 0
+    kind: str = "intermediate"  # intermediate | input | constant
+    alias_of: str | None = None
+    hint: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.strides is not None and len(self.strides) != len(self.sizes):
+            raise ValueError(f"{self.name}: {len(self.strides)} strides for {len(self.sizes)} sizes")
+        if self.kind not in ("intermediate", "input", "constant"):
+            raise ValueError(f"{self.name}: unknown kind {self.kind}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """``out[vars] = value`` for every point; the points are independent."""
+
+    out: str
+    vars: tuple[Var, ...]
+    value: Value
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """``outs[k][vars] = k-th result of op over rvars of value``. The index of argmax/argmin is row-major over `rvars`."""
+
+    outs: tuple[str, ...]
+    vars: tuple[Var, ...]
+    rvars: tuple[Var, ...]
+    op: str
+    value: Value
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        if self.op not in ops.REDUCTIONS:
+            raise ValueError(f"unknown reduction {self.op}")
+        if len(self.outs) != ops.REDUCTIONS[self.op].outputs:
+            raise ValueError(f"{self.op} has {ops.REDUCTIONS[self.op].outputs} results, got {len(self.outs)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name."""
+
+    outs: tuple[str, ...]
+    vars: tuple[Var, ...]
+    axis: Var
+    op: str
+    value: Value
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        if self.op not in ops.SCANS:
+            raise ValueError(f"unknown scan {self.op}")
+        if self.axis not in self.vars:
+            raise ValueError(f"scan axis {self.axis} is not a loop variable")
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """``out[index] = value`` (mode ``set``) or combined with what is there (``add``, ``mul``, ``max``, ``min``), in order.
+    `out` is the new version of `target`. An affine injective index makes this a slice write; `index` may hold `Indirect`."""
+
+    out: str
+    target: str
+    vars: tuple[Var, ...]
+    index: Index
+    value: Value
+    mode: str = "set"
+    mask: Value | None = None
+    origin: Origin = Origin()
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("set", "add", "mul", "max", "min"):
+            raise ValueError(f"unknown scatter mode {self.mode}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """An operand of an extern, or a graph output: the view ``buffer[index(vars)]``, affine in its variables."""
+
+    buffer: str
+    vars: tuple[Var, ...]
+    index: Index
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """A call of a torch operator. `args`/`kwargs` hold TensorArg, Expr, numbers, and tuples of those; `outs` may hold None
+    for results nobody uses; `mutates` pairs (old version, new version) of buffers the call changes. `binds` are size
+    symbols that the call's results define: (symbol, result position, dimension)."""
+
+    outs: tuple[str | None, ...]
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    mutates: tuple[tuple[str, str], ...] = ()
+    binds: tuple[tuple[Size, int, int], ...] = ()
+    effect: bool = False
+    reason: str = "no lowering"
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """``out[out_vars] = alpha * sum(lhs * rhs)`` over the axes in `reduced`; see the module docstring."""
+
+    out: str
+    out_vars: tuple[Var, ...]
+    reduced: tuple[Var, ...]
+    lhs: Value
+    rhs: Value
+    vendor: Extern
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(scale * q k^T + mask) v over named operands; the operator's own schema gives the details."""
+
+    vendor: Extern
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
+class Foreach:
+    """Independent pointwise nodes of one foreach operator, kept together so that they may share a launch."""
+
+    nodes: tuple[Pointwise, ...]
+    origin: Origin = Origin()
+
+
+Loop = Union[Pointwise, Reduction, Scan, Scatter]
+Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Attention, Foreach, Extern]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """A placeholder in call order: a tensor (`buffer`), an integer bound to `symbol`, or something ignored (both None)."""
+
+    buffer: str | None = None
+    symbol: Size | None = None
+    expr: Expr | None = None
+    static: bool = False
+
+
+@dataclass(slots=True)
+class Graph:
+    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), or None."""
+
+    name: str
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[GraphInput] = field(default_factory=list)
+    outputs: list[TensorArg | Expr | int | float | bool | None] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    size_hints: dict[Size, int] = field(default_factory=dict)
+
+
+def outs(node: Node) -> tuple[str, ...]:
+    """Names of the buffers (or buffer versions) that the node defines."""
+    if isinstance(node, Pointwise | Scatter | Contraction):
+        return (node.out,)
+    if isinstance(node, Reduction | Scan):
+        return node.outs
+    if isinstance(node, Foreach):
+        return tuple(n.out for n in node.nodes)
+    call = node.vendor if isinstance(node, Attention) else node
+    return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
+
+
+def roots(node: Node) -> tuple[Value, ...]:
+    """The values a loop node computes, those inside a scatter's index and mask included."""
+    if isinstance(node, Pointwise | Reduction | Scan):
+        return (node.value,)
+    if isinstance(node, Scatter):
+        from_index = tuple(v for e in node.index for v in _indirect_values(e))
+        return (node.value, *from_index, *(() if node.mask is None else (node.mask,)))
+    if isinstance(node, Contraction):
+        return (node.lhs, node.rhs)
+    if isinstance(node, Foreach):
+        return tuple(n.value for n in node.nodes)
+    return ()
+
+
+def _indirect_values(expr: Expr) -> Iterator[Value]:
+    for atom in sorted((a for a in free_atoms(expr) if isinstance(a, Indirect)), key=lambda a: a.value.serial):
+        yield atom.value
+
+
+def tensor_args(tree: Any) -> Iterator[TensorArg]:
+    """Every TensorArg in an extern's argument tree."""
+    if isinstance(tree, TensorArg):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from tensor_args(item)
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """Names of the buffer versions that the node reads, a mutated target included."""
+    if isinstance(node, Extern | Attention):
+        call = node.vendor if isinstance(node, Attention) else node
+        names = [a.buffer for a in tensor_args((call.args, tuple(v for _, v in call.kwargs)))]
+        return tuple(dict.fromkeys(names + [old for old, _ in call.mutates]))
+    names = [v.attr[0] for v in loads(roots(node))]
+    if isinstance(node, Scatter):
+        names.append(node.target)
+    return tuple(dict.fromkeys(names))
+
+
+def iteration(node: Loop) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """(outer variables, reduced variables) of a loop node."""
+    return (node.vars, node.rvars) if isinstance(node, Reduction) else (node.vars, ())

@@ -1,0 +1,325 @@
+"""Scalar values: a hash-consed DAG that says how one element of a tensor is computed.
+
+A lowering calls the functions here as if it computed numbers; what it gets is an interned `Value`, so shared subexpressions
+exist once however often they are used, and equality is identity.  No Python closure is kept: substituting indices into a
+value (what a view does) is a memoised walk without recursion, so a chain of a thousand operations costs a thousand steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ops
+from kgen.index import Atom, Expr
+
+Index = tuple[Expr, ...]
+
+
+class Value:
+    """One scalar operation applied to other values. Make with the functions of this module, never directly."""
+
+    __slots__ = ("__weakref__", "_key", "args", "attr", "dtype", "op", "serial")
+    op: str
+    args: tuple[Value, ...]
+    attr: Any
+    dtype: torch.dtype
+    serial: int
+
+    def __repr__(self) -> str:
+        return f"%{self.serial}"
+
+    def __reduce__(self) -> Any:
+        return (_make, (self.op, self.args, self.attr, self.dtype))
+
+
+_table: dict[tuple[Any, ...], Value] = {}
+
+
+def clear_table() -> None:
+    """Forget interned values. Only between compilations."""
+    _table.clear()
+
+
+def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Value:
+    # 0.0 == -0.0, 1 == True == 1.0 and nan != nan: key constants by their text so that each stays itself
+    key = (op, args, repr(attr) if op == "const" else attr, dtype)
+    found = _table.get(key)
+    if found is None:
+        made = Value()
+        made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
+        made.serial = len(_table)
+        made._key = key
+        found = _table.setdefault(key, made)
+    return found
+
+
+def const(number: Any, dtype: torch.dtype) -> Value:
+    """A literal, converted to `dtype` as torch converts a Python scalar."""
+    dtype = ops.compute_dtype(dtype)
+    if dtype is torch.bool:
+        number = bool(number)
+    elif dtype.is_floating_point:
+        number = float(number)
+    else:
+        info = torch.iinfo(dtype)
+        span = info.max - info.min + 1
+        number = (int(number) - info.min) % span + info.min
+    return _make("const", (), number, dtype)
+
+
+def index_value(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
+    """An index expression as a number."""
+    literal = expr.as_int()
+    if literal is not None:
+        return const(literal, dtype)
+    atom = expr.atom()
+    if isinstance(atom, ix.Indirect) and atom.value.dtype == dtype:
+        return atom.value  # type: ignore[no-any-return]
+    return cast(_make("index", (), expr, torch.int64), dtype)
+
+
+def load(buffer: str, indices: Iterable[Expr], dtype: torch.dtype, mask: Value | None = None) -> Value:
+    """Reads one element; `dtype` is the buffer's, the result has its compute dtype. See ops.STRUCTURAL for masks."""
+    attr = (buffer, tuple(indices), dtype)
+    return _make("load", () if mask is None else (mask,), attr, ops.compute_dtype(dtype))
+
+
+def call(op: str, *args: Value) -> Value:
+    """Applies an operation of `ops.OPS`, folding what is free to fold."""
+    row = ops.OPS[op]
+    if len(args) != row.arity:
+        raise TypeError(f"{op} takes {row.arity} values, got {len(args)}")
+    folded = _fold(op, args)
+    if folded is not None:
+        return folded
+    return _make(op, args, None, ops.result_dtype(op, tuple(a.dtype for a in args)))
+
+
+def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
+    """Simplifications that hold for every input, NaN and signed zero included."""
+    if op == "where":
+        cond, yes, no = args
+        if cond.op == "const":
+            return yes if cond.attr else no
+        return yes if yes is no else None
+    if op == "and":
+        a, b = args
+        if a.op == "const":
+            return b if a.attr else a
+        if b.op == "const":
+            return a if b.attr else b
+        return a if a is b else None
+    if op == "or":
+        a, b = args
+        if a.op == "const":
+            return a if a.attr else b
+        if b.op == "const":
+            return b if b.attr else a
+        return a if a is b else None
+    if op == "mul":
+        for one, other in (args, args[::-1]):
+            if one.op == "const" and one.attr == 1:
+                return other
+    if op in ("sub", "add") and args[1].op == "const" and args[1].attr == 0 and not args[0].dtype.is_floating_point:
+        return args[0]
+    if op == "truediv" and args[1].op == "const" and args[1].attr == 1:
+        return args[0]
+    if op not in _LITERAL_FOLDS or any(a.op != "const" for a in args):
+        return None
+    return const(_LITERAL_FOLDS[op](*(a.attr for a in args)), ops.result_dtype(op, tuple(a.dtype for a in args)))
+
+
+_LITERAL_FOLDS: dict[str, Callable[..., Any]] = {
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "not": lambda a: not a, "neg": lambda a: -a,
+}  # fmt: skip
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """Conversion between compute dtypes; to a 16-bit float it rounds to that format and stays float32."""
+    if dtype in ops.NARROW_FLOATS:
+        value = cast(value, torch.float32)
+        if value.op == "round_to" and value.attr == dtype:
+            return value
+        if value.op == "load" and value.attr[2] == dtype:
+            return value  # widened exactly from that very format
+        return _make("round_to", (value,), dtype, torch.float32)
+    if value.dtype == dtype:
+        return value
+    if value.op == "const":
+        number = value.attr
+        if dtype.is_floating_point or dtype is torch.bool or not isinstance(number, float) or abs(number) < 2**63:
+            return const(number, dtype)
+    return _make("cast", (value,), dtype, dtype)
+
+
+def bitcast(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else _make("bitcast", (value,), dtype, dtype)
+
+
+def where(cond: Value, yes: Value, no: Value) -> Value:
+    return call("where", cond, yes, no)
+
+
+def random(kind: str, seed: Value, counter: Value) -> Value:
+    """`kind` is rand, randn (float32) or randbits (int64); the counter is the logical linear index of the element."""
+    return _make(kind, (seed, counter), None, torch.int64 if kind == "randbits" else torch.float32)
+
+
+def compare(op: str, a: Expr, b: Expr) -> Value:
+    """A comparison of index expressions, decided now when their ranges allow it. `op` is lt, le, ge or gt."""
+    if op in ("ge", "gt"):
+        return call("not", compare("lt" if op == "ge" else "le", a, b))
+    bound = b if op == "lt" else b + 1
+    if ix.known_less(a, bound):
+        return const(True, torch.bool)
+    if ix.known_less(bound - 1, a):
+        return const(False, torch.bool)
+    return call(op, index_value(a), index_value(b))
+
+
+def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
+    """An index computed from data. With `wrap`, negative values count from the end, as in torch's indexing."""
+    value = cast(value, torch.int64)
+    if value.op == "index":
+        lo, _ = value.attr.bounds()
+        if lo >= 0 and ix.known_less(value.attr, extent):
+            return value.attr  # type: ignore[no-any-return]
+    if value.op == "const" and extent.as_int() is not None and -extent.as_int() <= value.attr < extent.as_int():  # type: ignore[operator]
+        return ix.constant(value.attr % extent.as_int() if wrap else value.attr)  # type: ignore[operator]
+    if wrap:
+        value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
+    return ix.indirect(value, extent).expr()
+
+
+def masked(cond: Value, body: Value, other: Value) -> Value:
+    """``body`` where `cond` holds, else `other`; loads of `body` touch no memory where it does not hold."""
+    if cond.op == "const":
+        return body if cond.attr else other
+    return where(cond, guard_loads(body, cond), other)
+
+
+# ---- walking --------------------------------------------------------------------------------------------------------
+
+
+def children(value: Value) -> Iterator[Value]:
+    """Arguments, and the values inside indirect indices."""
+    yield from value.args
+    for expr in index_exprs(value):
+        for atom in ix.free_atoms(expr):
+            if isinstance(atom, ix.Indirect):
+                yield atom.value
+
+
+def index_exprs(value: Value) -> tuple[Expr, ...]:
+    if value.op == "load":
+        return value.attr[1]  # type: ignore[no-any-return]
+    return (value.attr,) if value.op == "index" else ()
+
+
+def topological(roots: Iterable[Value]) -> list[Value]:
+    """Every value reachable from `roots`, arguments first, each once, in a deterministic order."""
+    done: set[Value] = set()
+    out: list[Value] = []
+    for root in roots:
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        while stack:
+            value, expanded = stack.pop()
+            if value in done:
+                continue
+            if expanded:
+                done.add(value)
+                out.append(value)
+                continue
+            stack.append((value, True))
+            stack.extend((child, False) for child in sorted(children(value), key=lambda v: -v.serial) if child not in done)
+    return out
+
+
+def loads(roots: Iterable[Value]) -> list[Value]:
+    return [v for v in topological(roots) if v.op == "load"]
+
+
+def total_cost(roots: Iterable[Value]) -> int:
+    return sum(ops.cost(v.op) for v in topological(roots))
+
+
+def rewrite(roots: Iterable[Value], visit: Callable[[Value, tuple[Value, ...], Callable[[Value], Value]], Value]) -> dict[Value, Value]:
+    """Rebuilds the DAG bottom up. `visit(value, new_args, lookup)` gives the replacement; `lookup` maps values that stand
+    inside indirect indices. Returns old -> new for everything reachable."""
+    new: dict[Value, Value] = {}
+    for value in topological(roots):
+        new[value] = visit(value, tuple(new[a] for a in value.args), new.__getitem__)
+    return new
+
+
+def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
+    """The same operation with other arguments, folded again."""
+    if value.op in ops.OPS:
+        return call(value.op, *args)
+    if value.op == "index":
+        return index_value(attr, value.dtype)
+    if value.op == "cast":
+        return cast(args[0], attr)
+    return _make(value.op, args, attr, value.dtype)
+
+
+def substitute(value: Value, mapping: Mapping[Atom, Expr], memo: dict[Value, Value] | None = None) -> Value:
+    """Replaces loop variables by index expressions everywhere, in indirect indices too."""
+    return substitute_all([value], mapping)[0]
+
+
+def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Value]:
+    """`substitute` for several roots at once, sharing the walk."""
+    if not mapping or all(a.expr() is e for a, e in mapping.items()):
+        return list(roots)
+    memo: dict[Expr, Expr] = {}
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
+        if value.op == "load":
+            buffer, indices, dtype = value.attr
+            moved = tuple(ix.substitute(e, mapping, memo, lookup) for e in indices)
+            return load(buffer, moved, dtype, args[0] if args else None)
+        if value.op == "index":
+            return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)
+        return value if args == value.args else rebuild(value, args, value.attr)
+
+    new = rewrite(roots, visit)
+    return [new[r] for r in roots]
+
+
+def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
+    """Replaces loads by other values (inlining a producer, reading a local instead of memory). None keeps a load."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
+        attr = value.attr
+        if value.op == "load":
+            moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
+            rebuilt = load(attr[0], moved, attr[2], args[0] if args else None)
+            replacement = replace(rebuilt)
+            return rebuilt if replacement is None else replacement
+        if value.op == "index":
+            return index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
+        return value if args == value.args else rebuild(value, args, attr)
+
+    new = rewrite(roots, visit)
+    return [new[r] for r in roots]
+
+
+def guard_loads(value: Value, mask: Value) -> Value:
+    """Adds `mask` to every load of the value (see ops.STRUCTURAL)."""
+
+    def add(loaded: Value) -> Value:
+        old = loaded.args[0] if loaded.args else None
+        both = mask if old is None else call("and", old, mask)
+        return _make("load", (both,), loaded.attr, loaded.dtype)
+
+    # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
+    # load guarded by a mask that depends on it would be a cycle
+    inside = set(topological([mask]))
+    return replace_loads([value], lambda v: None if v in inside else add(v))[0]
