@@ -1,0 +1,51 @@
+"""kgen: a torch.compile backend in which every kernel is a template with slots.
+
+``torch.compile(f, backend="kgen")`` needs no import of this package. Names load when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0.dev0"
+
+# public name -> where it lives; a name without a colon is a module
+_PUBLIC = {
+    "compile": "kgen.backend:compile",
+    "config": "kgen.config",
+    "coverage": "kgen.coverage:coverage",
+    "coverage_reset": "kgen.coverage:coverage_reset",
+    "errors": "kgen.errors",
+    "explain": "kgen.explain:explain",
+    "forbid_fused": "kgen.verdict:forbid_fused",
+    "require_fused": "kgen.verdict:require_fused",
+    "template": "kgen.templates.registry:template",
+    "testing": "kgen.testing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'kgen' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})
+
+
+class _Package(ModuleType):
+    """Importing a submodule binds its name here, which would hide the function `explain` behind the module of that name."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and ":" in _PUBLIC.get(name, ""):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

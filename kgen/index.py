@@ -29,6 +29,8 @@ class Atom:
     __slots__ = ("__weakref__", "_expr", "_range", "key", "order")
     key: tuple[Any, ...]
     order: tuple[Any, ...]
+    _expr: Expr | None
+    _range: tuple[int, int] | None
 
     def expr(self) -> Expr:
         if self._expr is None:
@@ -46,6 +48,12 @@ class Var(Atom):
     """A loop variable running over ``0 <= name < extent``."""
 
     __slots__ = ("extent", "name")
+    name: str
+    extent: Expr
+
+    def expr(self) -> Expr:
+        """The variable as an expression: zero when it has one value only, so that size-1 dimensions vanish from indices."""
+        return ZERO if self.extent == 1 else super().expr()
 
     def __str__(self) -> str:
         return self.name
@@ -55,6 +63,9 @@ class Size(Atom):
     """A size known only at run time, ``lo <= name <= hi``."""
 
     __slots__ = ("hi", "lo", "name")
+    name: str
+    lo: int
+    hi: int
 
     def __str__(self) -> str:
         return self.name
@@ -62,6 +73,8 @@ class Size(Atom):
 
 class FloorDiv(Atom):
     __slots__ = ("den", "num")
+    num: Expr
+    den: Expr
 
     def __str__(self) -> str:
         return f"({self.num} // {self.den})"
@@ -69,6 +82,8 @@ class FloorDiv(Atom):
 
 class Mod(Atom):
     __slots__ = ("den", "num")
+    num: Expr
+    den: Expr
 
     def __str__(self) -> str:
         return f"({self.num} % {self.den})"
@@ -78,6 +93,8 @@ class Apply(Atom):
     """An integer function of expressions that has no polynomial form: ``min``, ``max``, ``pow``, ``shl``, ``shr``, ..."""
 
     __slots__ = ("args", "fn")
+    fn: str
+    args: tuple[Expr, ...]
 
     def __str__(self) -> str:
         return f"{self.fn}({', '.join(map(str, self.args))})"
@@ -87,6 +104,8 @@ class Indirect(Atom):
     """An integer that a `Value` computes at run time, already wrapped into ``0 <= value < size``."""
 
     __slots__ = ("size", "value")
+    value: Any
+    size: Expr
 
     def __str__(self) -> str:
         return f"[{self.value}]"
@@ -97,6 +116,10 @@ class Expr:
 
     __slots__ = ("__weakref__", "_atoms", "_bounds", "_hash", "_upper", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
+    _hash: int
+    _bounds: tuple[int, int] | None
+    _atoms: frozenset[Atom] | None
+    _upper: Expr | None
 
     def __hash__(self) -> int:
         return self._hash
@@ -196,7 +219,7 @@ _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
 def clear_tables() -> None:
     """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
     for table in (_exprs, _atoms, _products, _divmods):
-        table.clear()  # type: ignore[attr-defined]
+        table.clear()
 
 
 def _order(atom: Atom) -> tuple[Any, ...]:
@@ -266,7 +289,8 @@ def size(name: str, lo: int = 0, hi: int = _INF) -> Size:
 
 def indirect(value: Any, extent: ExprLike) -> Indirect:
     """The index atom of `value` (hashable, interned by its owner); the caller has wrapped it into ``[0, extent)``."""
-    return _intern_atom(Indirect, (str(id(value)),), value=value, size=as_expr(extent))
+    # by creation, not by address: the normal form must not differ from one process to the next
+    return _intern_atom(Indirect, (getattr(value, "serial", 0), id(value)), value=value, size=as_expr(extent))
 
 
 def _floordiv_atom(num: Expr, den: Expr) -> FloorDiv:
@@ -393,6 +417,10 @@ def upper_expr(expr: Expr) -> Expr:
     total = ZERO
     for mono, coef in expr.terms:
         term = constant(coef)
+        if len(mono) > 1 and any(_atom_bounds(atom)[0] < 0 for atom in mono):
+            # a factor below zero turns the order round: i * (j - 5) // 2 is largest where i is smallest
+            total = total + _make({mono: coef}).bounds()[1]
+            continue
         for atom in mono:
             if isinstance(atom, Var):
                 term = term * ((atom.extent - 1) if coef > 0 else ZERO)
@@ -563,7 +591,8 @@ def is_static(expr: Expr) -> bool:
 
 
 def stride_of(expr: Expr, variable: Var) -> Expr | None:
-    """The coefficient of `variable` when the expression is affine in it, else None (it sits inside a division or a power)."""
+    """The coefficient of `variable` when the expression is affine in it, else None (it sits inside a division, a power, or
+    the value of an indirect index)."""
     total = ZERO
     for mono, coef in expr.terms:
         count = mono.count(variable)
@@ -574,9 +603,19 @@ def stride_of(expr: Expr, variable: Var) -> Expr | None:
         elif count > 1:
             return None
         for atom in mono:
-            if atom is not variable and isinstance(atom, FloorDiv | Mod | Apply) and variable in free_atoms(atom.expr()):
+            if atom is not variable and _varies(atom, variable):
                 return None
     return total
+
+
+def _varies(atom: Atom, variable: Var) -> bool:
+    """Whether an atom other than `variable` itself depends on it. The owner of an indirect value may tell, else it may."""
+    if isinstance(atom, Indirect):
+        depends = getattr(atom.value, "free_atoms", None)
+        return depends is None or variable in depends()
+    return isinstance(atom, FloorDiv | Mod | Apply) and any(
+        a is variable or (isinstance(a, Indirect) and _varies(a, variable)) for a in free_atoms(atom.expr())
+    )
 
 
 def substitute(

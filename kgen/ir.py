@@ -32,7 +32,8 @@ For `Scatter`, points are applied in row-major order of `vars`, so the last writ
 
 *Contraction.* ``out[o...] = sum over reduced axes of lhs[...] * rhs[...]``, accumulated in float32 (int32 for int8); `lhs`
 and `rhs` are values over the axes, so an operand may be any pointwise computation. `vendor` is the equivalent library call,
-used when no template takes the node.
+used when no template takes the node. Where `vendor` takes more tensors than the two operands (the bias of addmm), the call
+is the definition, and a template has to add the rest.
 
 *Extern.* A call of a torch operator on materialised operands, in program order among externs with effects.
 """
@@ -67,7 +68,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A strided array. `hint` orders dimensions from outermost to innermost stride when the layout is flexible."""
+    """A strided array. `hint` orders dimensions from outermost to innermost stride when the layout is flexible. `offset`
+    and `strides` count elements of `dtype`; the offset starts at the first element of the buffer at the root of `alias_of`
+    (an input tensor's data pointer), or at the start of an own storage."""
 
     name: str
     dtype: torch.dtype
@@ -116,7 +119,8 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name."""
+    """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
+    equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
 
     outs: tuple[str, ...]
     vars: tuple[Var, ...]
@@ -180,7 +184,7 @@ class Extern:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """``out[out_vars] = alpha * sum(lhs * rhs)`` over the axes in `reduced`; see the module docstring."""
+    """``out[out_vars] = sum(lhs * rhs)`` over the axes in `reduced`; see the module docstring."""
 
     out: str
     out_vars: tuple[Var, ...]
@@ -281,6 +285,8 @@ def reads(node: Node) -> tuple[str, ...]:
         names = [a.buffer for a in tensor_args((call.args, tuple(v for _, v in call.kwargs)))]
         return tuple(dict.fromkeys(names + [old for old, _ in call.mutates]))
     names = [v.attr[0] for v in loads(roots(node))]
+    if isinstance(node, Contraction):  # the library call may read more than the product does: a bias
+        names += [a.buffer for a in tensor_args((node.vendor.args, tuple(v for _, v in node.vendor.kwargs)))]
     if isinstance(node, Scatter):
         names.append(node.target)
     return tuple(dict.fromkeys(names))

@@ -74,7 +74,11 @@ def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
+    if not a.dtype.is_signed:
+        return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="trunc")
+    # torch's kernel traps on the most negative number divided by -1; here it wraps
+    quotient = torch.div(a, torch.where((b == 0) | (b == -1), torch.ones_like(b), b), rounding_mode="trunc")
+    return torch.where(b == -1, -a, quotient)
 
 
 def _int_or_float(on_int: Callable[..., torch.Tensor], on_float: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -104,7 +108,7 @@ _NAMES: dict[str, Callable[..., torch.Tensor]] = {
     "floordiv": _int_or_float(_floor_div, torch.floor_divide),
     "truncdiv": _int_or_float(_trunc_div, lambda a, b: torch.div(a, b, rounding_mode="trunc")),
     "remainder": _int_or_float(_remainder, torch.remainder), "fmod": _int_or_float(_fmod, torch.fmod),
-    "sub": torch.sub, "add": torch.add, "mul": torch.mul,
+    "sub": torch.sub, "add": torch.add, "mul": torch.mul, "ipow": torch.pow,
 }  # fmt: skip
 
 
@@ -112,7 +116,7 @@ def _reference(name: str) -> Callable[..., torch.Tensor]:
     found = _NAMES.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
     if found is None:
         raise KeyError(name)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 _ROWS: list[ScalarOp] = [
@@ -123,6 +127,7 @@ _ROWS: list[ScalarOp] = [
     *_binary("truediv", FLOAT, cost=4),
     *_binary("floordiv truncdiv remainder fmod", NUMBER, cost=8),
     *_binary("gcd", INTEGER, cost=40),
+    *_binary("ipow", INTEGER, cost=60),  # wraps; a negative exponent gives 0, or 1 and -1 for bases 1 and -1
     *_unary("neg", NUMBER),
     *_unary("abs", NUMBER),
     *_unary("sign", NUMBER, cost=2),

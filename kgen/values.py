@@ -7,6 +7,8 @@ value (what a view does) is a memoised walk without recursion, so a chain of a t
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,18 +24,37 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_key", "args", "attr", "dtype", "op", "serial")
+    __slots__ = ("__weakref__", "_atoms", "_key", "args", "attr", "dtype", "op", "serial")
     op: str
     args: tuple[Value, ...]
     attr: Any
     dtype: torch.dtype
     serial: int
+    _atoms: frozenset[Atom] | None
+    _key: tuple[Any, ...]
 
     def __repr__(self) -> str:
         return f"%{self.serial}"
 
     def __reduce__(self) -> Any:
-        return (_make, (self.op, self.args, self.attr, self.dtype))
+        # flat, because pickle follows arguments by recursion and a chain of a thousand operations overflows its stack
+        order = topological([self], through_indices=False)
+        place = {value: k for k, value in enumerate(order)}
+        return (_unpack, ([(v.op, tuple(place[a] for a in v.args), v.attr, v.dtype) for v in order],))
+
+    def free_atoms(self) -> frozenset[Atom]:
+        """All loop variables, sizes and indirect integers that the value depends on, those behind indirect indices included."""
+        if self._atoms is None:
+            found = {a for v in topological([self]) for e in index_exprs(v) for a in ix.free_atoms(e)}
+            self._atoms = frozenset(found)
+        return self._atoms
+
+
+def _unpack(rows: list[tuple[str, tuple[int, ...], Any, torch.dtype]]) -> Value:
+    made: list[Value] = []
+    for op, args, attr, dtype in rows:
+        made.append(_make(op, tuple(made[a] for a in args), attr, dtype))
+    return made[-1]
 
 
 _table: dict[tuple[Any, ...], Value] = {}
@@ -52,7 +73,7 @@ def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Va
         made = Value()
         made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
         made.serial = len(_table)
-        made._key = key
+        made._key, made._atoms = key, None
         found = _table.setdefault(key, made)
     return found
 
@@ -64,11 +85,20 @@ def const(number: Any, dtype: torch.dtype) -> Value:
         number = bool(number)
     elif dtype.is_floating_point:
         number = float(number)
+        if dtype is torch.float32:  # or folding would see digits that the number does not have at run time
+            number = _nearest_float32(number)
     else:
         info = torch.iinfo(dtype)
         span = info.max - info.min + 1
         number = (int(number) - info.min) % span + info.min
     return _make("const", (), number, dtype)
+
+
+def _nearest_float32(number: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:  # rounds to an infinity
+        return math.copysign(math.inf, number)
 
 
 def index_value(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
@@ -78,7 +108,7 @@ def index_value(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
         return const(literal, dtype)
     atom = expr.atom()
     if isinstance(atom, ix.Indirect) and atom.value.dtype == dtype:
-        return atom.value  # type: ignore[no-any-return]
+        return atom.value
     return cast(_make("index", (), expr, torch.int64), dtype)
 
 
@@ -188,9 +218,9 @@ def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
     if value.op == "index":
         lo, _ = value.attr.bounds()
         if lo >= 0 and ix.known_less(value.attr, extent):
-            return value.attr  # type: ignore[no-any-return]
+            return value.attr
     if value.op == "const" and extent.as_int() is not None and -extent.as_int() <= value.attr < extent.as_int():  # type: ignore[operator]
-        return ix.constant(value.attr % extent.as_int() if wrap else value.attr)  # type: ignore[operator]
+        return ix.constant(value.attr % extent.as_int() if wrap else value.attr)
     if wrap:
         value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
     return ix.indirect(value, extent).expr()
@@ -215,14 +245,20 @@ def children(value: Value) -> Iterator[Value]:
                 yield atom.value
 
 
+def _arguments(value: Value) -> Iterator[Value]:
+    yield from value.args
+
+
 def index_exprs(value: Value) -> tuple[Expr, ...]:
     if value.op == "load":
-        return value.attr[1]  # type: ignore[no-any-return]
+        return value.attr[1]
     return (value.attr,) if value.op == "index" else ()
 
 
-def topological(roots: Iterable[Value]) -> list[Value]:
-    """Every value reachable from `roots`, arguments first, each once, in a deterministic order."""
+def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Value]:
+    """Every value reachable from `roots`, arguments first, each once, in a deterministic order. Without `through_indices`
+    the values inside indirect indices are left out."""
+    below = children if through_indices else _arguments
     done: set[Value] = set()
     out: list[Value] = []
     for root in roots:
@@ -236,7 +272,7 @@ def topological(roots: Iterable[Value]) -> list[Value]:
                 out.append(value)
                 continue
             stack.append((value, True))
-            stack.extend((child, False) for child in sorted(children(value), key=lambda v: -v.serial) if child not in done)
+            stack.extend((child, False) for child in sorted(below(value), key=lambda v: -v.serial) if child not in done)
     return out
 
 

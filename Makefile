@@ -1,0 +1,70 @@
+# The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full fuzz bench lint format clean tree
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# mypy and import-linter read folders, not the editable install's finder: here the packages lie as they are imported.
+TREE := out/tree
+FROM_TREE := cd $(TREE) && $(CURDIR)/$(BIN)
+SOURCES := kgen lowering scheduler templates tests bench examples tools
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+FUZZ_EXAMPLES ?= 300
+
+help:
+	@echo "make demo       compile and train a GPT: checked against eager, timed against eager and Inductor"
+	@echo "make test       the fast tests (what CI runs)"
+	@echo "make test-full  all tests this machine can run"
+	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
+	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make format     ruff format and safe fixes"
+	@echo "make clean      remove build products and caches (keeps $(VENV))"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) tools/check_machine.py
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[bench,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.transformer $(DEMO_ARGS)
+
+test: $(STAMP)
+	$(PYTEST) -m "not slow and not gpu" tests
+
+test-full: $(STAMP)
+	$(PYTEST) tests
+
+fuzz: $(STAMP)
+	KGEN_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -k fuzz tests
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.compare $(BENCH_ARGS)
+
+tree:
+	@rm -rf $(TREE) && mkdir -p $(TREE)/kgen
+	@ln -s $(CURDIR)/kgen/* $(CURDIR)/lowering $(CURDIR)/scheduler $(CURDIR)/templates $(TREE)/kgen/
+
+lint: $(STAMP) tree
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(FROM_TREE)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p kgen
+	$(FROM_TREE)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix-only --quiet $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf out build/lib build/bdist.* dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

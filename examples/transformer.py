@@ -1,0 +1,390 @@
+"""Trains a GPT with a compiled forward, backward and optimizer step: checked against eager, timed against eager and Inductor.
+
+    python -m examples.transformer            # what `make demo` runs
+    python -m examples.transformer --quick    # float32 only, few rounds, no fresh processes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from bench.measure import as_json, interleave, machine_facts, seconds_of
+from bench.memory import peak_of
+from examples.gpt import FULL, GPT, TINY, Shape, random_batch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHAPES = {"full": FULL, "tiny": TINY}
+LEARNING_RATE = 3e-4
+# The largest relative difference from eager, by norm: of the loss, of each gradient, of each parameter after a step.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 4e-2}
+BATCHES = (2, 3, 5)
+Batch = tuple[Tensor, Tensor]
+
+
+# ---- training -----------------------------------------------------------------------------------------------------------
+
+
+class AdamW:
+    """torch's AdamW as one function of the gradients: `torch.optim.Optimizer.step` itself breaks the graph once."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.mean = [torch.zeros_like(p) for p in parameters]
+        self.square = [torch.zeros_like(p) for p in parameters]
+        self.steps = [torch.zeros((), device=p.device) for p in parameters]
+
+    @torch.no_grad()
+    def update(self, gradients: list[Tensor]) -> None:
+        adamw(
+            self.parameters, gradients, self.mean, self.square, [], self.steps,
+            amsgrad=False, beta1=0.9, beta2=0.999, lr=LEARNING_RATE, weight_decay=0.01, eps=1e-8, maximize=False,
+            capturable=self.parameters[0].is_cuda,
+        )  # fmt: skip
+
+
+class Trainer:
+    """A model, its optimizer and one back end ("eager" for none). Equal seeds give equal parameters."""
+
+    def __init__(self, backend: str, setting: Setting, dynamic: bool | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = GPT(setting.shape).to(setting.device, DTYPES[setting.dtype])
+        self.parameters = list(self.model.parameters())
+        self.optimizer = AdamW(self.parameters)
+        self.loss: Callable[..., Tensor] = self.model
+        self.update: Callable[[list[Tensor]], None] = self.optimizer.update
+        if backend != "eager":
+            # fullgraph: a graph break is an error.
+            self.loss = torch.compile(self.model, backend=backend, fullgraph=True, dynamic=dynamic)
+            self.update = torch.compile(self.optimizer.update, backend=backend, fullgraph=True)
+
+    def backward(self, batch: Batch) -> Tensor:
+        loss = self.loss(*batch)
+        loss.backward()
+        return loss.detach()
+
+    def step(self, batch: Batch) -> Tensor:
+        loss = self.backward(batch)
+        self.update(self.gradients())
+        self.model.zero_grad(set_to_none=True)
+        return loss
+
+    def gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one part of the demo runs on."""
+
+    shape: Shape
+    dtype: str
+    device: str
+
+    def batch(self, batch: int = 0, sequence: int = 0) -> Batch:
+        torch.manual_seed(1)
+        return random_batch(self.shape, self.device, batch, sequence)
+
+
+# ---- is it right? -------------------------------------------------------------------------------------------------------
+
+
+def check(backend: str, setting: Setting) -> dict[str, Any]:
+    """Largest relative differences from eager: loss, gradients, parameters after one step, loss after three steps."""
+    eager, compiled = Trainer("eager", setting), Trainer(backend, setting)
+    batch = setting.batch()
+    found = {"loss": difference(eager.backward(batch), compiled.backward(batch))}
+    found["gradients"] = largest_difference(eager.gradients(), compiled.gradients())
+    # The same gradients for both: AdamW's first step is the sign of a gradient, so it enlarges the smallest difference.
+    shared = [g.clone() for g in eager.gradients()]
+    eager.update(shared)
+    compiled.update(shared)
+    found["parameters"] = largest_difference(eager.parameters, compiled.parameters)
+    for trainer in (eager, compiled):
+        trainer.model.zero_grad(set_to_none=True)
+    for _ in range(2):
+        last = eager.step(batch), compiled.step(batch)
+    found["later loss"] = difference(*last)
+    return {"backend": backend, "dtype": setting.dtype, "ok": max(found.values()) <= TOLERANCE[setting.dtype], **found}
+
+
+def largest_difference(expected: list[Tensor], actual: list[Tensor]) -> float:
+    return max(difference(e, a) for e, a in zip(expected, actual, strict=True))
+
+
+def difference(expected: Tensor, actual: Tensor) -> float:
+    """The norm of the difference over the norm of what is expected; infinite when the kinds differ."""
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
+        return float("inf")
+    scale = expected.float().norm().clamp(min=1e-12)
+    found = ((expected.float() - actual.float()).norm() / scale).item()
+    return found if found == found else float("inf")
+
+
+def check_dynamic(backend: str, setting: Setting) -> dict[str, Any]:
+    """Three batch sizes times three sequences: how often Dynamo compiled the model, and whether each loss is eager's."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    eager, compiled = Trainer("eager", setting), Trainer(backend, setting)
+    length = setting.shape.sequence
+    sequences = (length, length // 2, length * 3 // 4)
+    worst = 0.0
+    for turn in range(9):  # both sizes change with each of the first steps, so one recompilation can learn both
+        batch = setting.batch(BATCHES[turn % 3], sequences[(turn + turn // 3) % 3])
+        worst = max(worst, difference(eager.backward(batch), compiled.backward(batch)))
+        worst = max(worst, largest_difference(eager.gradients(), compiled.gradients()))
+        for trainer in (eager, compiled):
+            trainer.model.zero_grad(set_to_none=True)
+    recompilations = torch._dynamo.utils.counters["stats"]["unique_graphs"] - 1
+    ok = worst <= TOLERANCE[setting.dtype] and recompilations <= 1
+    return {"backend": backend, "shapes": 9, "recompilations": recompilations, "difference": worst, "ok": ok}
+
+
+# ---- how fast, how large? -----------------------------------------------------------------------------------------------
+
+
+def time_steps(backends: list[str], setting: Setting, rounds: int) -> dict[str, Any]:
+    """Medians of whole steps and of forward and backward alone, contenders taking turns."""
+    batch = setting.batch()
+    trainers = {name: Trainer(name, setting) for name in backends}
+    contenders = {f"{name} step": (lambda t=t: t.step(batch)) for name, t in trainers.items()}
+    contenders |= {f"{name} backward": (lambda t=t: forward_backward(t, batch)) for name, t in trainers.items()}
+    return as_json(interleave(contenders, seconds=0.0, sample=0.0, rounds=rounds))
+
+
+def forward_backward(trainer: Trainer, batch: Batch) -> None:
+    trainer.backward(batch)
+    trainer.model.zero_grad(set_to_none=True)
+
+
+def run_worker(backend: str, setting: Setting) -> dict[str, Any]:
+    """In a process of its own: seconds until the first step is done beyond a later step, and the peak memory of a step."""
+    trainer, batch = Trainer(backend, setting), setting.batch()
+    first = seconds_of(lambda: trainer.step(batch))
+    steady = statistics.median(seconds_of(lambda: trainer.step(batch)) for _ in range(3))
+    peak = peak_of(lambda: trainer.step(batch), setting.device)
+    return {
+        "compile": first - steady,
+        "rest_bytes": peak.rest,
+        "peak_bytes": peak.peak,
+        "above_rest_bytes": peak.above_rest,
+        "counters": coverage() if backend == "kgen" else {},
+    }
+
+
+def fresh_process(backend: str, setting: Setting, options: argparse.Namespace, cache: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "examples.transformer", "--worker", backend, "--dtype", setting.dtype]
+    command += ["--size", options.size, "--batch", str(setting.shape.batch), "--device", setting.device]
+    command += ["--threads", str(torch.get_num_threads())]
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(command, cwd=root, env=os.environ | cache_environment(cache), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def cache_environment(cache: Path) -> dict[str, str]:
+    """AOTAutograd's cache, which both compilers use, lies in Inductor's folder."""
+    return {"KGEN_CACHE_DIR": str(cache / "kgen"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+
+
+# ---- what did kgen do? --------------------------------------------------------------------------------------------------
+
+
+def coverage() -> dict[str, Any]:
+    import kgen
+
+    try:
+        return dict(kgen.coverage())
+    except (AttributeError, ImportError):
+        return {}
+
+
+def explain(setting: Setting, console: Console) -> dict[str, Any]:
+    """Prints the report on the model's forward and backward; returns its counts."""
+    import kgen
+
+    try:
+        report = kgen.explain(Trainer("eager", setting).model, *setting.batch())
+    except (AttributeError, ImportError) as cause:
+        console.print(f"kgen.explain: {cause}")
+        return {}
+    report.print()
+    return {"kernels": len(report.kernels), "externs": list(map(str, report.externs))}
+
+
+# ---- the report ---------------------------------------------------------------------------------------------------------
+
+
+def print_checks(rows: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title="Relative difference from eager")
+    names = ["loss", "gradients", "parameters", "later loss"]
+    for column in ("backend", "dtype", *names, "limit", "right"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["backend"], row["dtype"], "failed")
+            console.print(f"{row['backend']} failed: {row['error']}")
+            continue
+        cells = [f"{row[name]:.1e}" for name in names]
+        table.add_row(row["backend"], row["dtype"], *cells, f"{TOLERANCE[row['dtype']]:.0e}", "yes" if row["ok"] else "NO")
+    console.print(table)
+
+
+def print_measures(result: dict[str, Any], backends: list[str], console: Console) -> None:
+    table = Table(title=f"A training step, {result['dtype']} (medians; contenders take turns)")
+    columns = ("backend", "step ms", "spread", "of eager", "fwd+bwd ms", "cold compile s", "warm compile s", "peak MB", "above rest MB")
+    for column in columns:
+        table.add_column(column, justify="right")
+    times = result["times"]
+    for name in backends:
+        step = times.get(f"{name} step")
+        if step is None:
+            table.add_row(name, "failed")
+            continue
+        cold, warm = result["cold"].get(name, {}), result["warm"].get(name, {})
+        table.add_row(
+            name,
+            f"{step['median'] * 1e3:.1f}",
+            f"{(step['high'] - step['low']) / step['median']:.1%}",
+            f"{times['eager step']['median'] / step['median']:.2f}x",
+            f"{times[f'{name} backward']['median'] * 1e3:.1f}",
+            number(cold, "compile", 1.0),
+            number(warm, "compile", 1.0),
+            number(warm, "peak_bytes", 2**20),
+            number(warm, "above_rest_bytes", 2**20),
+        )
+    console.print(table)
+
+
+def number(row: dict[str, Any], name: str, unit: float) -> str:
+    if "error" in row:
+        return "failed"
+    return f"{row[name] / unit:.1f}" if name in row else "-"
+
+
+# ---- the main job -------------------------------------------------------------------------------------------------------
+
+
+def choose_device(wanted: str) -> str:
+    """CUDA when there is a GPU that kgen makes code for, else the CPU."""
+    if wanted != "auto":
+        return wanted
+    if not torch.cuda.is_available():
+        return "cpu"
+    try:
+        torch.compile(lambda x: x + 1, backend="kgen")(torch.zeros(8, device="cuda"))
+    except Exception as cause:
+        print(f"kgen has no code for this GPU yet, the demo runs on the CPU: {str(cause).splitlines()[0]}", file=sys.stderr)
+        return "cpu"
+    finally:
+        torch._dynamo.reset()
+    return "cuda"
+
+
+def guarded(job: Callable[[], dict[str, Any]], **labels: str) -> dict[str, Any]:
+    """A contender that fails is a row of the report, not the end of it."""
+    try:
+        return job()
+    except Exception as cause:
+        lines = str(cause).strip().splitlines()
+        return {**labels, "ok": False, "error": f"{type(cause).__name__}: {' '.join(lines[:2])}"}
+
+
+def measure(setting: Setting, options: argparse.Namespace, cache: Path) -> dict[str, Any]:
+    """All numbers of one dtype. The fresh processes fill the cache that this process then compiles from."""
+    backends = options.backends
+    result: dict[str, Any] = {"dtype": setting.dtype, "cold": {}, "warm": {}}
+    if not options.quick:
+        for name in backends:
+            result["cold"][name] = fresh_process(name, setting, options, cache)
+            result["warm"][name] = fresh_process(name, setting, options, cache)
+    compiled = [name for name in backends if name != "eager"]
+    result["checks"] = [
+        guarded(lambda name=name: check(name, setting), backend=name, dtype=setting.dtype) for name in compiled
+    ]
+    working = ["eager", *(row["backend"] for row in result["checks"] if "error" not in row)]
+    torch._dynamo.reset()
+    result["times"] = time_steps(working, setting, options.rounds)
+    return result
+
+
+def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    shape = replace(SHAPES[options.size], batch=options.batch or SHAPES[options.size].batch)
+    device = choose_device(options.device)
+    report: dict[str, Any] = {"machine": machine_facts(), "device": device, "shape": vars_of(shape), "dtypes": []}
+    console.print(f"GPT {vars_of(shape)} on {device}, {torch.get_num_threads()} threads")
+    with tempfile.TemporaryDirectory(prefix="kgen-demo-") as folder:
+        for dtype in options.dtype:
+            cache = Path(folder) / dtype
+            os.environ.update(cache_environment(cache))
+            setting = Setting(shape, dtype, device)
+            report["dtypes"].append(measure(setting, options, cache))
+            print_checks(report["dtypes"][-1]["checks"], console)
+            print_measures(report["dtypes"][-1], options.backends, console)
+        if "kgen" in options.backends:
+            setting = Setting(shape, options.dtype[0], device)
+            report["dynamic"] = guarded(lambda: check_dynamic("kgen", setting), backend="kgen")
+            console.print(f"3 batch x 3 sequence sizes: {report['dynamic']}")
+            report["explain"] = explain(setting, console)
+            report["coverage"] = coverage()
+    checks = [row for one in report["dtypes"] for row in one["checks"]] + [report.get("dynamic", {"ok": True})]
+    report["ok"] = all(row["ok"] for row in checks if row.get("backend", "kgen") == "kgen")
+    return report
+
+
+def vars_of(shape: Shape) -> dict[str, int]:
+    return {name: getattr(shape, name) for name in shape.__dataclass_fields__}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", nargs="+", default=["eager", "kgen", "inductor"], help="contenders, in the table's order")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: both, with --quick float32")
+    parser.add_argument("--size", choices=SHAPES, default="full")
+    parser.add_argument("--batch", type=int, default=0, help="sequences a step (default: the size's own)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds (default: 7, with --quick 3)")
+    parser.add_argument("--quick", action="store_true", help="float32 only, few rounds, no fresh processes")
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    options.dtype = options.dtype or (["float32"] if options.quick else list(DTYPES))
+    options.rounds = options.rounds or (3 if options.quick else 7)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.worker:
+        shape = replace(SHAPES[options.size], batch=options.batch)
+        print(json.dumps(run_worker(options.worker, Setting(shape, options.dtype[0], options.device))))
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 128)
+    report = run_demo(options, console)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1, default=str))
+    console.print("every check of kgen passed" if report["ok"] else "A CHECK OF KGEN FAILED")
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The way in, and the list of stages that a graph goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from kgen import config as configuration
+from kgen import pipeline, rng, torch_adapter
+from kgen.aot_cache import CompiledGraph
+from kgen.config import Config
+from kgen.eager_graph import EagerGraph
+from kgen.torch_adapter import GraphInfo
+
+__all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]
+
+Stage = Callable[[Any, GraphInfo, Config], Any]
+
+
+# ---- the stages: each takes what the one before it made -----------------------------------------------------------------
+
+
+def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
+    """Training graphs had this done before they were split (`rng.replace_random` on the joint graph)."""
+    return rng.replace_random(gm) if info.role == "inference" else gm
+
+
+def run_eagerly(gm: GraphModule, _info: GraphInfo, _config: Config) -> CompiledGraph:
+    """The end of the line for `fallback="all"`: every operator by itself, in eager."""
+    return EagerGraph(gm, torch_adapter.output_strides(gm))
+
+
+STAGES: tuple[Stage, ...] = (
+    replace_random,
+    pipeline.reinplace,
+    pipeline.lower,
+    pipeline.schedule,
+    pipeline.render,
+    pipeline.build,
+)  # fmt: skip
+
+EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)
+
+
+def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
+    """One functional aten graph through every stage."""
+    work: Any = gm
+    for stage in EAGER_STAGES if "all" in config.fallback else STAGES:
+        work = stage(work, info, config)
+    return work
+
+
+# ---- the two doors ------------------------------------------------------------------------------------------------------
+
+
+def kgen_backend(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **unknown: Any,
+) -> Callable[..., Any]:
+    """What torch.compile calls for backend="kgen" (entry point group torch_dynamo_backends).
+
+    Raises UnknownMode, UnknownOption or BadOptionValue; torch wraps them in its BackendCompilerFailed."""
+    config = configuration.from_call(mode, {**(options or {}), **unknown})
+    return torch_adapter.capture(
+        gm,
+        example_inputs,
+        compile_graph=partial(_compile_graph_with, config),
+        joint_pass=rng.replace_random,
+        cache_key=configuration.code_key(config) if config.cache else None,
+    )
+
+
+def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
+    return compile_graph(gm, info, config)
+
+
+def compile(  # noqa: A001
+    model: Callable[..., Any] | None = None,
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> Any:
+    """torch.compile(model, backend="kgen", ...) by another door: it works without an installed entry point, takes mode and
+    options together, and refuses wrong ones at once instead of at the first call. Without `model`, a decorator."""
+    configuration.from_call(mode, options)
+    given = {**(options or {}), **({"mode": mode} if mode is not None else {})}
+    return torch.compile(model, backend=kgen_backend, options=given, dynamic=dynamic, fullgraph=fullgraph)

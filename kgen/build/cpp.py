@@ -1,0 +1,379 @@
+"""C++ sources to loaded shared libraries, each compiled once per content and found in the cache from then on.
+
+Three things are built: a graph's kernels (one unit each, with a precompiled header), the native runtime that interprets
+host programs, and the library of vector math. The last two are compiled once per machine, torch and compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from kgen import cache
+from kgen.build import toolchain
+from kgen.counters import counters
+from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
+
+__all__ = [
+    "Unit", "build_unit", "build_units", "function_address", "kernel_include_dir", "load_library", "math_library",
+    "precompiled_header", "prepare", "runtime_library",
+]  # fmt: skip
+
+_KERNEL_HEADER = "kgen/kernel.h"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One translation unit. `name` is for files and messages; `key` replaces the text in the cache key when given."""
+
+    name: str
+    source: str
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure(Exception):
+    status: int
+    output: str
+    command: str
+
+
+# ---- kernels --------------------------------------------------------------------------------------------------------
+
+
+def kernel_include_dir() -> Path:
+    """The folder of the headers that kernels include."""
+    return _templates() / "cpp" / "include"
+
+
+def build_unit(name: str, source: str, *, include_dirs: Sequence[Path] | None = None, key: str | None = None) -> Path:
+    """The shared library of `source`, compiled unless the cache has it. Raises KernelBuildFailed, the source kept."""
+    return build_units([Unit(name, source, key)], include_dirs=include_dirs)[0]
+
+
+def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = None) -> list[Path]:
+    """The shared libraries of all `units`, in order; those not in the cache are compiled at once, one per core."""
+    folders = (kernel_include_dir(),) if include_dirs is None else tuple(include_dirs)
+    keys = [_unit_key(unit, folders) for unit in units]
+    paths = {key: cache.find("cpp", key, ".so") for key in keys}
+    missing = {key: unit for key, unit in zip(keys, units, strict=True) if paths[key] is None}
+    if missing:
+        header = _kernel_header(folders)
+        build = functools.partial(_build_unit, folders=folders, header=header)
+        paths |= dict(zip(missing, _in_parallel(build, list(missing.items())), strict=True))
+    return [path for path in (paths[key] for key in keys) if path is not None]
+
+
+def _in_parallel(build: functools.partial[Path], jobs: list[tuple[str, Unit]]) -> list[Path]:
+    workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    if workers == 1:
+        return [build(key, unit) for key, unit in jobs]
+    with ThreadPoolExecutor(workers, thread_name_prefix="kgen-build") as pool:
+        # Each job in a copy of the caller's context: it holds the caller's configuration.
+        pending = [pool.submit(contextvars.copy_context().run, build, key, unit) for key, unit in jobs]
+        return [job.result() for job in pending]
+
+
+def _unit_key(unit: Unit, folders: tuple[Path, ...]) -> str:
+    text = unit.source if unit.key is None else unit.key
+    return cache.stable_hash(("unit", unit.key is None, text, *_kernel_setting(folders), toolchain.openmp_link_flags()))
+
+
+def _kernel_setting(folders: tuple[Path, ...]) -> tuple[object, ...]:
+    return toolchain.compiler().identity, toolchain.kernel_flags(), tuple(_contents(folder) for folder in folders)
+
+
+def _build_unit(key: str, unit: Unit, *, folders: tuple[Path, ...], header: Path | None) -> Path:
+    with cache.lock("cpp", key):
+        ready = cache.find("cpp", key, ".so")
+        if ready is not None:
+            return ready
+        with cache.scratch("cpp") as folder:
+            source = folder / f"{_file_name(unit.name)}.cpp"
+            source.write_text(unit.source, encoding="utf-8")
+            try:
+                made = _compile_unit(source, folders, header)
+            except _Failure as failure:
+                raise _kept(unit, key, failure) from None
+            return cache.put_file("cpp", key, ".so", made)
+
+
+def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None) -> Path:
+    try:
+        return _compile_with(source, folders, header)
+    except _Failure:
+        if header is None:
+            raise
+    # A damaged precompiled header also fails the compiler, so only a failure without it is the source's.
+    made = _compile_with(source, folders, None)
+    cache.drop(header.parent)
+    _headers.clear()
+    return made
+
+
+def _compile_with(source: Path, folders: tuple[Path, ...], header: Path | None) -> Path:
+    made = source.with_suffix(".so")
+    includes = [f"-I{folder}" for folder in folders]
+    use = [] if header is None else _use_header(header)
+    flags = [*toolchain.kernel_flags(), *includes, *use, *toolchain.openmp_link_flags()]
+    _run(_shared(source, made, flags), "cpp.compiles")
+    return made
+
+
+def _shared(source: Path, made: Path, flags: Sequence[str]) -> list[str]:
+    return [*toolchain.compiler().command, "-shared", str(source), "-o", str(made), *flags]
+
+
+def _kept(unit: Unit, key: str, failure: _Failure) -> KernelBuildFailed:
+    name = _file_name(unit.name)
+    place = cache.path("failed", f"{name}-{key[:12]}", ".cpp")
+    place.write_text(unit.source, encoding="utf-8")
+    # The scratch folder is gone: the command must name the source that is kept.
+    command = [str(place) if part.endswith(f"/{name}.cpp") else part for part in failure.command.split(" ")]
+    return KernelBuildFailed(
+        kernel=unit.name, status=failure.status, source=place, output=_head(failure.output), command=" ".join(command)
+    )
+
+
+def _file_name(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in name)[:80] or "unit"
+
+
+def _head(text: str, lines: int = 40) -> str:
+    kept = text.splitlines()
+    return "\n".join(kept[:lines] + ([f"... {len(kept) - lines} more lines"] if len(kept) > lines else []))
+
+
+# ---- the precompiled header -----------------------------------------------------------------------------------------
+
+_headers: dict[str, Path] = {}
+
+
+def _kernel_header(folders: tuple[Path, ...]) -> Path | None:
+    found = next((folder / _KERNEL_HEADER for folder in folders if (folder / _KERNEL_HEADER).exists()), None)
+    return None if found is None else precompiled_header(found, (*toolchain.kernel_flags(), *(f"-I{f}" for f in folders)))
+
+
+def precompiled_header(header: Path, flags: Sequence[str]) -> Path | None:
+    """A file to compile with `-include` in place of `header`, precompiled for `flags`; None where that fails."""
+    compiler = toolchain.compiler()
+    folders = tuple(Path(flag[2:]) for flag in flags if flag.startswith("-I"))
+    plain = tuple(flag for flag in flags if not flag.startswith("-I"))
+    contents = tuple(_contents(folder) for folder in (*folders, header.parent))
+    key = cache.stable_hash(("header", header.name, contents, compiler.identity, plain))
+    place = cache.path("header", key)
+    made = place / header.name
+    if _headers.get(key) == made and made.exists():
+        return made
+    with cache.lock("header", key):
+        if not _header_complete(place, header.name):
+            cache.drop(place)
+            _make_header(header, flags, place)
+    if not _header_complete(place, header.name):
+        return None
+    _headers[key] = made
+    return made
+
+
+def _make_header(header: Path, flags: Sequence[str], place: Path) -> None:
+    with cache.scratch("header") as scratch:
+        folder = scratch / "made"
+        folder.mkdir()
+        stub = folder / header.name
+        stub.write_text(f'#include "{header}"\n', encoding="utf-8")
+        compiled = folder / f"{header.name}{_header_suffix()}"
+        try:
+            command = [*toolchain.compiler().command, *flags, "-x", "c++-header", str(stub), "-o", str(compiled)]
+            _run(command, "cpp.headers")
+        except _Failure:
+            return  # the kernel's own compilation reports what is wrong with the header
+        (folder / "size").write_text(str(compiled.stat().st_size), encoding="ascii")
+        with contextlib.suppress(OSError):  # another machine on the same cache was faster
+            folder.rename(place)
+
+
+def _header_complete(place: Path, name: str) -> bool:
+    """Sizes only: hashing tens of megabytes costs more than the header saves, and a bad one only costs a second compile."""
+    try:
+        compiled = place / f"{name}{_header_suffix()}"
+        return compiled.stat().st_size == int((place / "size").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return False
+
+
+def _header_suffix() -> str:
+    return ".gch" if toolchain.compiler().family == "gcc" else ".pch"
+
+
+def _use_header(header: Path) -> list[str]:
+    if toolchain.compiler().family == "gcc":
+        return ["-include", str(header), "-Winvalid-pch"]
+    return ["-include-pch", f"{header}.pch"]
+
+
+# ---- what is built once per machine ---------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Start building what every graph needs (runtime, header, math) in the background: capture takes longer than that."""
+    for job in (runtime_library, _default_header, math_library):
+        run = functools.partial(contextvars.copy_context().run, _quietly, job)
+        threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
+
+
+def _quietly(job: Callable[[], object]) -> None:
+    with contextlib.suppress(Exception):  # the foreground asks for the same thing later and reports
+        job()
+
+
+def _default_header() -> Path | None:
+    return _kernel_header((kernel_include_dir(),))
+
+
+_once_runtime = threading.RLock()
+_once_math = threading.RLock()  # not the same: `prepare` builds both at once
+
+
+def runtime_library() -> ModuleType:
+    """The native runtime as a Python module. Raises RuntimeBuildFailed."""
+    with _once_runtime:
+        return _runtime(toolchain.compiler())
+
+
+@functools.cache
+def _runtime(_: toolchain.Compiler) -> ModuleType:
+    source = Path(__file__).parents[1] / "host" / "runtime.cpp"
+    path = _once_per_machine("kgen_runtime", source, _runtime_flags(), _torch_link_flags("torch_python"))
+    return _import_extension("kgen_runtime", path)
+
+
+def math_library() -> ctypes.CDLL | None:
+    """Vector math for kernels, loaded so that they find its symbols; None when there is no such library to build.
+
+    Raises RuntimeBuildFailed."""
+    with _once_math:
+        return _math(toolchain.compiler(), toolchain.isa())
+
+
+@functools.cache
+def _math(_: toolchain.Compiler, __: toolchain.Isa) -> ctypes.CDLL | None:
+    source = _templates() / "cpp" / "lib" / "vecmath.cpp"
+    if not source.exists():
+        return None
+    flags = (*toolchain.kernel_flags(), f"-I{kernel_include_dir()}", *_torch_flags())
+    path = _once_per_machine("vecmath", source, flags, (*_torch_link_flags(), *toolchain.openmp_link_flags()))
+    return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tuple[str, ...]) -> Path:
+    folders = (source.parent, *(Path(flag[2:]) for flag in flags if flag.startswith(f"-I{_templates()}")))
+    sources = tuple(_contents(folder) for folder in folders)
+    facts = (torch.__version__, sys.version, toolchain.compiler().identity, flags, link, sources)
+    key = f"{name}-{cache.stable_hash(facts)}"
+    ready = cache.find("runtime", key, ".so")
+    if ready is not None:
+        return ready
+    with cache.lock("runtime", key):
+        ready = cache.find("runtime", key, ".so")
+        if ready is not None:
+            return ready
+        with cache.scratch("runtime") as folder:
+            made = folder / f"{name}.so"
+            try:
+                _run(_shared(source, made, (*flags, *link)), "cpp.runtimes")
+            except _Failure as failure:
+                raise RuntimeBuildFailed(status=failure.status, output=_head(failure.output), command=failure.command) from None
+            return cache.put_file("runtime", key, ".so", made)
+
+
+def _runtime_flags() -> tuple[str, ...]:
+    python = sysconfig.get_paths()["include"]
+    return ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", f"-I{python}", *_torch_flags())
+
+
+def _torch_flags() -> tuple[str, ...]:
+    include = toolchain.torch_library_dir().parent / "include"
+    return (f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-isystem", str(include))
+
+
+def _torch_link_flags(*more: str) -> tuple[str, ...]:
+    folder = toolchain.torch_library_dir()
+    return (f"-L{folder}", *(f"-l{name}" for name in (*more, "torch_cpu", "c10")), f"-Wl,-rpath,{folder}")
+
+
+def _import_extension(name: str, path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+_loaded: dict[Path, ctypes.CDLL] = {}
+_loaded_lock = threading.Lock()
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """The library at `path`, loaded once per process; its symbols stay its own."""
+    math_library()
+    with _loaded_lock:
+        found = _loaded.get(path)
+        if found is None:
+            found = _loaded[path] = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        return found
+
+
+def function_address(library: ctypes.CDLL, name: str) -> int:
+    """The address of an exported C function. Raises AttributeError when there is none."""
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+# ---- running the compiler -------------------------------------------------------------------------------------------
+
+
+def _run(command: list[str], counter: str) -> None:
+    counters.add(counter)
+    # LC_ALL: messages in a report should be in one language.
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, check=False)
+    if done.returncode != 0:
+        raise _Failure(done.returncode, done.stderr or done.stdout, " ".join(command))
+
+
+def _templates() -> Path:
+    """The folder of `kgen.templates`, wherever the package is installed, without importing it."""
+    spec = importlib.util.find_spec("kgen.templates")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+@functools.cache
+def _contents(folder: Path) -> str:
+    """A hash over the C++ files in a folder, by relative name and content."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".h", ".hpp", ".cpp", ".inl")):
+        for part in (str(path.relative_to(folder)).encode(), path.read_bytes()):
+            digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()

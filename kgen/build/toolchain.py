@@ -1,0 +1,166 @@
+"""The C++ compiler and the machine it compiles for: found and detected, never assumed."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kgen import config
+from kgen.errors import BadOptionValue, CompilerNotFound, CompilerTooOld
+
+__all__ = ["Compiler", "Isa", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler that can be run. `identity` (family and full version) enters cache keys; `command` may hold arguments."""
+
+    command: tuple[str, ...]
+    family: str  # gcc | clang
+    version: tuple[int, ...]
+    identity: str
+
+
+# gcc 11 is the first with the C++20 the headers use; clang 14 is its contemporary.
+_MINIMUM = {"gcc": (11,), "clang": (14,)}
+_CANDIDATES = ("g++", "c++", "clang++")
+
+
+def compiler() -> Compiler:
+    """The compiler that KGEN_CXX (or the option `compiler`) names, else the first of g++, c++, clang++.
+
+    Raises CompilerNotFound or CompilerTooOld."""
+    return _find(config.current().compiler)
+
+
+@functools.cache
+def _find(wanted: str | None) -> Compiler:
+    looked_for = (wanted,) if wanted else _CANDIDATES
+    for name in looked_for:
+        command = shlex.split(name)
+        program = shutil.which(command[0]) if command else None
+        found = _identify((program, *command[1:])) if program else None
+        if found is not None:
+            return _new_enough(found)
+    raise CompilerNotFound(looked_for=", ".join(looked_for))
+
+
+def _identify(command: tuple[str, ...]) -> Compiler | None:
+    query = [*command, "-dM", "-E", "-x", "c++", os.devnull]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", done.stdout, re.MULTILINE))
+    family = next((family for family, names in _VERSION_MACROS.items() if names[0] in macros), None)
+    if family is None:
+        return None
+    version = tuple(int(macros[name]) for name in _VERSION_MACROS[family])
+    banner = macros.get("__VERSION__", "").strip('"')
+    return Compiler(command, family, version, f"{family} {'.'.join(map(str, version))} {banner}")
+
+
+_VERSION_MACROS = {  # clang also claims to be gcc 4.2, so it comes first
+    "clang": ("__clang_major__", "__clang_minor__", "__clang_patchlevel__"),
+    "gcc": ("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__"),
+}
+
+
+def _new_enough(found: Compiler) -> Compiler:
+    minimum = _MINIMUM[found.family]
+    if found.version < minimum:
+        raise CompilerTooOld(
+            compiler=" ".join(found.command),
+            version=".".join(map(str, found.version)),
+            minimum=f"{found.family} {'.'.join(map(str, minimum))}",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """An instruction set to compile for: a name for people and keys, and the compiler flags that select it."""
+
+    name: str  # avx512 | avx2 | generic
+    flags: tuple[str, ...]
+
+
+# Named features, not -march=native: two machines with the same features then share cache entries, and -march of
+# a CPU the compiler does not know is no problem.
+_AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "popcnt", "lzcnt")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_ISAS = {
+    "avx512": Isa("avx512", (*(f"-m{feature}" for feature in _AVX512), "-mprefer-vector-width=512")),
+    "avx2": Isa("avx2", tuple(f"-m{feature}" for feature in _AVX2)),
+    "generic": Isa("generic", ()),
+}
+_KERNEL_NAMES = {"bmi": "bmi1", "lzcnt": "abm"}  # where /proc/cpuinfo says it differently
+
+
+def isa() -> Isa:
+    """The best instruction set that this machine has; KGEN_ISA names another (avx512, avx2 or generic)."""
+    wanted = os.environ.get("KGEN_ISA")
+    if not wanted:
+        return _ISAS[_detect()]
+    if wanted not in _ISAS:
+        raise BadOptionValue(option="KGEN_ISA", value=wanted, expected="use one of: " + ", ".join(_ISAS))
+    return _ISAS[wanted]
+
+
+@functools.cache
+def _detect() -> str:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return "generic"
+    features = _cpu_features()
+    if features:
+        has = {name: all(_KERNEL_NAMES.get(f, f) in features for f in wanted) for name, wanted in _WANTED.items()}
+        return next((name for name, present in has.items() if present), "generic")
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "generic")
+
+
+_WANTED = {"avx512": _AVX512, "avx2": _AVX2}
+
+
+def _cpu_features() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return frozenset(found[1].split()) if found else frozenset()
+
+
+# IEEE semantics stay: no contraction, signed zeros and NaN kept. errno and floating-point traps are nothing that
+# PyTorch promises, and keeping them would stop vectorisation.
+_FLOAT_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+_KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fPIC", "-Wno-psabi")
+
+
+def kernel_flags() -> tuple[str, ...]:
+    """Compile flags of kernels and of the header precompiled for them (the two must agree)."""
+    return (*_KERNEL_FLAGS, *isa().flags)
+
+
+def torch_library_dir() -> Path:
+    return Path(torch.__file__).parent / "lib"
+
+
+@functools.cache
+def openmp_link_flags() -> tuple[str, ...]:
+    """Links torch's own copy of libgomp where the wheel brings one: a second pool of threads would fight the first.
+
+    It is named before -fopenmp's own -lgomp, which --as-needed then leaves out."""
+    folders = (torch_library_dir(), Path(torch.__file__).parents[1] / "torch.libs")
+    own = next((found for folder in folders for found in sorted(folder.glob("libgomp*.so*"))), None)
+    if own is None:
+        return ("-fopenmp",)
+    return ("-Wl,--as-needed", str(own), f"-Wl,-rpath,{own.parent}", "-fopenmp")

@@ -1,0 +1,77 @@
+"""Renders a schedule's kernels into translation units, one C++ function per distinct kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kgen.host.assemble import KernelCall
+from kgen.plan import Kernel, Schedule
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One kernel's text. `names` are the identifiers that the text made up: they do not count in its key."""
+
+    text: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str, ...]
+    names: frozenset[str]
+
+
+@dataclass(slots=True)
+class UnitPlan:
+    """Sources of the graph's units with their keys, and how each kernel step is called."""
+
+    sources: list[tuple[str, str]]  # (text, key)
+    calls: dict[str, KernelCall]
+
+
+def plan_units(schedule: Schedule, render: Callable[[Kernel, str], Rendered], workers: int) -> UnitPlan:
+    """Distinct kernels are told apart by their text without names and comments, so equal layers share one function."""
+    functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
+    calls: dict[str, KernelCall] = {}
+    for step in schedule.kernels:
+        symbol = f"k{len(functions)}_{step.name}"
+        made = render(step, symbol)
+        canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
+        known = functions.setdefault(canonical, (symbol, made.text))
+        calls[step.name] = KernelCall(known[0], made.buffers, made.sizes)
+    return UnitPlan(_units(functions, workers), calls)
+
+
+def canonical_text(text: str, names: frozenset[str]) -> str:
+    """The text with comments dropped and made-up names replaced by their order of appearance."""
+    order: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        word = match.group()
+        return order.setdefault(word, f"n{len(order)}") if word in names else word
+
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//"))
+    return _WORD.sub(rename, body)
+
+
+def _units(functions: dict[str, tuple[str, str]], workers: int) -> list[tuple[str, str]]:
+    """Spreads the functions over at most `workers` units of similar size; small graphs make one."""
+    if not functions:
+        return []
+    total = sum(len(text) for _, text in functions.values())
+    count = max(1, min(workers, total // 6000))
+    bins: list[list[tuple[str, str, str]]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for canonical, (symbol, text) in sorted(functions.items(), key=lambda kv: -len(kv[1][1])):
+        at = loads.index(min(loads))
+        bins[at].append((symbol, canonical, text))
+        loads[at] += len(text)
+    out = []
+    for group in bins:
+        group.sort()
+        source = PRELUDE + "\n".join(text for _, _, text in group)
+        key = "\n".join(f"{symbol}\n{canonical}" for symbol, canonical, _ in group)
+        out.append((source, key))
+    return out

@@ -1,0 +1,179 @@
+"""What a caller may choose: one frozen dataclass, one reading of the environment, and the fields that enter cache keys.
+
+Values come, in rising precedence, from the defaults, the environment, `override(...)`, and one call's mode and options.
+A compilation gets its `Config` as an argument and never asks for the current one again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kgen import errors
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+NUMERICS = ("fast", "eager", "stable")
+ISAS = ("avx512", "avx2", "generic")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Options of one compilation; every field is also a valid key of `options=`.
+
+    `numerics`: fast keeps float32 inside a kernel for 16-bit types; eager rounds after each operation as eager does; stable
+    also fixes the order of reductions so that results do not depend on tuning. `fallback` names operators (`aten.mm`, or
+    `all`) that run in eager. `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
+    `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
+    that one graph may spend measuring in the max-autotune modes.
+    """
+
+    mode: str = "default"
+    numerics: str = "fast"
+    fallback: tuple[str, ...] = ()
+    fusion: bool = True
+    inlining: bool = True
+    loop_reordering: bool = True
+    templates: bool = True
+    verify: bool = False
+    debug: str | None = None
+    cache: bool = True
+    cache_dir: str | None = None
+    compiler: str | None = None
+    isa: str | None = None
+    tuning_seconds: float = 60.0
+    tuning_file: str | None = None
+
+    @property
+    def autotune(self) -> bool:
+        """Whether candidates may be measured."""
+        return self.mode.startswith("max-autotune")
+
+    @property
+    def cudagraphs(self) -> bool:
+        """Whether launches on a GPU are recorded and replayed as a CUDA graph."""
+        return self.mode in ("reduce-overhead", "max-autotune")
+
+    @property
+    def cache_path(self) -> Path:
+        """The cache folder: `cache_dir`, else the place that the XDG convention names."""
+        return Path(self.cache_dir) if self.cache_dir else _user_cache() / "kgen"
+
+
+# The fields that change what is generated. Everything else may differ between two processes that share a cache.
+CODE_FIELDS = (
+    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "tuning_file", "compiler", "isa",
+)  # fmt: skip
+
+_FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS}
+_ENVIRONMENT = {
+    "KGEN_DEBUG": "debug",
+    "KGEN_CACHE_DIR": "cache_dir",
+    "KGEN_CXX": "compiler",
+    "KGEN_ISA": "isa",
+    "KGEN_NUMERICS": "numerics",
+    "KGEN_FALLBACK": "fallback",
+    "KGEN_TUNING_FILE": "tuning_file",
+}
+_overridden: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config", default=None)
+
+
+def current() -> Config:
+    """The configuration outside of any call: environment, then `override`."""
+    return dataclasses.replace(from_environment(), **(_overridden.get() or {}))
+
+
+@contextmanager
+def override(**values: Any) -> Iterator[Config]:
+    """Other defaults for the compilations started inside, in this thread. Names and values are checked like options."""
+    checked = {**(_overridden.get() or {}), **_checked(values)}
+    token = _overridden.set(checked)
+    try:
+        yield current()
+    finally:
+        _overridden.reset(token)
+
+
+def from_environment() -> Config:
+    """The only place that reads environment variables for options."""
+    found = {field: os.environ[variable] for variable, field in _ENVIRONMENT.items() if os.environ.get(variable)}
+    return Config(**_checked(found))
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of one call. torch.compile refuses mode and options together, so options may carry "mode".
+
+    Raises UnknownMode, UnknownOption or BadOptionValue, which list what is valid."""
+    if options is not None and not isinstance(options, Mapping):
+        raise errors.BadOptionValue(option="options", value=options, expected="give a dict of option names to values")
+    given = dict(options or {})
+    if mode is not None and given.setdefault("mode", mode) != mode:
+        raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
+    return dataclasses.replace(current(), **_checked(given))
+
+
+def code_key(config: Config) -> tuple[Any, ...]:
+    """The values that enter cache keys."""
+    return tuple(getattr(config, name) for name in CODE_FIELDS)
+
+
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _checked_value(name, value) for name, value in values.items()}
+
+
+def _checked_value(name: str, value: Any) -> Any:
+    if name not in _FIELDS:
+        raise errors.UnknownOption(option=name, valid=", ".join(sorted(_FIELDS)))
+    if name == "mode" and value not in MODES:
+        raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            raise errors.BadOptionValue(option=name, value=value, expected="use one of: " + ", ".join(_CHOICES[name]))
+        return value
+    kind = str(_FIELDS[name].type)
+    expected, convert = _KINDS[kind]
+    converted = convert(value)
+    if converted is _REFUSED:
+        raise errors.BadOptionValue(option=name, value=value, expected=f"give {expected}")
+    return converted
+
+
+_REFUSED = object()
+
+
+def _flag(value: Any) -> Any:
+    return value if isinstance(value, bool) else _REFUSED
+
+
+def _names(value: Any) -> Any:
+    """Operator names, sorted: two spellings of one set must give one cache key."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple | set | frozenset) or not all(isinstance(p, str) for p in parts):
+        return _REFUSED
+    return tuple(sorted({p.strip().removeprefix("torch.ops.") for p in parts if p.strip()}))
+
+
+def _path(value: Any) -> Any:
+    return str(value) if isinstance(value, str | os.PathLike) else None if value is None else _REFUSED
+
+
+def _seconds(value: Any) -> Any:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else _REFUSED
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "bool": ("True or False", _flag),
+    "tuple[str, ...]": ("operator names such as 'aten.mm', as a list or separated by commas", _names),
+    "str | None": ("a path, or None", _path),
+    "float": ("a number of seconds, zero or more", _seconds),
+}

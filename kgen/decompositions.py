@@ -1,0 +1,109 @@
+"""Which operators AOTAutograd takes apart while tracing, all with torch's own decompositions.
+
+The table is torch's core set plus what else turns into pointwise, reductions and views, minus the operators that kgen lowers
+itself: there a decomposition would hide structure (a contraction, a sort) or do more work (a pooling made of gathers).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
+from torch._decomp import get_decompositions
+
+aten = torch.ops.aten
+
+# Taken apart although not in torch's core set: each becomes work that fuses with its neighbours.
+EXTRA: tuple[Any, ...] = (
+    aten._adaptive_avg_pool2d_backward,
+    aten._batch_norm_no_update,
+    aten._batch_norm_with_update,
+    aten._batch_norm_with_update_functional,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten._log_softmax,
+    aten._softmax,
+    aten.addmv,
+    aten.avg_pool2d_backward,
+    aten.batch_norm_backward,
+    aten.cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward,
+    aten.elu,
+    aten.embedding_dense_backward,
+    aten.expand_copy,
+    aten.fmin,
+    aten.fmax,
+    aten.gelu,
+    aten.grid_sampler_2d,
+    aten.hardtanh,
+    aten.index_select,
+    aten.instance_norm,
+    aten.leaky_relu,
+    aten.linear_backward,
+    aten.log_sigmoid_forward,
+    aten.native_batch_norm,
+    aten.native_dropout,
+    aten.native_group_norm,
+    aten.native_layer_norm,
+    aten.normal.Tensor_Tensor,
+    aten.normal.Tensor_float,
+    aten.normal.float_Tensor,
+    aten.nll_loss2d_forward,
+    aten.pixel_shuffle,
+    aten.pixel_unshuffle,
+    aten.silu,
+    aten.split_with_sizes,
+    aten.std_mean,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+)
+
+# Lowered by kgen itself, or an extern on purpose.
+NATIVE: tuple[Any, ...] = (
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_backward,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten.addmm,
+    aten.baddbmm,
+    aten.bmm,
+    aten.convolution,
+    aten.convolution_backward,
+    aten.embedding,
+    aten.max_pool2d_with_indices,
+    aten.mm,
+    # torch's core table has these, but as sums over a scatter of ones or gathers per window
+    aten.avg_pool2d_backward,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    # one select each instead of an index computation for the whole tensor
+    aten.select_scatter,
+    aten.slice_scatter,
+)
+
+
+@functools.cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """Operator overload -> decomposition, as AOTAutograd takes it."""
+    native = set(_overloads(NATIVE))
+    chosen = {**core_decompositions(), **get_decompositions(EXTRA)}
+    return {op: rule for op, rule in chosen.items() if op not in native}
+
+
+def _overloads(ops: tuple[Any, ...]) -> list[Any]:
+    found: list[Any] = []
+    for op in ops:
+        packet = isinstance(op, torch._ops.OpOverloadPacket)
+        found.extend(getattr(op, name) for name in op.overloads()) if packet else found.append(op)
+    return found

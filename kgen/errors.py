@@ -1,0 +1,136 @@
+"""Every error kgen raises on purpose: one class per mistake, its message as class data.
+
+`UserError` means that the caller can fix it and the message says how; `InternalError` means a bug in kgen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class KgenError(Exception):
+    """Base of all. Subclasses give `template`, filled from keyword arguments, and `hint`, the next thing to try."""
+
+    template = "{message}"
+    hint = ""
+
+    def __init__(self, **details: Any) -> None:
+        self.details = details
+        text = self.template.format(**details)
+        hint = self.hint.format(**details)
+        super().__init__(f"{text}\n  try: {hint}" if hint else text)
+
+    def __reduce__(self) -> Any:
+        return (_rebuild, (type(self), self.details))
+
+
+def _rebuild(kind: type[KgenError], details: dict[str, Any]) -> KgenError:
+    return kind(**details)
+
+
+class UserError(KgenError):
+    """The program, the options or the machine's set-up need a change."""
+
+
+class InternalError(KgenError):
+    """A bug in kgen: please report it with the text of the message."""
+
+
+class UnknownMode(UserError):
+    template = "kgen has no mode {mode!r}"
+    hint = "use one of: {valid}"
+
+
+class UnknownOption(UserError):
+    template = "kgen has no option {option!r}"
+    hint = "use one of: {valid}"
+
+
+class BadOptionValue(UserError):
+    template = "option {option!r} cannot be {value!r}"
+    hint = "{expected}"
+
+
+class CompilerNotFound(UserError):
+    template = "no C++ compiler found (looked for {looked_for})"
+    hint = "install g++ 11 or newer, or set KGEN_CXX to a compiler"
+
+
+class CompilerTooOld(UserError):
+    template = "{compiler} is version {version}; kgen needs {minimum} or newer"
+    hint = "install a newer g++, or set KGEN_CXX to one"
+
+
+class CacheNotWritable(UserError):
+    template = "the cache folder {path} cannot be written ({cause})"
+    hint = "set KGEN_CACHE_DIR to a folder you can write to"
+
+
+class KernelBuildFailed(InternalError):
+    template = "the C++ compiler failed on kernel {kernel} (exit {status}); the source is kept at {source}\n{output}"
+    hint = "run the command yourself to see all of its output: {command}"
+
+
+class RuntimeBuildFailed(UserError):
+    template = "building kgen's native runtime failed (exit {status})\n{output}"
+    hint = "check that the compiler can build against torch's headers and that the Python headers are installed: {command}"
+
+
+class UnsupportedDevice(UserError):
+    template = "kgen cannot generate code for device {device!r} ({operator}, {line})"
+    hint = "move the tensors to the CPU, or leave this part out of the compiled region"
+
+
+class MixedDevices(UserError):
+    template = "{operator} got tensors on {devices} ({line})"
+    hint = "move its arguments to one device"
+
+
+class MixedDtypes(UserError):
+    template = "{operator} got {dtypes} where one dtype is needed ({line})"
+    hint = "cast its arguments to one dtype"
+
+
+class InputMismatch(UserError):
+    template = "argument {position} of a compiled graph has {actual}, but the graph was compiled for {expected}"
+    hint = "call through torch.compile, which compiles again when inputs change"
+
+
+class LoweringFailed(InternalError):
+    template = "lowering {operator} failed: {cause} ({line})"
+    hint = "set KGEN_DEBUG=<folder> to keep the graph, and report it; options={{'fallback': '{operator}'}} runs it in eager"
+
+
+class MissingLowering(InternalError):
+    template = "no rule lowers {operator} and it cannot run in eager: {cause} ({line})"
+    hint = "leave the call out of the compiled region with torch.compiler.disable"
+
+
+class DuplicateRule(InternalError):
+    template = "two rules lower {operator}: {first} and {second}"
+
+
+class InvalidIR(InternalError):
+    template = "after stage {stage}: {node}: {problem}"
+
+
+class MissingOp(InternalError):
+    template = "the {backend} back end has no text for scalar op {op!r}"
+
+
+class FusionRequired(UserError):
+    template = "{producer} and {consumer} must be fused (require_fused), but: {reason}"
+    hint = "{change}"
+
+
+class FusionForbidden(UserError):
+    template = "{producer} and {consumer} must not be fused (forbid_fused), but they share kernel {kernel}"
+    hint = "remove the forbid_fused context, or split the operations"
+
+
+class InvalidProgram(InternalError):
+    template = "host program: {where}: {rule}"
+
+
+class UnhashableKey(InternalError):
+    template = "a cache key cannot hold {kind}: {value}"

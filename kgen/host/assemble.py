@@ -1,0 +1,324 @@
+"""Writes the host program of a schedule: registers for sizes, slots for buffers, one instruction a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kgen import errors, ir
+from kgen import index as ix
+from kgen.host import program as hp
+from kgen.index import Atom, Expr, Size
+from kgen.plan import Call, Kernel, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A kernel's symbol and calling convention: buffers in pointer order, size symbols in integer order."""
+
+    symbol: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Assembled:
+    """A program with the tensors and callables that it refers to by number."""
+
+    program: hp.Program
+    constants: list[torch.Tensor]
+    callables: list[Callable[..., Any]]
+
+
+def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall]) -> Assembled:
+    """`kernels` maps the name of each kernel step to what was built for it."""
+    return _Assembler(schedule, kernels).run()
+
+
+# Library calls that take their result's memory from the plan.
+_OUT_VARIANTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+
+
+@dataclass(slots=True)
+class _Registers:
+    """Hands out registers; an expression is computed once, before the code when all of its sizes are known by then."""
+
+    values: list[int] = field(default_factory=list)
+    known: dict[Expr, int] = field(default_factory=dict)
+    computes: list[hp.Compute] = field(default_factory=list)
+    late: set[int] = field(default_factory=set)
+
+    def fresh(self, value: int = 0) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def literal(self, value: int) -> int:
+        expr = ix.constant(value)
+        if expr not in self.known:
+            self.known[expr] = self.fresh(value)
+        return self.known[expr]
+
+    def of(self, expr: Expr | int, code: list[hp.Instruction] | None = None) -> int:
+        expr = ix.as_expr(expr)
+        found = self.known.get(expr)
+        if found is not None:
+            return found
+        literal = expr.as_int()
+        if literal is not None:
+            return self.literal(literal)
+        made = self._compute(expr, code)
+        self.known[expr] = made
+        return made
+
+    def _compute(self, expr: Expr, code: list[hp.Instruction] | None) -> int:
+        total: int | None = None
+        for mono, coef in expr.terms:
+            term: int | None = self.literal(coef) if coef != 1 or not mono else None
+            for atom in mono:
+                factor = self._atom(atom, code)
+                term = factor if term is None else self._emit("mul", (term, factor), code)
+            assert term is not None
+            total = term if total is None else self._emit("add", (total, term), code)
+        assert total is not None
+        return total
+
+    def _atom(self, atom: Atom, code: list[hp.Instruction] | None) -> int:
+        expr = atom.expr()
+        if expr in self.known:
+            return self.known[expr]
+        if isinstance(atom, ix.FloorDiv | ix.Mod):
+            made = self._emit(
+                "floordiv" if isinstance(atom, ix.FloorDiv) else "mod", (self.of(atom.num, code), self.of(atom.den, code)), code
+            )
+        elif isinstance(atom, ix.Apply):
+            made = self._emit(atom.fn, tuple(self.of(a, code) for a in atom.args), code)
+        else:
+            raise errors.InvalidIR(stage="host", node=str(atom), problem="a size that no input and no call defines")
+        self.known[expr] = made
+        return made
+
+    def _emit(self, op: str, args: tuple[int, ...], code: list[hp.Instruction] | None) -> int:
+        dst = self.fresh()
+        item = hp.Compute(dst, op, *args)
+        if code is not None and any(a in self.late for a in args):
+            self.late.add(dst)
+            code.append(item)
+        else:
+            self.computes.append(item)
+        return dst
+
+
+class _Assembler:
+    def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall]) -> None:
+        self.schedule, self.graph = schedule, schedule.graph
+        self.calls = kernels
+        self.registers = _Registers()
+        self.code: list[hp.Instruction] = []
+        self.slots: list[hp.SlotSpec] = []
+        self.slot_of: dict[str, int] = {}
+        self.constants: list[torch.Tensor] = []
+        self.constant_slots: list[tuple[int, int]] = []
+        self.callables: list[Callable[..., Any]] = []
+        self.symbols: list[str] = []
+
+    def run(self) -> Assembled:
+        inputs = self._inputs()
+        for name, tensor in self.graph.constants.items():
+            self.constant_slots.append((self._new_slot(name), len(self.constants)))
+            self.constants.append(tensor)
+        for step in self.schedule.steps:
+            if isinstance(step, Kernel):
+                self._kernel(step)
+            else:
+                self._call(step)
+        outputs = tuple(self._output(o) for o in self.graph.outputs)
+        program = hp.Program(
+            tuple(inputs), tuple(self.registers.values), tuple(self.slots), tuple(self.code), outputs, tuple(self.symbols),
+            tuple(self.registers.computes), tuple(self.constant_slots),
+        )  # fmt: skip
+        return Assembled(program, self.constants, self.callables)
+
+    # ---- inputs -----------------------------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[hp.Input]:
+        bound = self._bind_symbols()
+        out: list[hp.Input] = []
+        for position, item in enumerate(self.graph.inputs):
+            if item.buffer is not None:
+                buffer = self.graph.buffers[item.buffer]
+                slot = self._new_slot(item.buffer)
+                binds = tuple((reg, what, dim) for reg, where, what, dim in bound if where == position)
+                spec = self.slots[slot]
+                out.append(
+                    hp.InputTensor(
+                        slot, buffer.dtype, spec.sizes, spec.strides if buffer.strides else None, binds, str(buffer.device)
+                    )
+                )
+            elif item.expr is not None:
+                first = any(where == position and what == "int" for _, where, what, _ in bound)
+                out.append(hp.InputInt(self.registers.of(item.expr), check=not first))
+            else:
+                out.append(hp.InputIgnored())
+        return out
+
+    def _bind_symbols(self) -> list[tuple[int, int, str, int]]:
+        """Where each size symbol comes from: an integer argument if there is one, else a size, else a stride."""
+        bound: list[tuple[int, int, str, int]] = []
+
+        def bind(expr: Expr, position: int, what: str, dim: int) -> None:
+            if isinstance(expr.atom(), Size) and expr not in self.registers.known:
+                self.registers.known[expr] = self.registers.fresh()
+                bound.append((self.registers.known[expr], position, what, dim))
+
+        for position, item in enumerate(self.graph.inputs):
+            if item.symbol is not None:
+                bind(item.symbol.expr(), position, "int", 0)
+        for what in ("size", "stride"):
+            for position, item in enumerate(self.graph.inputs):
+                if item.buffer is not None:
+                    buffer = self.graph.buffers[item.buffer]
+                    for dim, expr in enumerate(buffer.sizes if what == "size" else buffer.strides or ()):
+                        bind(expr, position, what, dim)
+        return list(bound)
+
+    # ---- slots ------------------------------------------------------------------------------------------------------
+
+    def _new_slot(self, name: str) -> int:
+        buffer = self.graph.buffers[name]
+        strides = buffer.strides or ix.contiguous_strides(buffer.sizes)
+        spec = hp.SlotSpec(buffer.dtype, self._regs(buffer.sizes), self._regs(strides), self._reg(buffer.offset))
+        self.slots.append(spec)
+        self.slot_of[name] = len(self.slots) - 1
+        return len(self.slots) - 1
+
+    def _reg(self, expr: Expr | int) -> int:
+        return self.registers.of(expr, self.code)
+
+    def _regs(self, exprs: Sequence[Expr]) -> tuple[int, ...]:
+        return tuple(self._reg(e) for e in exprs)
+
+    def _slot(self, name: str) -> int:
+        """The slot of a buffer that exists, defining aliases on the way."""
+        found = self.slot_of.get(name)
+        if found is not None:
+            return found
+        base = self.graph.buffers[name].alias_of
+        if base is None:
+            raise errors.InvalidIR(stage="host", node=name, problem="used before it is made")
+        source = self._slot(base)
+        slot = self._new_slot(name)
+        self.code.append(hp.Alias(slot, source))
+        return slot
+
+    def _define(self, name: str) -> int:
+        """The slot of a buffer that the next kernel writes."""
+        if name in self.slot_of or self.graph.buffers[name].alias_of is not None:
+            return self._slot(name)
+        source = self.schedule.reuses.get(name)
+        slot = self._new_slot(name)
+        self.code.append(hp.Alloc(slot) if source is None else hp.Reuse(slot, self.slot_of[source]))
+        return slot
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _kernel(self, step: Kernel) -> None:
+        call = self.calls[step.name]
+        if call.symbol not in self.symbols:
+            self.symbols.append(call.symbol)
+        slots = tuple(self._define(name) for name in call.buffers)
+        registers = tuple(self._symbol(name) for name in call.sizes)
+        self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
+
+    def _symbol(self, name: str) -> int:
+        for expr, reg in self.registers.known.items():
+            atom = expr.atom()
+            if isinstance(atom, Size) and atom.name == name:
+                return reg
+        raise errors.InvalidIR(stage="host", node=name, problem="a size that no input and no call defines")
+
+    def _call(self, step: Call) -> None:
+        node = step.node
+        args = tuple(self._arg(a) for a in node.args)
+        kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs)
+        if str(node.target) in _OUT_VARIANTS and node.outs[0] is not None:
+            self._out_variant(node, args, kwargs)
+            return
+        self._declare_late(node)
+        code, self.code = self.code, []  # what depends on the results' sizes runs after they are bound
+        outs = tuple(None if name is None else self._new_slot(name) for name in node.outs)
+        after, self.code = self.code, code
+        numbers = tuple((position, self.registers.known[s.expr()]) for s, position, dim in node.binds if dim < 0)
+        if isinstance(node.target, torch._ops.OpOverload):
+            schema = node.target._schema
+            self.code.append(hp.Extern(schema.name, schema.overload_name, args, kwargs, outs, numbers))
+        else:
+            self.callables.append(node.target)
+            self.code.append(hp.PythonCall(len(self.callables) - 1, args, kwargs, outs, numbers))
+        for symbol, position, dim in node.binds:
+            slot = outs[position]
+            if dim >= 0 and slot is not None:
+                self.code.append(hp.BindSize(self.registers.known[symbol.expr()], slot, dim))
+        self.code.extend(after)
+        for _, new in node.mutates:
+            self._slot(new)
+
+    def _declare_late(self, node: ir.Extern) -> None:
+        """Registers for the size symbols that the call's results define."""
+        found = [symbol for symbol, _, _ in node.binds]
+        for name in node.outs:
+            if name is not None:
+                buffer = self.graph.buffers[name]
+                found += [a for e in (*buffer.sizes, *(buffer.strides or ())) for a in ix.free_atoms(e) if isinstance(a, Size)]
+        for symbol in found:
+            if symbol.expr() not in self.registers.known:
+                reg = self.registers.known[symbol.expr()] = self.registers.fresh()
+                self.registers.late.add(reg)
+
+    def _out_variant(self, node: ir.Extern, args: tuple[hp.Arg, ...], kwargs: tuple[tuple[str, hp.Arg], ...]) -> None:
+        name = node.outs[0]
+        assert name is not None
+        slot = self._define(name)
+        self.code.append(hp.Extern(node.target._schema.name, "out", args, (*kwargs, ("out", hp.ArgTensor(slot))), (None,)))
+
+    # ---- arguments and results --------------------------------------------------------------------------------------
+
+    def _arg(self, tree: Any) -> hp.Arg:
+        if isinstance(tree, ir.TensorArg):
+            slot, geometry = self._view(tree)
+            return hp.ArgTensor(slot, *geometry)
+        if isinstance(tree, Expr):
+            return hp.ArgInt(self._reg(tree))
+        if isinstance(tree, list | tuple):
+            return hp.ArgList(tuple(self._arg(t) for t in tree))
+        return hp.ArgConst(tree)
+
+    def _view(self, arg: ir.TensorArg) -> tuple[int, tuple[Any, ...]]:
+        """A slot and the view's geometry on it; empty when it is the whole buffer as it lies."""
+        buffer = self.graph.buffers[arg.buffer]
+        slot = self._slot(arg.buffer)
+        if self._is_whole(arg, buffer):
+            return slot, ()
+        assert buffer.strides is not None
+        linear = ix.linearize(arg.index, buffer.strides, buffer.offset)
+        strides, offset = [], linear
+        for v in arg.vars:
+            stride = ix.stride_of(linear, v)
+            assert stride is not None
+            strides.append(stride if v.extent != 1 else ix.ONE)
+            offset = offset - stride * v.expr()
+        return slot, (self._regs([v.extent for v in arg.vars]), self._regs(strides), self._reg(offset), arg.dtype)
+
+    def _is_whole(self, arg: ir.TensorArg, buffer: ir.Buffer) -> bool:
+        same = tuple(v.extent for v in arg.vars) == buffer.sizes and arg.dtype == buffer.dtype
+        return same and all(e is v.expr() for e, v in zip(arg.index, arg.vars, strict=True))
+
+    def _output(self, item: Any) -> hp.Output:
+        if isinstance(item, ir.TensorArg):
+            slot, geometry = self._view(item)
+            return hp.OutTensor(slot, *geometry)
+        if isinstance(item, Expr):
+            return hp.OutInt(self._reg(item))
+        return hp.OutConst(item)

@@ -1,0 +1,233 @@
+"""Loads a host program into the native runtime: `load(program, libraries)` gives the callable of a compiled graph.
+
+The program's dataclasses become the nested tuples that runtime.cpp reads; what can be decided before the first call is
+decided here: which views are a slot's own geometry, which results can be held to their promised sizes, what dies where.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from kgen.build import cpp
+from kgen.errors import InputMismatch, InvalidProgram
+from kgen.host.program import (
+    COMPUTE_OPS,
+    Alias,
+    Alloc,
+    Arg,
+    ArgConst,
+    ArgInt,
+    ArgList,
+    ArgTensor,
+    BindSize,
+    Compute,
+    Extern,
+    Free,
+    Input,
+    InputIgnored,
+    InputInt,
+    InputTensor,
+    Instruction,
+    Kernel,
+    OutInt,
+    Output,
+    OutTensor,
+    Program,
+    PythonCall,
+    Reuse,
+    slots_defined,
+    slots_read,
+    verify,
+)
+
+__all__ = ["load"]
+
+Encoded = tuple[Any, ...]
+
+# The orders of the enums in runtime.cpp.
+_KINDS: tuple[type[Instruction], ...] = (Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute)
+
+
+def load(
+    program: Program,
+    libraries: Iterable[ctypes.CDLL] = (),
+    constants: Sequence[torch.Tensor] = (),
+    callables: Sequence[Callable[..., Any]] = (),
+) -> Callable[[list[Any]], list[Any]]:
+    """A callable that takes the boxed list of inputs, clears it, and returns the list of outputs.
+
+    `libraries` hold the kernels that the program names. The callable keeps no state between calls: it may run in several
+    threads at once. It raises InputMismatch for inputs the program was not made for.
+    """
+    verify(program)
+    libraries = tuple(libraries)
+    addresses = [_address(name, libraries) for name in program.kernels]
+    return Encoder(program, addresses, constants, callables).make(libraries)
+
+
+def _address(name: str, libraries: tuple[ctypes.CDLL, ...]) -> int:
+    for library in libraries:
+        try:
+            return cpp.function_address(library, name)
+        except AttributeError:
+            continue
+    raise InvalidProgram(where=f"kernel {name}", rule="is in one of the libraries")
+
+
+def _mismatch(position: int, actual: str, expected: str) -> InputMismatch:
+    return InputMismatch(position=position, actual=actual, expected=expected)
+
+
+class Encoder:
+    """Walks a verified program once and builds the tuples."""
+
+    def __init__(
+        self,
+        program: Program,
+        addresses: Sequence[int],
+        constants: Sequence[torch.Tensor],
+        callables: Sequence[Callable[..., Any]],
+    ) -> None:
+        self.program = program
+        self.addresses = addresses
+        self.constants = constants
+        self.callables = callables
+        # Registers that a result of an extern decides and that have no value yet at this point of the walk.
+        self.unknown = {reg for item in program.code for reg in _registers_written(item)}
+
+    def make(self, libraries: tuple[ctypes.CDLL, ...]) -> Callable[[list[Any]], list[Any]]:
+        program = self.program
+        spec = (
+            tuple(map(_input, program.inputs)),
+            program.registers,
+            tuple(map(_compute, program.computes)),
+            tuple((s.dtype, s.sizes, s.strides, s.offset) for s in program.slots),
+            tuple((slot, self.constants[index]) for slot, index in program.constants),
+            tuple(self.code()),
+            tuple(map(self.output, program.outputs)),
+            _mismatch,
+            libraries,
+        )
+        runner: Callable[[list[Any]], list[Any]] = cpp.runtime_library().create(spec)
+        return runner
+
+    def code(self) -> list[Encoded]:
+        encoded = []
+        for item in with_frees(self.program):
+            encoded.append((_KINDS.index(type(item)), *self.fields(item)))
+            self.unknown.difference_update(_registers_written(item))
+        return encoded
+
+    def fields(self, item: Instruction) -> Encoded:
+        if isinstance(item, Kernel):
+            return self.addresses[item.index], item.slots, item.registers
+        if isinstance(item, Extern | PythonCall):
+            return self.call(item)
+        if isinstance(item, Alias | Reuse):
+            slots = self.program.slots
+            return item.slot, item.source, slots[item.slot] == slots[item.source]
+        if isinstance(item, BindSize):
+            return item.reg, item.slot, item.dim, item.what == "stride"
+        return _compute(item) if isinstance(item, Compute) else (item.slot,)
+
+    def call(self, item: Extern | PythonCall) -> Encoded:
+        args = tuple(self.arg(arg) for arg in item.args)
+        kwargs = tuple((name, self.arg(arg)) for name, arg in item.kwargs)
+        outs = tuple((-1, False) if slot is None else (slot, self.is_known(slot)) for slot in item.outs)
+        if isinstance(item, PythonCall):
+            return self.callables[item.index], args, kwargs, outs, item.registers
+        return item.op, "" if item.overload == "default" else item.overload, args, kwargs, outs, item.registers
+
+    def is_known(self, slot: int) -> bool:
+        """Whether the slot's geometry is computed before the call that defines it, so that the result can be checked."""
+        spec = self.program.slots[slot]
+        return self.unknown.isdisjoint((*spec.sizes, *spec.strides, spec.offset))
+
+    def arg(self, arg: Arg) -> Encoded:
+        if isinstance(arg, ArgTensor):
+            return (0, *self.view(arg))
+        if isinstance(arg, ArgInt):
+            return 1, arg.reg
+        if isinstance(arg, ArgConst):
+            return 2, arg.value
+        constant = _constant_list(arg)
+        if constant is not None:
+            return 2, constant
+        return 3, tuple(self.arg(entry) for entry in arg.items)
+
+    def view(self, view: ArgTensor | OutTensor) -> Encoded:
+        spec = self.program.slots[view.slot]
+        own = view.sizes is None or (view.sizes, view.strides, view.offset, view.dtype) == (
+            spec.sizes,
+            spec.strides,
+            spec.offset,
+            spec.dtype,
+        )
+        return (view.slot, True) if own else (view.slot, False, view.sizes, view.strides, view.offset, view.dtype)
+
+    def output(self, out: Output) -> Encoded:
+        if isinstance(out, OutTensor):
+            return (0, *self.view(out))
+        return (1, out.reg) if isinstance(out, OutInt) else (2, out.value)
+
+
+def _input(item: Input) -> Encoded:
+    if isinstance(item, InputIgnored):
+        return (2,)
+    if isinstance(item, InputInt):
+        return 1, item.reg, item.check
+    binds = tuple((reg, what == "stride", dim) for reg, what, dim in item.binds)
+    strides = None if item.strides is None else _or_minus_one(item.strides)
+    return 0, item.slot, item.dtype, item.device, _or_minus_one(item.sizes), strides, binds
+
+
+def _or_minus_one(regs: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(-1 if reg is None else reg for reg in regs)
+
+
+def _compute(item: Compute) -> Encoded:
+    # A register that is not read must still exist.
+    return item.dst, COMPUTE_OPS.index(item.op), item.a, item.b, max(item.c, 0)
+
+
+def _constant_list(arg: ArgList) -> list[Any] | None:
+    """The plain list when all of it is constant, so that it is converted once at load."""
+    if not arg.items or not all(isinstance(entry, ArgConst) for entry in arg.items):
+        return None
+    return [entry.value for entry in arg.items if isinstance(entry, ArgConst)]
+
+
+def _registers_written(item: Instruction) -> tuple[int, ...]:
+    if isinstance(item, BindSize):
+        return (item.reg,)
+    if isinstance(item, Compute):
+        return (item.dst,)
+    if isinstance(item, Extern | PythonCall):
+        return tuple(reg for _, reg in item.registers)
+    return ()
+
+
+def with_frees(program: Program) -> list[Instruction]:
+    """The code with a `Free` after the last use of every slot that the program leaves alive and does not return.
+
+    Mainly for inputs: AOTAutograd hands over ownership, and peak memory counts how early they go."""
+    kept = {out.slot for out in program.outputs if isinstance(out, OutTensor)}
+    kept |= {item.slot for item in program.code if isinstance(item, Free)}
+    kept |= {item.source for item in program.code if isinstance(item, Reuse)}
+    kept |= {slot for slot, _ in program.constants}
+    last: dict[int, int] = {item.slot: -1 for item in program.inputs if isinstance(item, InputTensor)}
+    for position, item in enumerate(program.code):
+        for slot in (*slots_read(item), *slots_defined(item)):
+            last[slot] = position
+    dying: dict[int, list[Instruction]] = {}
+    for slot, position in last.items():
+        if slot not in kept:
+            dying.setdefault(position, []).append(Free(slot))
+    code = list(dying.get(-1, ()))
+    for position, item in enumerate(program.code):
+        code += (item, *dying.get(position, ()))
+    return code

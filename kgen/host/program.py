@@ -1,0 +1,371 @@
+"""The program of one compiled graph: what the native runtime interprets, as plain data that pickles.
+
+Three kinds of numbered things exist at run time, all private to one call:
+
+- *registers* hold int64: literals (preloaded), sizes and strides bound from inputs, and what `Compute` makes of them.
+  Every size, stride and offset below is a register number.
+- *slots* hold arrays. A slot is defined exactly once: by an input, a constant, `Alloc`, `Reuse`, `Alias`, an `Extern` or a
+  `PythonCall`. Strides and offsets count elements.
+- *memory* lies under slots. `Alloc` makes one; `Alias` adds a holder, `Reuse` moves a holder, `Free` removes one; memory is
+  given back when its last holder is freed, or at the end of the call. So freeing a base under a live alias is safe.
+
+An input's data stands at its slot's `offset`, whatever the tensor's own storage offset is; the same holds for results of
+externs. Offsets in `ArgTensor`, `OutTensor` and aliases use the slot's frame of reference.
+
+Order of a call: bind inputs, run `computes`, check inputs, clear the caller's list, run `code`, make `outputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Union
+
+import torch
+
+from kgen.errors import InvalidProgram
+
+__all__ = [
+    "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
+    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "OutConst", "OutInt", "OutTensor", "Program",
+    "PythonCall", "Regs", "Reuse", "SlotSpec", "verify",
+]  # fmt: skip
+
+Regs = tuple[int, ...]
+
+#: Operators of `Compute`: those of `kgen.index.FUNCTIONS` and floor arithmetic. Division by zero gives 0, never a trap.
+COMPUTE_OPS = (
+    "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """Geometry of a slot: memory of ``offset + 1 + sum((size - 1) * stride)`` elements, none when a size is 0."""
+
+    dtype: torch.dtype
+    sizes: Regs
+    strides: Regs
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """``register[dst] = op(a, b)``; `select` is ``b if a else c``."""
+
+    dst: int
+    op: str
+    a: int
+    b: int
+    c: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """A tensor argument. None in `sizes` leaves a dimension unchecked, None for `strides` leaves all strides unchecked (a
+    stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or "stride", dim)."""
+
+    slot: int
+    dtype: torch.dtype
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...] | None
+    binds: tuple[tuple[int, str, int], ...] = ()
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class InputInt:
+    """An integer argument: stored into `reg`, or compared with it when `check`."""
+
+    reg: int
+    check: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InputIgnored:
+    """An argument that the graph does not use."""
+
+
+Input = Union[InputTensor, InputInt, InputIgnored]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgTensor:
+    """The view (sizes, strides, offset, dtype) of a slot's storage; `sizes` None means the slot's own tensor as it is."""
+
+    slot: int
+    sizes: Regs | None = None
+    strides: Regs = ()
+    offset: int = -1
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArgInt:
+    reg: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArgConst:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArgList:
+    items: tuple[Arg, ...]
+
+
+Arg = Union[ArgTensor, ArgInt, ArgConst, ArgList]
+KwArgs = tuple[tuple[str, Arg], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """`slot` takes over the memory of `source`, which must hold at least as many bytes. `source` may still be read by the
+    next kernels (in place), but is freed from now on through `slot` alone."""
+
+    slot: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`slot` is another geometry or version on the memory of `source`."""
+
+    slot: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included)."""
+
+    index: int
+    slots: tuple[int, ...]
+    registers: Regs = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """A boxed call of a dispatcher operator: `op` "aten::mm", `overload` "out" ("default" and "" are the same).
+
+    Results are flattened (a list result counts as its elements) and `outs` names the slot that takes each, or None.
+    `registers` are (position, register) for integer results."""
+
+    op: str
+    overload: str
+    args: tuple[Arg, ...]
+    kwargs: KwArgs = ()
+    outs: tuple[int | None, ...] = ()
+    registers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """``callables[index](*args, **kwargs)``; a tuple or list result is flattened as for `Extern`."""
+
+    index: int
+    args: tuple[Arg, ...]
+    kwargs: KwArgs = ()
+    outs: tuple[int | None, ...] = ()
+    registers: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BindSize:
+    """``register[reg] = size (or stride) of the slot's actual tensor``, for sizes known only after an extern ran."""
+
+    reg: int
+    slot: int
+    dim: int
+    what: str = "size"
+
+
+Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute]
+
+
+@dataclass(frozen=True, slots=True)
+class OutTensor:
+    """A view of a slot's storage; the slot's own tensor object when the geometry is the same (an input itself, then).
+    `sizes` None means the slot's tensor as it is, None where an extern returned no tensor."""
+
+    slot: int
+    sizes: Regs | None = None
+    strides: Regs = ()
+    offset: int = -1
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutInt:
+    reg: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutConst:
+    value: Any
+
+
+Output = Union[OutTensor, OutInt, OutConst]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`registers` are initial values; `constants` pairs (slot, index into the tensors given at load); `kernels` are symbols."""
+
+    inputs: tuple[Input, ...]
+    registers: tuple[int, ...]
+    slots: tuple[SlotSpec, ...]
+    code: tuple[Instruction, ...]
+    outputs: tuple[Output, ...]
+    kernels: tuple[str, ...] = ()
+    computes: tuple[Compute, ...] = ()
+    constants: tuple[tuple[int, int], ...] = ()
+
+
+def arg_tensors(args: tuple[Arg, ...], kwargs: KwArgs = ()) -> Iterator[ArgTensor]:
+    """Every tensor operand in an argument list, nested ones too."""
+    pending = [*args, *(arg for _, arg in kwargs)]
+    while pending:
+        arg = pending.pop(0)
+        if isinstance(arg, ArgTensor):
+            yield arg
+        elif isinstance(arg, ArgList):
+            pending[:0] = arg.items
+
+
+def slots_read(item: Instruction) -> tuple[int, ...]:
+    """Slots that must be defined before `item` runs."""
+    if isinstance(item, Kernel):
+        return item.slots
+    if isinstance(item, Extern | PythonCall):
+        return tuple(arg.slot for arg in arg_tensors(item.args, item.kwargs))
+    if isinstance(item, Reuse | Alias):
+        return (item.source,)
+    if isinstance(item, Free | BindSize):
+        return (item.slot,)
+    return ()
+
+
+def slots_defined(item: Instruction) -> tuple[int, ...]:
+    if isinstance(item, Alloc | Reuse | Alias):
+        return (item.slot,)
+    if isinstance(item, Extern | PythonCall):
+        return tuple(slot for slot in item.outs if slot is not None)
+    return ()
+
+
+def verify(program: Program) -> None:
+    """Raise `InvalidProgram` where the native runtime would read a slot, kernel or register that is not there."""
+    Verifier(program).run()
+
+
+class Verifier:
+    """One walk in program order. It keeps the runtime free of checks: what passes here cannot read outside its tables."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.defined: set[int] = set()
+        self.freed: set[int] = set()
+
+    def run(self) -> None:
+        program = self.program
+        for position, spec in enumerate(program.slots):
+            if len(spec.sizes) != len(spec.strides):
+                self.fail(f"slot {position}", "has as many strides as sizes")
+            self.registers(f"slot {position}", (*spec.sizes, *spec.strides, spec.offset))
+        for position, argument in enumerate(program.inputs):
+            self.input(f"input {position}", argument)
+        for slot, _ in program.constants:
+            self.define("constants", slot)
+        for compute in program.computes:
+            self.compute("computes", compute)
+        for position, item in enumerate(program.code):
+            self.instruction(f"code {position} ({type(item).__name__})", item)
+        for position, out in enumerate(program.outputs):
+            self.output(f"output {position}", out)
+
+    def fail(self, where: str, rule: str) -> None:
+        raise InvalidProgram(where=where, rule=rule)
+
+    def registers(self, where: str, regs: tuple[int | None, ...]) -> None:
+        if not all(reg is None or 0 <= reg < len(self.program.registers) for reg in regs):
+            self.fail(where, f"uses registers below {len(self.program.registers)}, got {regs}")
+
+    def define(self, where: str, slot: int) -> None:
+        if not 0 <= slot < len(self.program.slots):
+            self.fail(where, f"uses slots below {len(self.program.slots)}, got {slot}")
+        if slot in self.defined:
+            self.fail(where, f"defines each slot once, got {slot} again")
+        self.defined.add(slot)
+
+    def read(self, where: str, slot: int) -> None:
+        if slot not in self.defined or slot in self.freed:
+            self.fail(where, f"reads only live slots, {slot} is {'freed' if slot in self.freed else 'not defined'}")
+
+    def input(self, where: str, argument: Input) -> None:
+        if isinstance(argument, InputInt):
+            self.registers(where, (argument.reg,))
+        elif isinstance(argument, InputTensor):
+            self.define(where, argument.slot)
+            self.registers(where, (*argument.sizes, *(argument.strides or ()), *(reg for reg, _, _ in argument.binds)))
+            if argument.strides is not None and len(argument.strides) != len(argument.sizes):
+                self.fail(where, "has as many strides as sizes")
+            if not all(what in ("size", "stride") and 0 <= dim < len(argument.sizes) for _, what, dim in argument.binds):
+                self.fail(where, "binds sizes and strides of its own dimensions")
+
+    def compute(self, where: str, item: Compute) -> None:
+        if item.op not in COMPUTE_OPS:
+            self.fail(where, f"knows the operators {COMPUTE_OPS}, got {item.op}")
+        self.registers(where, (item.dst, item.a, item.b, item.c if item.op == "select" else None))
+
+    def view(self, where: str, view: ArgTensor | OutTensor) -> None:
+        self.read(where, view.slot)
+        if view.sizes is not None:
+            if len(view.sizes) != len(view.strides) or view.dtype is None:
+                self.fail(where, "gives a view as many strides as sizes, and a dtype")
+            self.registers(where, (*view.sizes, *view.strides, view.offset))
+
+    def ints(self, where: str, args: tuple[Arg, ...]) -> None:
+        for arg in args:
+            if isinstance(arg, ArgInt):
+                self.registers(where, (arg.reg,))
+            elif isinstance(arg, ArgList):
+                self.ints(where, arg.items)
+
+    def instruction(self, where: str, item: Instruction) -> None:
+        for slot in slots_read(item):
+            self.read(where, slot)
+        if isinstance(item, Compute):
+            self.compute(where, item)
+        elif isinstance(item, BindSize):
+            self.registers(where, (item.reg,))
+        elif isinstance(item, Kernel):
+            self.registers(where, item.registers)
+            if not 0 <= item.index < len(self.program.kernels):
+                self.fail(where, f"names one of {len(self.program.kernels)} kernels, got {item.index}")
+        elif isinstance(item, Extern | PythonCall):
+            for view in arg_tensors(item.args, item.kwargs):
+                self.view(where, view)
+            self.ints(where, (*item.args, *(arg for _, arg in item.kwargs)))
+            self.registers(where, tuple(reg for _, reg in item.registers))
+        elif isinstance(item, Free):
+            self.freed.add(item.slot)
+        for slot in slots_defined(item):
+            self.define(where, slot)
+
+    def output(self, where: str, out: Output) -> None:
+        if isinstance(out, OutTensor):
+            self.view(where, out)
+        elif isinstance(out, OutInt):
+            self.registers(where, (out.reg,))

@@ -1,0 +1,116 @@
+// The native host: an interpreter of kgen/host/program.py, compiled once per machine.
+//
+// `create(spec)` turns the nested tuples that kgen/host/native.py makes of a Program into a `Runner`, a Python callable that
+// takes the boxed list of inputs and returns the list of outputs. What can be decided once is decided in `create`: schemas are
+// looked up, constants converted; indices were checked by program.py's Verifier. A Runner is immutable and all state of a call
+// is in its Frame, so one Runner may run in several threads at once and inside itself.
+//
+// Memory that only kernels touch never becomes a Storage or a Tensor: a small graph costs one call, its allocations and its
+// kernels. Read runtime_program.h, then runtime_frame.h, then runtime_calls.h: one translation unit, split for readers.
+
+#include "runtime_calls.h"
+
+#include <structmember.h>
+
+namespace {
+
+struct Runner {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  Program* program;
+  PyObject* dict;
+  PyObject* weakrefs;
+};
+
+PyObject* runner_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  HANDLE_TH_ERRORS
+  if (PyVectorcall_NARGS(flags) != 1 || (names && PyTuple_GET_SIZE(names) != 0)) {
+    PyErr_SetString(PyExc_TypeError, "a compiled graph takes one list of inputs");
+    return nullptr;
+  }
+  return Frame(*reinterpret_cast<Runner*>(self)->program).run(args[0]);
+  END_HANDLE_TH_ERRORS
+}
+
+void runner_dealloc(PyObject* self) {
+  auto* runner = reinterpret_cast<Runner*>(self);
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  if (runner->weakrefs) PyObject_ClearWeakRefs(self);
+  Py_CLEAR(runner->dict);
+  delete runner->program;
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+int runner_traverse(PyObject* self, visitproc visit, void* arg) {
+  auto* runner = reinterpret_cast<Runner*>(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(runner->dict);
+  return 0;
+}
+
+int runner_clear(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<Runner*>(self)->dict);
+  return 0;
+}
+
+PyObject* runner_boxed(PyObject*, void*) { Py_RETURN_TRUE; }
+
+PyMemberDef runner_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Runner, vectorcall), READONLY, nullptr},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Runner, dict), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Runner, weakrefs), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyGetSetDef runner_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {"_boxed_call", runner_boxed, nullptr, "AOTAutograd: takes one list and clears it.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot runner_slots[] = {
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(runner_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(runner_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(runner_clear)},
+    {Py_tp_members, runner_members},
+    {Py_tp_getset, runner_getset},
+    {Py_tp_doc, const_cast<char*>("A loaded program: call it with the boxed list of inputs.")},
+    {0, nullptr}};
+
+constexpr unsigned kRunnerFlags =
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+PyType_Spec runner_spec = {"kgen_runtime.Runner", sizeof(Runner), 0, kRunnerFlags, runner_slots};
+
+PyTypeObject* runner_type = nullptr;
+
+PyObject* create(PyObject*, PyObject* spec) {
+  HANDLE_TH_ERRORS
+  std::unique_ptr<Program> program = parse_program(spec);
+  Runner* runner = PyObject_GC_New(Runner, runner_type);
+  if (!runner) return nullptr;
+  runner->vectorcall = runner_call;
+  runner->program = program.release();
+  runner->dict = nullptr;
+  runner->weakrefs = nullptr;
+  PyObject_GC_Track(runner);
+  return reinterpret_cast<PyObject*>(runner);
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef module_methods[] = {{"create", create, METH_O, "Make a Runner of the tuples that kgen/host/native.py encodes."},
+                                {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "kgen_runtime", nullptr, -1, module_methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_kgen_runtime() {
+  PyObject* module = PyModule_Create(&module_def);
+  if (!module) return nullptr;
+  runner_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&runner_spec));
+  if (!runner_type || PyModule_AddObjectRef(module, "Runner", reinterpret_cast<PyObject*>(runner_type)) != 0) return nullptr;
+  return module;
+}

@@ -1,0 +1,336 @@
+// The state of one call: registers, slots, their memory, and tensors made of it.
+#pragma once
+
+#include "runtime_program.h"
+
+namespace {
+
+// ---- one call ---------------------------------------------------------------------------------------------------------
+
+int64_t power(int64_t base, int64_t exponent) {
+  int64_t result = 1;
+  for (; exponent > 0; --exponent) result *= base;
+  return result;
+}
+
+int64_t floor_div(int64_t a, int64_t b) {
+  if (b == 0) return 0;
+  int64_t quotient = a / b;
+  return (a % b != 0 && (a < 0) != (b < 0)) ? quotient - 1 : quotient;
+}
+
+void compute(const Compute& item, int64_t* regs) {
+  const int64_t a = regs[item.a], b = regs[item.b];
+  int64_t& out = regs[item.dst];
+  switch (item.op) {
+    case ComputeOp::Add: out = a + b; break;
+    case ComputeOp::Sub: out = a - b; break;
+    case ComputeOp::Mul: out = a * b; break;
+    case ComputeOp::FloorDiv: out = floor_div(a, b); break;
+    case ComputeOp::Mod: out = a - floor_div(a, b) * b; break;
+    case ComputeOp::Min: out = std::min(a, b); break;
+    case ComputeOp::Max: out = std::max(a, b); break;
+    case ComputeOp::Pow: out = power(a, b); break;
+    case ComputeOp::Shl: out = a << b; break;
+    case ComputeOp::Shr: out = a >> b; break;
+    case ComputeOp::And: out = a & b; break;
+    case ComputeOp::Or: out = a | b; break;
+    case ComputeOp::Xor: out = a ^ b; break;
+    case ComputeOp::Lt: out = a < b; break;
+    case ComputeOp::Le: out = a <= b; break;
+    case ComputeOp::Eq: out = a == b; break;
+    case ComputeOp::Select: out = a ? b : regs[item.c]; break;
+  }
+}
+
+// One slot of a running call. Memory lives in its root: the slot that made it, itself unless an alias or a reuse.
+struct Slot {
+  char* base = nullptr;  // of the slot's frame of reference: element 0
+  char* data = nullptr;  // base + the slot's own offset
+  int32_t root = -1;
+  bool holds = false;
+  at::Tensor tensor;  // the slot's own geometry; always there for inputs, constants and results of calls
+  // Of a root only:
+  bool absent = false;  // a call returned None
+  int32_t holders = 0;
+  int64_t nbytes = 0;  // from base
+  c10::DataPtr memory;
+  c10::Storage storage;  // made of `memory` when a tensor is first needed
+};
+
+struct Gil {  // released between construction and the end of its scope, except inside `acquire`
+  PyThreadState* saved = PyEval_SaveThread();
+  ~Gil() { acquire(); }
+  void acquire() {
+    if (saved) PyEval_RestoreThread(std::exchange(saved, nullptr));
+  }
+  void release() { saved = PyEval_SaveThread(); }
+};
+
+struct DispatchGuards {  // the graph is what AOTAutograd left below autograd and autocast
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
+
+class Frame {
+ public:
+  explicit Frame(const Program& program) : program_(program), regs_(program.registers), slots_(program.slots.size()) {}
+
+  PyObject* run(PyObject* boxed);
+
+ private:
+  void bind(PyObject* const* args, Py_ssize_t count);
+  void check_inputs() const;
+  void execute(Gil& gil);
+  void fail(size_t position, const std::string& actual, const std::string& expected) const;
+  std::string expected(const Input& input) const;
+
+  void dims(const Regs& from, Dims& to) const {
+    to.resize(from.size());
+    for (size_t i = 0; i < from.size(); ++i) to[i] = regs_[from[i]];
+  }
+  int64_t bytes_of(const SlotSpec& spec) const;
+  void place(int32_t slot, char* base, int32_t root);
+  void adopt(int32_t slot, at::Tensor tensor, bool check, const char* source);
+  at::Tensor in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const;
+  void allocate(int32_t slot);
+  void reuse(int32_t slot, int32_t source);
+  void alias(int32_t slot, int32_t source, bool same_geometry);
+  void free(int32_t slot);
+
+  const c10::Storage& storage(Slot& root);
+  at::Tensor make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset);
+  const at::Tensor& own(int32_t slot);
+  at::Tensor view(const View& view);
+
+  void kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const;
+  void call_boxed(const Call& call, Stack& stack);
+  void call_python(const Call& call);
+  IValue boxed(const Arg& arg);
+  IValue boxed_list(const Arg& arg);
+  Object python(const Arg& arg);
+  void take(const Call& call, size_t position, at::Tensor tensor);
+  void take_integer(const Call& call, size_t position, int64_t value);
+  PyObject* output(const Output& out);
+
+  const Program& program_;
+  std::vector<int64_t> regs_;
+  std::vector<Slot> slots_;
+};
+
+// ---- inputs
+
+std::string describe(const at::Tensor& tensor) {
+  std::string device = c10::DeviceTypeName(tensor.device().type(), true);
+  if (tensor.layout() != at::kStrided) return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " on ", device);
+  return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " and strides ", tensor.strides(), " on ", device);
+}
+
+std::string Frame::expected(const Input& input) const {
+  auto list = [&](const Regs& regs) {
+    std::string out = "[";
+    for (size_t i = 0; i < regs.size(); ++i)
+      out += (i ? ", " : "") + (regs[i] < 0 ? std::string("any") : std::to_string(regs_[regs[i]]));
+    return out + "]";
+  };
+  std::string out = c10::str(c10::scalarTypeToTypeMeta(input.dtype), " with sizes ", list(input.sizes));
+  if (input.check_strides) out += " and strides " + list(input.strides);
+  return out + " on " + c10::DeviceTypeName(input.device, true);
+}
+
+void Frame::fail(size_t position, const std::string& actual, const std::string& expected) const {
+  Object made = checked(PyObject_CallFunction(
+      program_.mismatch.ptr, "nss", static_cast<Py_ssize_t>(position), actual.c_str(), expected.c_str()));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr)), made.ptr);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+void Frame::bind(PyObject* const* args, Py_ssize_t count) {
+  const size_t wanted = program_.inputs.size();
+  if (static_cast<size_t>(count) != wanted)
+    fail(0, c10::str("come in a list of ", count), c10::str("a list of ", wanted));
+  for (size_t i = 0; i < wanted; ++i) {
+    const Input& input = program_.inputs[i];
+    if (input.kind == Input::Int) {
+      if (!PyLong_Check(args[i])) fail(i, c10::str("type ", Py_TYPE(args[i])->tp_name), "an int");
+      const int64_t value = integer(args[i]);
+      if (!input.check)
+        regs_[input.reg] = value;
+      else if (value != regs_[input.reg])
+        fail(i, c10::str("the value ", value), c10::str(regs_[input.reg]));
+    } else if (input.kind == Input::Tensor) {
+      if (!THPVariable_Check(args[i])) fail(i, c10::str("type ", Py_TYPE(args[i])->tp_name), "a tensor");
+      const at::Tensor& tensor = THPVariable_Unpack(args[i]);
+      slots_[input.slot].tensor = tensor;
+      if (static_cast<size_t>(tensor.dim()) != input.sizes.size()) fail(i, describe(tensor), expected(input));
+      for (const Bind& bind : input.binds)
+        regs_[bind.reg] = bind.stride ? tensor.strides()[bind.dim] : tensor.sizes()[bind.dim];
+    }
+  }
+}
+
+void Frame::check_inputs() const {
+  for (size_t i = 0; i < program_.inputs.size(); ++i) {
+    const Input& input = program_.inputs[i];
+    if (input.kind != Input::Tensor) continue;
+    const at::Tensor& tensor = slots_[input.slot].tensor;
+    bool same = tensor.scalar_type() == input.dtype && tensor.device().type() == input.device;
+    const auto sizes = tensor.sizes();
+    for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
+    if (input.check_strides && same && tensor.numel() != 0) {
+      const auto strides = tensor.strides();
+      for (size_t d = 0; d < sizes.size(); ++d)
+        same &= input.strides[d] < 0 || sizes[d] == 1 || regs_[input.strides[d]] == strides[d];
+    }
+    if (!same) fail(i, describe(tensor), expected(input));
+  }
+}
+
+// ---- memory
+
+int64_t Frame::bytes_of(const SlotSpec& spec) const {
+  int64_t last = regs_[spec.offset];
+  for (size_t d = 0; d < spec.sizes.size(); ++d) {
+    const int64_t size = regs_[spec.sizes[d]];
+    if (size <= 0) return 0;
+    last += (size - 1) * regs_[spec.strides[d]];
+  }
+  return (last + 1) * spec.itemsize;
+}
+
+void Frame::place(int32_t slot, char* base, int32_t root) {
+  Slot& made = slots_[slot];
+  const SlotSpec& spec = program_.slots[slot];
+  made.base = base;
+  made.data = base ? base + regs_[spec.offset] * spec.itemsize : nullptr;
+  made.root = root;
+  made.holds = true;
+}
+
+void Frame::adopt(int32_t slot, at::Tensor tensor, bool check, const char* source) {
+  const SlotSpec& spec = program_.slots[slot];
+  if (check) tensor = in_expected_layout(spec, std::move(tensor), source);
+  char* base = nullptr;
+  if (tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage()) {
+    // Mutable: a lazily cloned storage must be copied before a kernel may write to it.
+    base = static_cast<char*>(tensor.mutable_data_ptr());
+    if (base) base -= regs_[spec.offset] * spec.itemsize;
+    slots_[slot].nbytes = static_cast<int64_t>(tensor.storage().nbytes()) -
+                          (tensor.storage_offset() - regs_[spec.offset]) * static_cast<int64_t>(tensor.itemsize());
+  }
+  place(slot, base, slot);
+  slots_[slot].holders = 1;
+  slots_[slot].absent = !tensor.defined();
+  slots_[slot].tensor = std::move(tensor);
+}
+
+// Kernels were compiled for the strides that the fake tensors promised. Where the real operator differs, a copy puts it right.
+at::Tensor Frame::in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
+  Dims sizes, strides;
+  dims(spec.sizes, sizes);
+  dims(spec.strides, strides);
+  TORCH_CHECK(tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes), source, " returned ",
+              describe(tensor), ", but tracing promised ", c10::scalarTypeToTypeMeta(spec.dtype), " with sizes ",
+              c10::IntArrayRef(sizes));
+  bool same = true;
+  if (tensor.numel() != 0)
+    for (size_t d = 0; d < sizes.size(); ++d) same &= sizes[d] == 1 || tensor.strides()[d] == strides[d];
+  if (same) return tensor;
+  at::Tensor copy = at::empty_strided(sizes, strides, tensor.options());
+  copy.copy_(tensor);
+  return copy;
+}
+
+void Frame::allocate(int32_t slot) {
+  Slot& made = slots_[slot];
+  made.nbytes = bytes_of(program_.slots[slot]);
+  made.memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(made.nbytes));
+  made.holders = 1;
+  place(slot, static_cast<char*>(made.memory.get()), slot);
+}
+
+void Frame::reuse(int32_t slot, int32_t source) {
+  Slot& from = slots_[source];
+  const int64_t needed = bytes_of(program_.slots[slot]);
+  const int64_t there = slots_[from.root].nbytes;
+  TORCH_CHECK(needed <= there, "kgen runtime: slot ", slot, " needs ", needed, " bytes, slot ", source, " has ", there);
+  place(slot, from.base, from.root);
+  from.holds = false;
+}
+
+void Frame::alias(int32_t slot, int32_t source, bool same_geometry) {
+  Slot& from = slots_[source];
+  place(slot, from.base, from.root);
+  ++slots_[from.root].holders;
+  if (same_geometry) slots_[slot].tensor = from.tensor;
+}
+
+void Frame::free(int32_t slot) {
+  Slot& dead = slots_[slot];
+  if (!dead.holds) return;
+  dead.holds = false;
+  if (slot != dead.root) dead.tensor.reset();
+  Slot& root = slots_[dead.root];
+  if (--root.holders > 0) return;
+  root.tensor.reset();
+  root.storage = c10::Storage();
+  root.memory.clear();
+}
+
+// ---- tensors
+
+const c10::Storage& Frame::storage(Slot& root) {
+  if (!root.storage) {
+    if (root.tensor.defined()) {
+      root.storage = root.tensor.storage();
+    } else {
+      root.storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(root.nbytes), std::move(root.memory),
+          c10::GetCPUAllocator(), /*resizable=*/true));
+    }
+  }
+  return root.storage;
+}
+
+at::Tensor Frame::make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset) {
+  Slot& root = slots_[slots_[slot].root];
+  const int64_t itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  int64_t start = regs_[offset];
+  const c10::Storage& memory = storage(root);
+  if (root.base) {
+    const int64_t shift = root.base - static_cast<const char*>(memory.data());
+    TORCH_CHECK(shift % itemsize == 0, "kgen runtime: a view of slot ", slot, " is not aligned to its dtype");
+    start += shift / itemsize;
+  }
+  Dims size_values, stride_values;
+  dims(sizes, size_values);
+  dims(strides, stride_values);
+  c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  if (const at::Tensor& tensor = root.tensor; tensor.defined()) {
+    if (tensor.scalar_type() == dtype && tensor.storage_offset() == start && tensor.sizes() == c10::IntArrayRef(size_values) &&
+        tensor.strides() == c10::IntArrayRef(stride_values))
+      return tensor;  // so a mutated input that is also an output comes back as the caller's own tensor
+    keys = tensor.key_set();
+  }
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory), keys, c10::scalarTypeToTypeMeta(dtype));
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(size_values, stride_values, start);
+  return made;
+}
+
+const at::Tensor& Frame::own(int32_t slot) {
+  Slot& state = slots_[slot];
+  if (!state.tensor.defined() && !slots_[state.root].absent) {
+    const SlotSpec& spec = program_.slots[slot];
+    state.tensor = make(slot, spec.dtype, spec.sizes, spec.strides, spec.offset);
+  }
+  return state.tensor;
+}
+
+at::Tensor Frame::view(const View& view) {
+  return view.own ? own(view.slot) : make(view.slot, view.dtype, view.sizes, view.strides, view.offset);
+}
+
+}  // namespace

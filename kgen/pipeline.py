@@ -1,0 +1,75 @@
+"""The stages between an aten graph and a callable: each takes what the one before it made."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+from torch.fx import GraphModule
+
+from kgen import ir, lowering, torch_adapter, verify
+from kgen.build import toolchain
+from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.config import Config
+from kgen.explain import record
+from kgen.host.assemble import assemble
+from kgen.host.compiled import Blueprint, HostGraph
+from kgen.plan import Kernel, Schedule
+from kgen.scheduler import Options
+from kgen.scheduler import schedule as make_schedule
+from kgen.templates.cpp.kernel import render_kernel
+from kgen.torch_adapter import GraphInfo
+from kgen.verdict import demands
+
+REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
+
+
+def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    """Turns functional copies into in-place writes where the old value is dead."""
+    return lowering.reinplace(gm)
+
+
+def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
+    """Aten calls to loop IR."""
+    context = lowering.LoweringContext(
+        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs
+    )  # fmt: skip
+    graph = lowering.lower(gm, context)
+    if config.verify:
+        verify.verify(graph, "lower")
+    return gm, graph
+
+
+def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
+    """Loop IR to kernels in order, with a memory plan."""
+    gm, graph = work
+    return gm, make_schedule(graph, Options(config.fusion, demands()))
+
+
+def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
+    """Kernels to C++ translation units."""
+    gm, plan = work
+    width = REGISTER_BYTES[toolchain.isa().name]
+
+    def one(kernel: Kernel, symbol: str) -> Rendered:
+        made = render_kernel(kernel, plan.graph, symbol, width, config.loop_reordering)
+        return Rendered(made.text, made.buffers, made.sizes, made.names)
+
+    return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))
+
+
+def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
+    """Units to machine code, and the host program that calls them."""
+    gm, plan, units = work
+    assembled = assemble(plan, units.calls)
+    coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
+    for call in plan.calls:
+        coverage[f"extern.{call.node.target}"] += 1
+    blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage))
+    record(info, plan, units, blueprint, config)
+    return HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
+
+
+def stages() -> tuple[Any, ...]:
+    return (reinplace, lower, schedule, render, build)

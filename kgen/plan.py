@@ -1,0 +1,78 @@
+"""What the scheduler hands to the back ends: kernels to generate, calls to make, and where every buffer lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from kgen import ir
+from kgen.index import Expr, Var
+from kgen.values import Value
+from kgen.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan
+    or scatter; `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1: before
+    all). `stored` says which outs are written to memory; the rest stay in registers."""
+
+    kind: str
+    outs: tuple[str, ...]
+    value: Value
+    store: tuple[Expr, ...]
+    inner: bool
+    section: int
+    stored: tuple[bool, ...]
+    op: str = ""  # reduction or scan operation, scatter mode
+    mask: Value | None = None
+    target: str | None = None
+    axis: Var | None = None
+    rank: Expr | None = None  # argmax and argmin: what counts as the index of a point
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
+    that live in a per-thread row between two sections."""
+
+    name: str
+    outer: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    sections: int
+    statements: tuple[Statement, ...]
+    rows: tuple[str, ...] = ()
+    origins: tuple[ir.Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A library call."""
+
+    node: ir.Extern
+
+
+Step = Union[Kernel, Call]
+
+
+@dataclass(slots=True)
+class Schedule:
+    """Steps in execution order, with the verdicts that led to them. `dead_after[i]` are buffers whose last use is step i;
+    `reuses` maps a buffer to the dead one whose memory it takes."""
+
+    graph: ir.Graph
+    steps: list[Step]
+    verdicts: list[Verdict]
+    local: frozenset[str] = frozenset()
+    dead_after: list[tuple[str, ...]] = field(default_factory=list)
+    reuses: dict[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        return [s for s in self.steps if isinstance(s, Kernel)]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [s for s in self.steps if isinstance(s, Call)]

@@ -1,0 +1,122 @@
+"""Decisions as data. Every choice of the scheduler is a `Verdict`: who, what, why, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Outcome(Enum):
+    FUSED = "fused"
+    ILLEGAL = "illegal"
+    UNPROFITABLE = "unprofitable"
+    RECOMPUTED = "recomputed"
+    STORED = "stored"
+    EXTERN = "extern"
+    CHOSEN = "chosen"
+
+
+class Reason(Enum):
+    """Why. The text completes 'because ...'; `CHANGES` says what would turn the verdict."""
+
+    SHARED_DATA = "they share data at the same index"
+    EPILOGUE = "the consumer runs on the result while it is in registers"
+    BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
+    SIBLINGS = "they read the same data in one pass"
+    INDEX_MISMATCH = "the consumer reads other elements than the producer has just written"
+    SPACE_MISMATCH = "their loops cover different index spaces"
+    REDUCED_AXES_DIFFER = "they reduce over different axes"
+    CYCLE = "a third kernel lies on a path between them"
+    SEARCH_LIMIT = "proving that no third kernel lies between them takes too long"
+    MUTATION = "one overwrites data that the other reads at other indices"
+    SCATTER_RESULT = "a scatter's result is complete only after all of its writes"
+    EXTERN_CALL = "one of them is a library call"
+    DEVICE = "they run on different devices"
+    NO_SAVING = "no memory traffic would be saved"
+    PARALLELISM = "too few rows would be left to share among the threads"
+    LAYOUT_CONFLICT = "their fast axes differ, so one of them would walk memory with strides"
+    TOO_LARGE = "the joined loop would have too many operations or operands"
+    SWITCHED_OFF = "fusion is switched off in the options"
+    CHEAP = "computing it again costs less than a trip through memory"
+    EXPENSIVE = "computing it again costs more than a trip through memory"
+    ROW_IN_CACHE = "one row fits in cache and is kept there"
+    NO_LOWERING = "the operator has no lowering"
+    LIBRARY = "a library call computes it"
+    FORBIDDEN = "forbid_fused asked for it"
+
+
+CHANGES: dict[Reason, str] = {
+    Reason.INDEX_MISMATCH: "write the consumer so that it reads the element the producer makes, or accept two kernels",
+    Reason.SPACE_MISMATCH: "give both the same shape",
+    Reason.REDUCED_AXES_DIFFER: "reduce over the same axes",
+    Reason.CYCLE: "move the operation between them before the producer or after the consumer",
+    Reason.SEARCH_LIMIT: "compile a smaller region",
+    Reason.MUTATION: "write out of place",
+    Reason.PARALLELISM: "use more rows",
+    Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
+    Reason.SWITCHED_OFF: "set options={'fusion': True}",
+    Reason.EXTERN_CALL: "a template for the library call would make it fusible",
+    Reason.NO_LOWERING: "none: the operator runs in eager",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One decision. `bytes_saved` is memory traffic at the size hints; `measured` are times in microseconds, if any."""
+
+    producer: str
+    consumer: str
+    outcome: Outcome
+    reason: Reason
+    bytes_saved: int = 0
+    detail: str = ""
+    measured: tuple[float, ...] = ()
+
+    @property
+    def change(self) -> str:
+        return CHANGES.get(self.reason, "")
+
+    def __str__(self) -> str:
+        saved = f", saves {self.bytes_saved:,} bytes" if self.bytes_saved else ""
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.producer} + {self.consumer}: {self.outcome.value}, because {self.reason.value}{detail}{saved}"
+
+
+@dataclass(frozen=True, slots=True)
+class FusionDemand:
+    """What a user asked of the scheduler: operator names that must, or must not, share a kernel."""
+
+    producer: str
+    consumer: str
+    wanted: bool
+
+
+_demands: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands", default=())
+
+
+def demands() -> tuple[FusionDemand, ...]:
+    return _demands.get()
+
+
+@contextmanager
+def require_fused(producer: str, consumer: str) -> Iterator[None]:
+    """Graphs compiled inside must run operators `producer` and `consumer` (``"aten.mm"``) in one kernel, or raise
+    `errors.FusionRequired` with the reason why not."""
+    token = _demands.set((*_demands.get(), FusionDemand(producer, consumer, True)))
+    try:
+        yield
+    finally:
+        _demands.reset(token)
+
+
+@contextmanager
+def forbid_fused(producer: str, consumer: str) -> Iterator[None]:
+    """Graphs compiled inside keep the two operators in separate kernels."""
+    token = _demands.set((*_demands.get(), FusionDemand(producer, consumer, False)))
+    try:
+        yield
+    finally:
+        _demands.reset(token)

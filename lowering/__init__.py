@@ -1,0 +1,6 @@
+"""Lowering: aten graphs to loop IR. `lower` and `reinplace` are the two stages."""
+
+from kgen.lowering.graph import LoweringContext, lower
+from kgen.lowering.reinplace import reinplace
+
+__all__ = ["LoweringContext", "lower", "reinplace"]

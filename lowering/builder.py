@@ -1,0 +1,285 @@
+"""Builds an `ir.Graph`: the interface that lowering rules use to make nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ir, ops
+from kgen import values as vs
+from kgen.index import Expr, ExprLike, Var
+from kgen.ir import Buffer, Origin, Sizes, TensorArg
+from kgen.lowering.tensor import Tensor, axes, indices
+from kgen.values import Value
+
+
+class Builder:
+    """Collects buffers and nodes while a graph is walked.
+
+    `current` is the FX node under lowering, `origin` its provenance; `result_strides` is eager's layout of its first result,
+    a preference for the buffers made meanwhile. `numerics` is the rounding policy.
+    """
+
+    def __init__(self, name: str, numerics: str = "fast") -> None:
+        self.graph = ir.Graph(name)
+        self.numerics = numerics
+        self.origin = Origin()
+        self.current: Any = None
+        self.result_strides: Sizes | None = None
+        self.versions: dict[str, str] = {}
+        self._taken: dict[str, int] = {}
+
+    # ---- names and buffers ------------------------------------------------------------------------------------------
+
+    def fresh(self, stem: str) -> str:
+        base, _, last = stem.rpartition("_v")
+        stem = base if base and last.isdigit() and stem in self.graph.buffers else stem
+        while True:
+            count = self._taken.get(stem, -1) + 1
+            self._taken[stem] = count
+            name = stem if count == 0 else f"{stem}_v{count}"
+            if name not in self.graph.buffers:
+                return name
+
+    def stem(self) -> str:
+        return self.origin.name or "buf"
+
+    def buffer(self, sizes: Iterable[ExprLike], dtype: torch.dtype, device: torch.device, stem: str | None = None) -> Buffer:
+        """A new buffer with a flexible layout that prefers eager's stride order when the shape is that of the result."""
+        exprs = tuple(map(ix.as_expr, sizes))
+        made = Buffer(self.fresh(stem or self.stem()), dtype, device, exprs, hint=self._hint(exprs))
+        self.graph.buffers[made.name] = made
+        return made
+
+    def _hint(self, sizes: Sizes) -> tuple[int, ...] | None:
+        strides = self.result_strides
+        if strides is None or len(strides) != len(sizes):
+            return None
+        return stride_order(strides, sizes)
+
+    def new_version(self, target: str) -> Buffer:
+        """The buffer that `target`'s storage becomes after a mutation."""
+        old = self.graph.buffers[target]
+        strides = old.strides or dense_strides(old)
+        if old.strides is None:
+            self.graph.buffers[target] = old = replace(old, strides=strides)
+        made = replace(old, name=self.fresh(target), alias_of=target, kind="intermediate")
+        self.graph.buffers[made.name] = made
+        self.versions[target] = made.name
+        return made
+
+    def freeze(self, name: str, strides: Sizes | None = None) -> Buffer:
+        """Fixes a flexible layout, by default to the dense one its hint prefers."""
+        old = self.graph.buffers[name]
+        if old.strides is None:
+            old = self.graph.buffers[name] = replace(old, strides=strides or dense_strides(old))
+        return old
+
+    def load(self, buffer: Buffer) -> Tensor:
+        """The tensor that a buffer holds."""
+        return Tensor(buffer.sizes, buffer.dtype, buffer.device, vs.load(buffer.name, indices(buffer.sizes), buffer.dtype))
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def realize(self, tensor: Tensor, stem: str | None = None) -> Tensor:
+        """Stores a tensor in a buffer of its own and returns the tensor that reads it; a plain whole-buffer load stays."""
+        if is_whole_buffer(self.graph, tensor):
+            return tensor
+        out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
+        self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, tensor.value, self.origin))
+        return self.load(out)
+
+    def reduce(
+        self, op: str, tensor: Tensor, dims: Sequence[int], keepdim: bool = False, dtypes: Sequence[torch.dtype] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Reduces `tensor` over `dims`. `dtypes` are those of the results (default: the tensor's; int64 for indices).
+        Float results of 16-bit input should be asked for in the dtype the user sees: accumulation is float32 anyway."""
+        rank = tensor.rank
+        reduced = sorted({d % rank for d in dims}) if rank else []
+        kept = [k for k in range(rank) if k not in reduced]
+        row = ops.REDUCTIONS[op]
+        out_vars = axes(tensor.sizes[k] for k in kept)
+        rvars = tuple(ix.var(f"r{n}", tensor.sizes[k]) for n, k in enumerate(reduced))
+        place: list[Expr] = [ix.ZERO] * rank
+        for v, k in zip(out_vars, kept, strict=True):
+            place[k] = v.expr()
+        for v, k in zip(rvars, reduced, strict=True):
+            place[k] = v.expr()
+        body = vs.substitute(tensor.value, dict(zip(tensor.axes, place, strict=True)))
+        sizes = tuple(tensor.sizes[k] for k in kept)
+        kinds = list(dtypes) if dtypes else [tensor.dtype] * row.outputs
+        if not dtypes and op in ("argmax", "argmin"):
+            kinds[1] = torch.int64
+        outs = [self.buffer(sizes, d, tensor.device) for d in kinds]
+        self.graph.nodes.append(ir.Reduction(tuple(o.name for o in outs), out_vars, rvars, op, body, self.origin))
+        results = [self.load(o) for o in outs]
+        if not keepdim:
+            return tuple(results)
+        return tuple(self._keep_dims(r, tensor.sizes, reduced) for r in results)
+
+    def _keep_dims(self, tensor: Tensor, sizes: Sizes, reduced: Sequence[int]) -> Tensor:
+        full = tuple(ix.ONE if k in reduced else s for k, s in enumerate(sizes))
+        where = [i for k, i in enumerate(indices(full)) if k not in reduced]
+        value = vs.substitute(tensor.value, dict(zip(tensor.axes, where, strict=True)))
+        return replace(tensor, sizes=full, value=value)
+
+    def scan(self, op: str, tensor: Tensor, dim: int, dtypes: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
+        """Inclusive scan along `dim`; results as for `reduce`."""
+        outputs = 2 if op in ("argmax", "argmin") else 1
+        kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
+        outs = [self.buffer(tensor.sizes, d, tensor.device) for d in kinds]
+        axis = tensor.axes[dim % tensor.rank]
+        self.graph.nodes.append(ir.Scan(tuple(o.name for o in outs), tensor.axes, axis, op, tensor.value, self.origin))
+        return tuple(self.load(o) for o in outs)
+
+    def scatter(
+        self,
+        target: Tensor,
+        sizes: Iterable[ExprLike],
+        index: Sequence[Expr],
+        value: Value,
+        mode: str = "set",
+        mask: Value | None = None,
+    ) -> Tensor:
+        """Writes `value` (over ``axes(sizes)``) into `target` at `index`, in place. `target` must be a whole buffer (use
+        `realize` or `copy` first) whose old contents nobody reads afterwards; returns the new version."""
+        name = whole_buffer_name(self.graph, target)
+        if name is None:
+            raise ValueError("scatter needs a target that owns its buffer")
+        new = self.new_version(name)
+        self.graph.nodes.append(ir.Scatter(new.name, name, axes(sizes), tuple(index), value, mode, mask, self.origin))
+        return self.load(new)
+
+    def copy(self, tensor: Tensor, stem: str | None = None) -> Tensor:
+        """A fresh buffer with the contents of `tensor`."""
+        out = self.buffer(tensor.sizes, tensor.dtype, tensor.device, stem)
+        self.graph.nodes.append(ir.Pointwise(out.name, tensor.axes, tensor.value, self.origin))
+        return self.load(out)
+
+    def mutate(self, target: str, tensor: Tensor) -> Tensor:
+        """``copy_``: overwrites buffer `target` (its newest version) with `tensor`, and returns the new version."""
+        new = self.new_version(target)
+        where = indices(new.sizes)
+        self.graph.nodes.append(ir.Scatter(new.name, target, axes(new.sizes), where, tensor.value, "set", None, self.origin))
+        return self.load(new)
+
+    # ---- externs ----------------------------------------------------------------------------------------------------
+
+    def operand(self, tensor: Tensor) -> TensorArg:
+        """A tensor as an argument of a library call: a strided view of a buffer, copied only when it is not one."""
+        view = self.as_view(tensor)
+        if view is None:
+            view = self.as_view(self.realize(tensor, f"{self.stem()}_arg"))
+        assert view is not None
+        return view
+
+    def as_view(self, tensor: Tensor) -> TensorArg | None:
+        """The tensor as a strided view of an existing buffer, or None. May fix that buffer's layout to make it one."""
+        value = tensor.value
+        if value.op != "load" or value.args or ops.compute_dtype(tensor.dtype) != value.dtype or value.attr[2] != tensor.dtype:
+            return None
+        name, index, _ = value.attr
+        if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
+            return None
+        arg = TensorArg(name, tensor.axes, index, tensor.dtype)
+        if all(ix.stride_of(e, v) is not None for e in index for v in tensor.axes):
+            return arg
+        buffer = self.graph.buffers[name]
+        linear = ix.linearize(index, buffer.strides or dense_strides(buffer))
+        if all(ix.stride_of(linear, v) is not None for v in tensor.axes):
+            self.freeze(name)
+            return arg
+        return None
+
+    def extern(
+        self,
+        target: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        results: Sequence[tuple[Sizes, torch.dtype, torch.device, Sizes] | None],
+        reason: str,
+        mutates: Sequence[tuple[str, str]] = (),
+        effect: bool = False,
+        wrap: Any = None,
+        binds: Sequence[tuple[Any, int, int]] = (),
+    ) -> tuple[Tensor | None, ...]:
+        """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads.
+        `wrap` makes another node of the call (`ir.Attention`, or a partial of `ir.Contraction`)."""
+        made: list[Buffer | None] = []
+        for spec in results:
+            if spec is None:
+                made.append(None)
+                continue
+            sizes, dtype, device, strides = spec
+            buffer = Buffer(self.fresh(self.stem()), dtype, device, sizes, strides)
+            self.graph.buffers[buffer.name] = buffer
+            made.append(buffer)
+        call = ir.Extern(
+            tuple(b.name if b else None for b in made), target, self.extern_tree(args), tuple((k, self.extern_tree(v)) for k, v in kwargs.items()),
+            tuple(mutates), tuple(binds), effect, reason, self.origin,
+        )  # fmt: skip
+        self.graph.nodes.append(wrap(call) if wrap else call)
+        return tuple(self.load(b) if b else None for b in made)
+
+    def extern_tree(self, tree: Any) -> Any:
+        if isinstance(tree, Tensor):
+            return self.operand(tree)
+        if isinstance(tree, list | tuple):
+            return tuple(self.extern_tree(item) for item in tree)
+        return tree
+
+
+def stride_order(strides: Sizes, sizes: Sizes) -> tuple[int, ...]:
+    """Dimensions from the largest stride to the smallest; unknown comparisons keep the row-major order."""
+
+    def weight(k: int) -> tuple[int, int]:
+        if sizes[k] == 1 or strides[k] == 0:
+            return (-1, -k)
+        literal = strides[k].as_int()
+        return (literal if literal is not None else _symbolic_weight(strides[k]), -k)
+
+    order = sorted((k for k in range(len(sizes)) if weight(k)[0] >= 0), key=weight, reverse=True)
+    for k in range(len(sizes)):  # size-1 and broadcast dimensions stay where row-major order has them
+        if k not in order:
+            order.insert(min(k, len(order)), k)
+    return tuple(order)
+
+
+def _symbolic_weight(expr: Expr) -> int:
+    """Orders symbolic strides by a large sample value of every size symbol."""
+    return int(ix.evaluate(expr, lambda atom: 1009 if getattr(atom, "hi", 0) > 1009 else getattr(atom, "lo", 2)))
+
+
+def dense_strides(buffer: Buffer) -> Sizes:
+    """Strides of a dense layout in the buffer's preferred order."""
+    if buffer.strides is not None:
+        return buffer.strides
+    order = buffer.hint or tuple(range(len(buffer.sizes)))
+    strides: list[Expr] = [ix.ONE] * len(order)
+    total = ix.ONE
+    for k in reversed(order):
+        strides[k] = total
+        total = total * (ix.ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
+    return tuple(strides)
+
+
+def is_whole_buffer(graph: ir.Graph, tensor: Tensor) -> bool:
+    return whole_buffer_name(graph, tensor) is not None
+
+
+def whole_buffer_name(graph: ir.Graph, tensor: Tensor) -> str | None:
+    """The buffer that the tensor is, element for element, or None."""
+    value = tensor.value
+    if value.op != "load" or value.args or value.attr[2] != tensor.dtype:
+        return None
+    buffer = graph.buffers[value.attr[0]]
+    same = buffer.sizes == tensor.sizes and all(e is i for e, i in zip(value.attr[1], tensor.indices, strict=True))
+    return buffer.name if same else None
+
+
+def variables(sizes: Iterable[ExprLike]) -> tuple[Var, ...]:
+    return axes(sizes)

@@ -1,0 +1,110 @@
+"""Recognises index arithmetic inside a computed index.
+
+Resampling and padding arrive from torch's decompositions as ``x[floor(arange(n) * scale).long()]``: index tensors that read no
+memory. An index that depends on one loop variable of known extent is tabulated and fitted, so that a doubling becomes ``i // 2``
+and a clamped neighbour ``min(i + 1, n - 1)`` instead of an unknown address with a bounds check.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from kgen import index as ix
+from kgen import ops
+from kgen import values as vs
+from kgen.index import Expr, Var
+from kgen.values import Value
+
+MAX_TABLE = 1 << 14
+
+
+def index_form(value: Value, extent: Expr, wrap: bool) -> Expr | None:
+    """`value` as an index expression into a dimension of size `extent`, or None when it has no simple one."""
+    limit = extent.as_int()
+    if limit is None or value.op == "const":
+        return None
+    nodes = vs.topological([value])
+    if any(v.op in ("load", "rand", "randn", "randbits") or v.op == "bitcast" for v in nodes):
+        return None
+    atoms = list(value.free_atoms())
+    if len(atoms) != 1 or not isinstance(atoms[0], Var):
+        return None
+    variable = atoms[0]
+    count = variable.extent.as_int()
+    if count is None or not 2 <= count <= MAX_TABLE:
+        return None
+    table = tabulate(value, variable, count)
+    if wrap:
+        table = [t + limit if t < 0 else t for t in table]
+    if min(table) < 0 or max(table) >= limit:
+        return None
+    return fit(tuple(table), variable)
+
+
+def tabulate(value: Value, variable: Var, count: int) -> list[int]:
+    """The value at each point of `variable`, computed with the table's reference functions."""
+    lanes = torch.arange(count)
+    done: dict[Value, torch.Tensor] = {}
+    for v in vs.topological([value]):
+        args = [done[a] for a in v.args]
+        if v.op == "const":
+            done[v] = torch.full((count,), v.attr, dtype=v.dtype)
+        elif v.op == "index":
+            got = ix.evaluate(v.attr, lambda atom: lanes)
+            done[v] = got if isinstance(got, torch.Tensor) else torch.full((count,), got)
+        elif v.op == "cast":
+            done[v] = args[0].to(v.attr)
+        elif v.op == "round_to":
+            done[v] = args[0].to(v.attr).to(v.dtype)
+        else:
+            done[v] = ops.OPS[v.op].reference(*args)
+    return [int(t) for t in done[value].tolist()]
+
+
+@functools.lru_cache(maxsize=1024)
+def fit(table: tuple[int, ...], variable: Var) -> Expr | None:
+    """An expression in `variable` with the values of `table`: linear, clamped linear, or a floor of a linear form."""
+    i = variable.expr()
+    for candidate in (*_linear(table, i), *_floors(table, i)):
+        if matches(candidate, table):
+            return candidate
+    return None
+
+
+def matches(expr: Expr, table: tuple[int, ...]) -> bool:
+    lanes = torch.arange(len(table))
+    if expr.as_int() is not None:
+        return all(t == expr.as_int() for t in table)
+    return all(t == ix.evaluate(expr, lambda atom, k=k: k) for k, t in enumerate(table)) if lanes.numel() else True
+
+
+def _linear(table: tuple[int, ...], i: Expr) -> list[Expr]:
+    found: list[Expr] = []
+    middle = len(table) // 2
+    for at in dict.fromkeys((0, middle, len(table) - 2)):
+        slope = table[at + 1] - table[at]
+        if abs(slope) > 8:
+            continue
+        line = i * slope + (table[at] - slope * at)
+        low, high = min(table), max(table)
+        found += [line, ix.minimum(line, high), ix.maximum(line, low), ix.maximum(ix.minimum(line, high), low)]
+    return found
+
+
+def _floors(table: tuple[int, ...], i: Expr) -> list[Expr]:
+    """``(i*p + c) // q`` for the ratio that the ends of the table suggest, clamped at its ends."""
+    n, rise = len(table), table[-1] - table[0]
+    if rise <= 0:
+        return []
+    found: list[Expr] = []
+    low, high = min(table), max(table)
+    ratios = {(high + 1, n)} | {(1, q) for q in range(2, 17)} | {(p, q) for q in (2, 3, 4) for p in range(1, 9)}
+    for p, q in sorted(ratios, key=lambda r: (r[0] != 1, r)):
+        if abs(rise * q - p * (n - 1)) > 4 * max(p, q):
+            continue
+        for c in range(-q, q * 2) if q <= 16 else (0,):
+            line = ix.floordiv(i * p + c, q)
+            found += [line, ix.maximum(ix.minimum(line, high), low)]
+    return found

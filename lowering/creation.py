@@ -1,0 +1,151 @@
+"""Tensors made from nothing: constants, ranges, and values that depend on the position only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ops
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.ir import Sizes
+from kgen.lowering.builder import Builder
+from kgen.lowering.fallback import Refused
+from kgen.lowering.pointwise import Operand, value_in
+from kgen.lowering.tensor import Tensor, indices
+from kgen.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What torch says about a result of the node under lowering."""
+
+    sizes: Sizes
+    dtype: torch.dtype
+    device: torch.device
+
+    def holding(self, value: Value) -> Tensor:
+        """The tensor whose element is `value`, converted to the expected dtype."""
+        return Tensor(self.sizes, self.dtype, self.device, vs.cast(value, ops.compute_dtype(self.dtype)))
+
+
+def expected(b: Builder, position: int | None = None) -> Expected:
+    """Shape, dtype and device of the current node's result (of one result when it has several)."""
+    meta = b.current.meta["val"]
+    found = meta if position is None else meta[position]
+    if found.layout != torch.strided:
+        raise Refused(f"layout {found.layout}")
+    return Expected(b.symbols.sizes(found.shape), found.dtype, found.device)  # type: ignore[attr-defined]
+
+
+def filled(b: Builder, number: Operand) -> Tensor:
+    what = expected(b)
+    return what.holding(value_in(number, what.dtype))
+
+
+def full(b: Builder, size: Any, fill_value: Operand, **_: Any) -> Tensor:
+    return filled(b, fill_value)
+
+
+def full_like(b: Builder, x: Tensor, fill_value: Operand, **_: Any) -> Tensor:
+    return filled(b, fill_value)
+
+
+def new_full(b: Builder, x: Tensor, size: Any, fill_value: Operand, **_: Any) -> Tensor:
+    return filled(b, fill_value)
+
+
+def constant(number: float) -> Callable[..., Tensor]:
+    """A rule for tensors of one number. Uninitialised memory is zeros: a value costs nothing until somebody stores it."""
+    return lambda b, *args, **kwargs: filled(b, number)
+
+
+def scalar_tensor(b: Builder, number: Operand, **_: Any) -> Tensor:
+    return filled(b, number)
+
+
+# ---- ranges ---------------------------------------------------------------------------------------------------------
+
+
+def _is_integral(*numbers: Operand) -> bool:
+    return all(isinstance(n, int | Expr) for n in numbers)
+
+
+def _progression(start: Any, step: Any, dtype: torch.dtype, rank_index: Expr) -> Value:
+    """``start + step * i``: exactly for integers, in double precision for floats, as eager's ``arange`` accumulates."""
+    if not dtype.is_floating_point:  # eager truncates them, too
+        start, step = (int(n) if isinstance(n, float) else n for n in (start, step))
+    if _is_integral(start, step):
+        return vs.index_value(ix.as_expr(start) + ix.as_expr(step) * rank_index)
+    first, stride = (value_in(n, torch.float64) for n in (start, step))
+    return vs.call("add", first, vs.call("mul", stride, vs.index_value(rank_index, torch.float64)))
+
+
+def arange(b: Builder, *bounds: Any, **_: Any) -> Tensor:
+    start, step = (0, 1) if len(bounds) == 1 else (bounds[0], bounds[2] if len(bounds) > 2 else 1)
+    what = expected(b)
+    return what.holding(_progression(start, step, what.dtype, indices(what.sizes)[0]))
+
+
+def iota(b: Builder, length: Any, *, start: Any = 0, step: Any = 1, **_: Any) -> Tensor:
+    what = expected(b)
+    return what.holding(_progression(start, step, what.dtype, indices(what.sizes)[0]))
+
+
+def linspace(b: Builder, start: Operand, end: Operand, steps: Any, **_: Any) -> Tensor:
+    """From both ends towards the middle, as in eager, so that the last element is `end` exactly."""
+    what = expected(b)
+    if isinstance(start, Tensor) or isinstance(end, Tensor):
+        start, end = (o.with_value(o.value) if isinstance(o, Tensor) else o for o in (start, end))
+    kind = what.dtype if what.dtype is torch.float64 or not what.dtype.is_floating_point else torch.float32
+    kind = kind if kind.is_floating_point else torch.float64
+    low, high = value_in(start, kind), value_in(end, kind)
+    i, last = indices(what.sizes)[0], ix.as_expr(steps) - 1
+    if last == 0 or last.as_int() == -1:
+        return what.holding(low)
+    step = vs.call("truediv", vs.call("sub", high, low), vs.index_value(last, kind))
+    rising = vs.call("add", low, vs.call("mul", step, vs.index_value(i, kind)))
+    falling = vs.call("sub", high, vs.call("mul", step, vs.index_value(last - i, kind)))
+    return what.holding(vs.where(vs.compare("lt", i, ix.floordiv(ix.as_expr(steps), 2)), rising, falling))
+
+
+def eye(b: Builder, *_: Any, **__: Any) -> Tensor:
+    what = expected(b)
+    row, column = indices(what.sizes)
+    return what.holding(vs.call("eq", vs.index_value(row), vs.index_value(column)))
+
+
+# ---- triangles ------------------------------------------------------------------------------------------------------
+
+
+def triangle(op: str) -> Callable[..., Tensor]:
+    """tril keeps ``column - row <= diagonal``, triu ``>=``."""
+
+    def rule(b: Builder, x: Tensor, diagonal: Any = 0) -> Tensor:
+        row, column = x.indices[-2:]
+        # compared as sums without subtraction: the bounds of both sides then often decide it now
+        keep = vs.compare(op, column, row + diagonal)
+        return x.with_value(vs.where(keep, x.value, vs.const(0, x.dtype)))
+
+    return rule
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.full": full,
+    "aten.full_like": full_like,
+    "aten.new_full": new_full,
+    "aten.scalar_tensor": scalar_tensor,
+    "aten.arange": arange,
+    "prims.iota": iota,
+    "aten.linspace": linspace,
+    "aten.eye": eye,
+    "aten.ones": constant(1),
+    "aten.ones_like": constant(1),
+    "aten.new_ones": constant(1),
+    **{f"aten.{name}": constant(0) for name in "zeros zeros_like new_zeros empty empty_like new_empty empty_strided".split()},
+    **{f"aten.{name}": constant(0) for name in "new_empty_strided empty_permuted _efficientzerotensor".split()},
+}

@@ -1,0 +1,141 @@
+"""Operators that run in eager: counted externs on materialised operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from kgen import errors, ir
+from kgen import index as ix
+from kgen.index import Expr
+from kgen.lowering.builder import Builder
+from kgen.lowering.table import operator_name
+from kgen.lowering.tensor import Tensor
+
+
+class Refused(Exception):
+    """Raised by a rule for arguments it does not cover; the operator then runs in eager with this reason."""
+
+
+def unsupported(node: Node) -> str:
+    """Why the loop IR cannot express the node whatever its operator: complex numbers, sparse layouts, tensor subclasses."""
+    for value in _values(node):
+        if value.dtype.is_complex or value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype):
+            return f"dtype {str(value.dtype).removeprefix('torch.')}"
+        if value.layout != torch.strided:
+            return f"layout {value.layout}"
+        if value.is_quantized or value.dtype.itemsize == 0:
+            return "quantized tensor"
+    return ""
+
+
+def _known_float8(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _values(node: Node) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                visit(item)
+
+    visit(node.meta.get("val"))
+    for source in node.all_input_nodes:
+        visit(source.meta.get("val"))
+    return found
+
+
+def extern(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any], reason: str, wrap: Callable[[ir.Extern], ir.Node] | None = None) -> Any:
+    """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...)."""
+    if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
+        raise errors.MissingLowering(operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line)
+    value = node.meta.get("val")
+    symbols = builder.symbols  # type: ignore[attr-defined]
+    flat = list(value) if isinstance(value, list | tuple) else [value]
+    used = _used_results(node, len(flat)) if isinstance(value, list | tuple) else [True]
+    specs: list[Any] = []
+    for item, wanted in zip(flat, used, strict=True):
+        if isinstance(item, torch.Tensor) and wanted:
+            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else ()
+            specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
+        else:
+            specs.append(None)
+    mutates, versions = _mutations(builder, node, args, kwargs)
+    binds = _bindings(node, flat, symbols)
+    results = list(
+        builder.extern(
+            node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds
+        )  # fmt: skip
+    )
+    for position, item in enumerate(flat):
+        if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
+            results[position] = symbols.expr(item)
+    if not isinstance(value, list | tuple):
+        return results[0] if results else None
+    return tuple(results)
+
+
+def python_scalar(builder: Builder, node: Node, lookup: Callable[[Node], Any]) -> Any:
+    """A symbolic number that has no integer form: only its value in torch's own expression is left."""
+    raise errors.MissingLowering(operator=operator_name(node.target), cause="a symbolic number outside integer arithmetic", line=builder.origin.line)
+
+
+def _used_results(node: Node, count: int) -> list[bool]:
+    used = [False] * count
+    for user in node.users:
+        if getattr(user.target, "__name__", "") == "getitem" and isinstance(user.args[1], int):
+            used[user.args[1]] = True
+        else:
+            return [True] * count
+    return used
+
+
+def _mutations(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """New versions for the arguments that the operator's schema says it writes."""
+    schema = getattr(node.target, "_schema", None)
+    pairs: list[tuple[str, str]] = []
+    if schema is None or not schema.is_mutable:
+        return pairs, {}
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, Tensor):
+                name = builder.operand(tensor).buffer
+                pairs.append((name, builder.new_version(name).name))
+    return pairs, dict(pairs)
+
+
+def _bindings(node: Node, flat: list[Any], symbols: Any) -> list[tuple[ix.Size, int, int]]:
+    """Size symbols that only the call's results define: (symbol, result, dimension); dimension -1 is a number itself."""
+    if "unbacked_bindings" not in node.meta or not node.meta["unbacked_bindings"]:
+        return []
+    found: list[tuple[ix.Size, int, int]] = []
+    seen: set[ix.Size] = set()
+    for position, item in enumerate(flat):
+        pairs: list[tuple[int, Any]] = list(enumerate(item.shape)) if isinstance(item, torch.Tensor) else [(-1, item)]
+        for dimension, extent in pairs:
+            if not isinstance(extent, torch.SymInt):
+                continue
+            atom = symbols.expr(extent).atom()
+            if isinstance(atom, ix.Size) and atom not in seen:
+                seen.add(atom)
+                found.append((atom, position, dimension))
+    return found
+
+
+def _has_effect(node: Node) -> bool:
+    """Whether the call must run even if nobody reads its results."""
+    return bool(node.is_impure()) or not node.users
+
+
+def fresh_expr(value: Expr | int) -> Expr:
+    return ix.as_expr(value)

@@ -1,0 +1,15 @@
+"""The list of op families: a new family is one file and one entry here."""
+
+from __future__ import annotations
+
+from kgen.lowering import (
+    activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
+    reduction, scan, scatter, sorting, special, views,
+)  # fmt: skip
+from kgen.lowering.table import merge
+
+FAMILIES = (
+    activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
+    reduction, scan, scatter, sorting, special, views,
+)  # fmt: skip
+RULES = merge(FAMILIES)

@@ -1,0 +1,322 @@
+"""Walks an FX graph of aten calls and builds the loop IR: `lower` is the stage's one public function."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from kgen import errors, ir, ops
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.ir import Buffer, GraphInput, Origin, TensorArg
+from kgen.lowering import fallback
+from kgen.lowering.builder import Builder, dense_strides
+from kgen.lowering.families import RULES
+from kgen.lowering.table import find, operator_name
+from kgen.lowering.tensor import Tensor, axes
+from kgen.symbols import SymbolTable
+
+# A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
+# registers. Below it, computing it again is cheaper than a trip through memory.
+CHEAP = 6
+# A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
+MAX_LOADS = 24
+MAX_COST = 600
+
+
+@dataclass(slots=True)
+class LoweringContext:
+    """What `lower` needs besides the graph: `user_visible` are the positions of outputs whose strides eager's must equal
+    (None: all), `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers."""
+
+    name: str = "graph"
+    numerics: str = "fast"
+    shape_env: Any = None
+    user_visible: frozenset[int] | None = None
+    forced: frozenset[str] = frozenset()
+    static_inputs: frozenset[int] = field(default_factory=frozenset)
+
+
+def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
+    """The loop IR of an aten graph. Operators without a rule become counted externs."""
+    return _Lowering(gm, context).run()
+
+
+class _Lowering:
+    def __init__(self, gm: GraphModule, context: LoweringContext) -> None:
+        self.gm = gm
+        self.context = context
+        self.symbols = SymbolTable(context.shape_env)
+        self.builder = Builder(context.name, context.numerics)
+        self.builder.symbols = self.symbols  # type: ignore[attr-defined]
+        self.env: dict[Node, Any] = {}
+        self.builder.env = self.env  # type: ignore[attr-defined]  # a write has to find the lazy readers of what it overwrites
+        self.position = 0
+
+    def run(self) -> ir.Graph:
+        for node in self.gm.graph.nodes:
+            self.builder.current = node
+            self.builder.origin = _origin(node)
+            value = meta_value(node)
+            self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
+            getattr(self, node.op)(node)
+        graph = self.builder.graph
+        graph.size_hints = {size: self.symbols.hint(size) for size in self.symbols.sympy_of}
+        return graph
+
+    # ---- node kinds -------------------------------------------------------------------------------------------------
+
+    def placeholder(self, node: Node) -> None:
+        value = meta_value(node)
+        static = self.position in self.context.static_inputs
+        self.position += 1
+        inputs = self.builder.graph.inputs
+        if isinstance(value, torch.Tensor):
+            buffer = self._input_buffer(node.name, value, "input")
+            inputs.append(GraphInput(buffer.name, static=static))
+            self.env[node] = self.builder.load(buffer)
+        elif isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+            expr = self.symbols.expr(value)
+            atom = expr.atom()
+            inputs.append(GraphInput(symbol=atom if isinstance(atom, ix.Size) else None, expr=expr))
+            self.env[node] = expr
+        else:
+            inputs.append(GraphInput())
+            self.env[node] = value
+
+    def _input_buffer(self, name: str, value: torch.Tensor, kind: str) -> Buffer:
+        sizes, strides = self.symbols.sizes(value.shape), self.symbols.sizes(value.stride()) if _is_strided(value) else None
+        made = Buffer(self.builder.fresh(name), value.dtype, value.device, sizes, strides, 0, kind)
+        self.builder.graph.buffers[made.name] = made
+        return made
+
+    def get_attr(self, node: Node) -> None:
+        owner: Any = self.gm
+        for part in str(node.target).split("."):
+            owner = getattr(owner, part)
+        if not isinstance(owner, torch.Tensor):
+            self.env[node] = owner  # a submodule: the body of a higher-order operator
+            return
+        if owner.numel() == 1 and owner.device.type == "cpu" and not owner.is_complex() and type(owner) is torch.Tensor:
+            literal = vs.const(owner.item(), owner.dtype)
+            sizes = self.symbols.sizes(owner.shape)
+            self.env[node] = Tensor(sizes, owner.dtype, owner.device, literal)
+            return
+        buffer = self._input_buffer(node.name, owner, "constant")
+        self.builder.graph.constants[buffer.name] = owner.detach()
+        self.env[node] = self.builder.load(buffer)
+
+    def call_function(self, node: Node) -> None:
+        value = meta_value(node)
+        if node.target is operator.getitem:
+            source = self.env[node.args[0]]  # type: ignore[index]
+            self.env[node] = source[node.args[1]]
+            return
+        if isinstance(value, torch.SymInt | torch.SymBool) and not _defines_symbol(node):
+            self.env[node] = self._symbolic(value, node)
+            return
+        args = torch.fx.map_arg(node.args, self._lookup)
+        kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
+        args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
+        self.env[node] = self._settle(node, self._apply(node, args, kwargs))
+
+    def _symbolic(self, value: Any, node: Node) -> Any:
+        try:
+            return self.symbols.expr(value)
+        except errors.InvalidIR:
+            return fallback.python_scalar(self.builder, node, self._lookup)
+
+    def call_module(self, node: Node) -> None:
+        raise errors.LoweringFailed(operator=str(node.target), cause="module calls do not occur in aten graphs", line=self.builder.origin.line)
+
+    call_method = call_module
+
+    def output(self, node: Node) -> None:
+        results = node.args[0]
+        for position, result in enumerate(results if isinstance(results, list | tuple) else (results,)):
+            self.builder.graph.outputs.append(self._output(result, position))
+
+    # ---- pieces -----------------------------------------------------------------------------------------------------
+
+    def _lookup(self, node: Node) -> Any:
+        return self.env[node]
+
+    def _symbols_in(self, tree: Any) -> Any:
+        """SymInts that FX stores inline (as constants of the graph) become expressions."""
+        if isinstance(tree, torch.SymInt):
+            return self.symbols.expr(tree)
+        if isinstance(tree, list | tuple):
+            return type(tree)(self._symbols_in(t) for t in tree) if type(tree) in (list, tuple) else tuple(self._symbols_in(t) for t in tree)
+        if isinstance(tree, dict):
+            return {k: self._symbols_in(v) for k, v in tree.items()}
+        return tree
+
+    def _apply(self, node: Node, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        name = operator_name(node.target)
+        rule = find(RULES, node.target)
+        forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
+        reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
+        if rule is None or forced or reason:
+            return fallback.extern(self.builder, node, args, kwargs, reason or "no lowering")
+        mark = len(self.builder.graph.nodes)
+        try:
+            result = rule(self.builder, *args, **kwargs)
+        except fallback.Refused as refusal:  # the rule does not cover these arguments
+            del self.builder.graph.nodes[mark:]
+            return fallback.extern(self.builder, node, args, kwargs, str(refusal))
+        except errors.KgenError:
+            raise
+        except Exception as cause:
+            raise errors.LoweringFailed(operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line) from cause
+        return result
+
+    def _settle(self, node: Node, result: Any) -> Any:
+        """Checks a rule's result against what torch says it is, and stores it when that pays."""
+        if isinstance(result, tuple | list):
+            values = meta_value(node)
+            if not isinstance(values, tuple | list):
+                return result
+            return tuple(self._settle_one(node, r, v) for r, v in zip(result, values, strict=False))
+        return self._settle_one(node, result, meta_value(node))
+
+    def _settle_one(self, node: Node, result: Any, value: Any) -> Any:
+        if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
+            return result
+        expected = self.symbols.sizes(value.shape)
+        if result.dtype != value.dtype or len(expected) != result.rank or not _same_sizes(expected, result.sizes):
+            raise errors.LoweringFailed(
+                operator=operator_name(node.target),
+                cause=f"the rule gives {result.dtype} {list(result.sizes)}, torch {value.dtype} {list(expected)}",
+                line=self.builder.origin.line,
+            )
+        if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
+            result = result.with_value(vs.cast(result.value, result.dtype))
+        if result.value.op != "load" and self._should_store(node, result):
+            return self.builder.realize(result)
+        return result
+
+    def _should_store(self, node: Node, tensor: Tensor) -> bool:
+        cost = vs.total_cost([tensor.value])
+        if cost <= 2:
+            return False
+        reads = {v.attr for v in vs.loads([tensor.value])}
+        if len(reads) > MAX_LOADS or cost > MAX_COST:
+            return True
+        if _uses(node) <= 1:
+            return False
+        full = [v for v in reads if self._is_full(v, tensor)]
+        return cost > CHEAP or len(full) > 1
+
+    def _is_full(self, attr: Any, tensor: Tensor) -> bool:
+        """Whether a load moves about as much memory as the tensor has elements."""
+        used = {a for e in attr[1] for a in ix.free_atoms(e)}
+        return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
+
+    def _output(self, result: Any, position: int) -> TensorArg | Expr | int | float | bool | None:
+        if not isinstance(result, Node):
+            return self.symbols.expr(result) if isinstance(result, torch.SymInt) else result  # type: ignore[return-value]
+        lowered = self.env[result]
+        if not isinstance(lowered, Tensor):
+            return lowered  # type: ignore[no-any-return]
+        value = meta_value(result)
+        wanted = self.symbols.sizes(value.stride()) if _is_strided(value) else None
+        self.builder.origin, self.builder.result_strides = _origin(result), wanted
+        visible = self.context.user_visible is None or position in self.context.user_visible
+        view = self.builder.as_view(lowered)
+        if view is not None and (not visible or self._fix_strides(view, wanted)):
+            self.builder.freeze(view.buffer)
+            return view
+        stored = self.builder.copy(lowered)
+        name = stored.value.attr[0]
+        if wanted is not None and _is_dense(lowered.sizes, wanted):
+            self.builder.freeze(name, wanted)
+        arg = self.builder.as_view(stored)
+        assert arg is not None
+        self.builder.freeze(name)
+        return arg
+
+    def _fix_strides(self, view: TensorArg, wanted: ir.Sizes | None) -> bool:
+        """Whether the view has eager's strides, fixing the layout of its buffer so that it does when that is still open."""
+        if wanted is None:
+            return True
+        buffer = self.builder.graph.buffers[view.buffer]
+        if buffer.strides is None and view.vars == axes(buffer.sizes) and all(
+            e is v.expr() for e, v in zip(view.index, view.vars, strict=True)
+        ) and _is_dense(buffer.sizes, wanted):  # fmt: skip
+            self.builder.freeze(view.buffer, wanted)
+            return True
+        linear = ix.linearize(view.index, dense_strides(buffer))
+        return all(v.extent == 1 or ix.stride_of(linear, v) is w for v, w in zip(view.vars, wanted, strict=True))
+
+
+def meta_value(node: Node) -> Any:
+    """The fake tensor, SymInt or tuple that AOT computed for a node."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _same_sizes(a: ir.Sizes, b: ir.Sizes) -> bool:
+    """Equal, or not provably different: unbacked symbols may have two names for one size."""
+    return all(x is y or x.as_int() is None or y.as_int() is None for x, y in zip(a, b, strict=True))
+
+
+def _is_dense(sizes: ir.Sizes, strides: ir.Sizes) -> bool:
+    """Whether some order of the dimensions makes the strides those of a packed array."""
+    dims = [k for k, s in enumerate(sizes) if s != 1]
+    total = ix.ONE
+    left = set(dims)
+    while left:
+        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
+        if found is None:
+            return any(sizes[k] == 0 for k in dims)
+        left.remove(found)
+        total = total * sizes[found]
+    return True
+
+
+def _defines_symbol(node: Node) -> bool:
+    """Operators whose integer result is read from data (`item`), so that its symbol has no other definition."""
+    return "unbacked_bindings" in node.meta
+
+
+_VIEWS = frozenset(
+    "view reshape _unsafe_view permute transpose t unsqueeze squeeze expand slice select split split_with_sizes alias detach unbind getitem"
+    " diagonal as_strided unfold".split()
+)
+
+
+def _uses(node: Node) -> int:
+    """How many consumers read the node, looking through views."""
+    total = 0
+    for user in node.users:
+        name = getattr(user.target, "__name__", str(user.target)).split(".")[0]
+        total += max(1, _uses(user)) if user.op == "call_function" and name in _VIEWS else 1
+    return total
+
+
+def _origin(node: Node) -> Origin:
+    operators = (operator_name(node.target),) if node.op == "call_function" else ()
+    return Origin(operators, node.name, _source_line(node))
+
+
+def _source_line(node: Node) -> str:
+    """The user's line that the node came from, as ``file:line code``."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    for at, line in reversed(list(enumerate(lines))):
+        if line.startswith("File "):
+            parts = line.split(",")
+            file = parts[0].removeprefix("File ").strip('"').rsplit("/", 1)[-1]
+            number = parts[1].strip().removeprefix("line ") if len(parts) > 1 else "?"
+            code = lines[at + 1] if at + 1 < len(lines) else ""
+            return f"{file}:{number} {code}"
+    return ""

@@ -1,0 +1,298 @@
+"""Reading at computed positions, and writing to regions known from index arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.ir import Sizes
+from kgen.lowering.builder import Builder
+from kgen.lowering.closed_form import index_form
+from kgen.lowering.contraction import library
+from kgen.lowering.fallback import Refused
+from kgen.lowering.mutation import at_newest, write_in_place, written_back
+from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, reindex, reshape
+from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
+from kgen.values import Value
+
+# A gathered value that costs more than this is stored first: every element read through an index would compute it again.
+CHEAP_SOURCE = 4
+
+
+def gather_source(b: Builder, x: Tensor) -> Tensor:
+    """`x` in a form that may be read at any index, any number of times."""
+    reads = vs.loads([x.value])
+    return x if not reads or vs.total_cost([x.value]) <= CHEAP_SOURCE else b.realize(x)
+
+
+def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> Expr:
+    """The element of an index tensor as an index into a dimension of size `extent`."""
+    value = at(index, where)
+    known = index_form(value, extent, wrap)
+    return known if known is not None else vs.indirect(value, extent, wrap)
+
+
+# ---- index.Tensor ---------------------------------------------------------------------------------------------------
+
+
+class Advanced:
+    """torch's advanced indexing of a tensor of shape `sizes`: which dimensions index tensors replace, and where the
+    dimensions that they share stand in the result."""
+
+    def __init__(self, sizes: Sizes, tensors: Sequence[Tensor | None]) -> None:
+        if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in tensors):
+            raise Refused("boolean mask: the number of elements depends on data")
+        self.sizes = sizes
+        self.indexed = [k for k, t in enumerate(tensors) if t is not None]
+        self.shape = broadcast_sizes(*(t.sizes for t in tensors if t is not None))
+        self.tensors = {k: broadcast(t, self.shape) for k, t in enumerate(tensors) if t is not None}
+        adjacent = self.indexed == list(range(self.indexed[0], self.indexed[0] + len(self.indexed))) if self.indexed else True
+        self.first = self.indexed[0] if adjacent and self.indexed else 0
+        self.kept = [k for k in range(len(sizes)) if k not in self.tensors]
+
+    def result_sizes(self) -> Sizes:
+        kept = [self.sizes[k] for k in self.kept]
+        return (*kept[: self.first], *self.shape, *kept[self.first :])
+
+    def source(self, j: Sequence[Expr], wrap: bool = True) -> list[Expr]:
+        """The index into the indexed tensor for an index into the result."""
+        n = len(self.shape)
+        lanes = j[self.first : self.first + n]
+        kept = iter((*j[: self.first], *j[self.first + n :]))
+        return [
+            position(self.tensors[k], lanes, extent, wrap) if k in self.tensors else next(kept) for k, extent in enumerate(self.sizes)
+        ]
+
+
+def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
+    plan = Advanced(x.sizes, indices_)
+    if not plan.indexed:
+        return x
+    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+
+
+def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], fill: Any) -> Tensor:
+    """Reads where the mask holds, else `fill`; indices outside count only where it holds."""
+    plan = Advanced(x.sizes, indices_)
+    sizes = plan.result_sizes()
+    inside = broadcast(mask, sizes)
+    read = reindex(gather_source(b, x), sizes, lambda *j: plan.source(j))
+    return read.with_value(vs.masked(inside.value, read.value, vs.const(fill, read.dtype)))
+
+
+# ---- along one dimension --------------------------------------------------------------------------------------------
+
+
+def at_least_1d(x: Tensor) -> Tensor:
+    return x if x.rank else reshape(x, (1,))
+
+
+def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
+
+    def where(*j: Expr) -> list[Expr]:
+        return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]
+
+    return reshape(reindex(source, lanes.sizes, where), index.sizes)
+
+
+def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
+    sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
+    read = reindex(source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
+    return read if x.rank else reshape(read, ())
+
+
+def embedding(b: Builder, weight: Tensor, indices_: Tensor, *_: Any, **__: Any) -> Tensor:
+    rest, n = weight.sizes[1:], indices_.rank
+    source = gather_source(b, weight)
+    return reindex(source, (*indices_.sizes, *rest), lambda *j: [position(indices_, j[:n], weight.sizes[0], False), *j[n:]])
+
+
+def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
+    flat = gather_source(b, reshape(x, (x.numel(),)))
+    return reindex(flat, index.sizes, lambda *j: [position(index, j, flat.sizes[0], True)])
+
+
+# ---- search ---------------------------------------------------------------------------------------------------------
+
+
+def searchsorted(
+    b: Builder, sequence: Tensor, x: Tensor | int | float, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side)."""
+    x = x if isinstance(x, Tensor) else Tensor((), sequence.dtype, sequence.device, vs.const(x, sequence.dtype))
+    count = sequence.sizes[-1].as_int()
+    if count is None:
+        raise Refused("search in a sequence of symbolic length")
+    sequence = gather_source(b, sequence)
+    lead = x.indices[:-1] if sequence.rank > 1 else ()
+
+    def element(k: Value) -> Value:
+        place = vs.indirect(k, sequence.sizes[-1], wrap=False)
+        if sorter is not None:
+            place = vs.indirect(at(sorter, [*lead, place]), sequence.sizes[-1], wrap=False)
+        return at(sequence, [*lead, place])
+
+    above = "gt" if (side == "right" if side is not None else right) else "ge"
+    found = binary_search(count, lambda k: vs.call("not", vs.call(above, element(k), x.value)))
+    dtype = torch.int32 if out_int32 else torch.int64
+    return Tensor(x.sizes, dtype, x.device, vs.cast(found, dtype))
+
+
+def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:
+    """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them."""
+    def number(n: int) -> Value:
+        return vs.const(n, torch.int64)
+
+    found = number(0)
+    step = 1 << max(count.bit_length() - 1, 0)
+    while step and count:
+        tried = vs.call("add", found, number(step - 1))
+        inside = vs.call("lt", tried, number(count))
+        tried = vs.call("minimum", tried, number(count - 1))
+        found = vs.where(vs.call("and", inside, holds(tried)), vs.call("add", tried, number(1)), found)
+        step //= 2
+    return found
+
+
+def bucketize(b: Builder, x: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return searchsorted(b, boundaries, x, out_int32=out_int32, right=right)
+
+
+# ---- writes to a region ---------------------------------------------------------------------------------------------
+
+
+def _region_write(b: Builder, base: Tensor, src: Tensor, part: Tensor, where: Sequence[Expr], otherwise: Callable[[], Value]) -> Tensor:
+    """`base` with the region that `part` views replaced by `src`. `where` maps an index of src to one of base; `otherwise`
+    gives the whole new value for the case that the old one stays."""
+    done = written_back(b, base, part.value, src)
+    if done is None:
+        done = write_in_place(b, base, part.sizes, where, src.value)
+    return done if done is not None else base.with_value(otherwise())
+
+
+def _prepared(x: Tensor, src: Tensor, sizes: Sizes) -> Tensor:
+    return broadcast(convert(src, x.dtype), sizes)
+
+
+def select_scatter(b: Builder, x: Tensor, src: Tensor, dim: int, index: Extent) -> Tensor:
+    k = axis(dim, x.rank)
+    place = wrapped(index, x.sizes[k])
+    part = select(b, at_newest(b, x), k, place)
+    src = _prepared(x, src, part.sizes)
+    j = part.indices
+
+    def otherwise() -> Value:
+        i = x.indices
+        here = _equal(i[k], place)
+        return vs.masked(here, at(src, [*i[:k], *i[k + 1 :]]), x.value)
+
+    return _region_write(b, x, src, part, [*j[:k], place, *j[k:]], otherwise)
+
+
+def _equal(a: Expr, b: Expr) -> Value:
+    if a is b:
+        return vs.const(True, torch.bool)
+    return vs.call("eq", vs.index_value(a), vs.index_value(b))
+
+
+def slice_scatter(b: Builder, x: Tensor, src: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1) -> Tensor:
+    k = axis(dim, x.rank)
+    begin, extent = slice_start(start, x.sizes[k]), x.sizes[k]
+    sizes = (*x.sizes[:k], slice_length(begin, end, step, extent), *x.sizes[k + 1 :])
+    if src.rank == x.rank and src.sizes[k] != 1:
+        sizes = (*sizes[:k], src.sizes[k], *sizes[k + 1 :])
+    part = reindex(at_newest(b, x), sizes, lambda *j: [begin + i * step if d == k else i for d, i in enumerate(j)])
+    src = _prepared(x, src, sizes)
+    j = part.indices
+
+    def otherwise() -> Value:
+        i = x.indices
+        offset = i[k] - begin
+        here = vs.call("and", vs.compare("ge", i[k], begin), vs.compare("lt", i[k], begin + sizes[k] * step))
+        if step != 1:
+            here = vs.call("and", here, _equal(ix.mod(offset, step), ix.ZERO))
+        read = at(src, [*i[:k], ix.floordiv(offset, step), *i[k + 1 :]])
+        return vs.masked(here, read, x.value)
+
+    if any(s == 0 for s in sizes):
+        return x
+    return _region_write(b, x, src, part, [*j[:k], begin + j[k] * step, *j[k + 1 :]], otherwise)
+
+
+def diagonal_scatter(b: Builder, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    p, q = axis(dim1, x.rank), axis(dim2, x.rank)
+    length = ix.maximum(ix.minimum(x.sizes[p] - max(-offset, 0), x.sizes[q] - max(offset, 0)), 0)
+    rest = [k for k in range(x.rank) if k not in (p, q)]
+    sizes = (*(x.sizes[k] for k in rest), length)
+
+    def where(*j: Expr) -> list[Expr]:
+        place = dict(zip(rest, j[:-1], strict=True))
+        return [j[-1] + max(-offset, 0) if k == p else j[-1] + max(offset, 0) if k == q else place[k] for k in range(x.rank)]
+
+    part = reindex(at_newest(b, x), sizes, where)
+    src = _prepared(x, src, sizes)
+
+    def otherwise() -> Value:
+        i = x.indices
+        here = _equal(i[q], i[p] + offset)
+        return vs.masked(here, at(src, [*(i[k] for k in rest), i[p] - max(-offset, 0)]), x.value)
+
+    return _region_write(b, x, src, part, where(*indices(sizes)), otherwise)
+
+
+def as_strided_scatter(b: Builder, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Extent | None = None) -> Tensor:
+    value = b.current.args[0].meta["val"]
+    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())  # type: ignore[attr-defined]
+    start = (offset if storage_offset is None else ix.as_expr(storage_offset)) - offset
+    if not dense(x.sizes, strides) or start.bounds()[0] < 0:
+        raise Refused("as_strided_scatter into a tensor that is not dense")
+    src = _prepared(x, src, tuple(map(ix.as_expr, size)))
+    if any(s == 0 for s in src.sizes):
+        return x
+    where = storage_index(ix.linearize(src.indices, stride, start), x.sizes, strides)
+    done = write_in_place(b, x, src.sizes, where, src.value)
+    return done if done is not None else b.scatter(b.copy(x), src.sizes, where, src.value)
+
+
+# ---- masks ----------------------------------------------------------------------------------------------------------
+
+
+def masked_scatter(b: Builder, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The k-th true element of the mask takes the k-th element of the source: a running count says which."""
+    sizes = broadcast_sizes(x.sizes, mask.sizes)
+    x, mask = broadcast(x, sizes), convert(broadcast(mask, sizes), torch.bool)
+    flat = reshape(mask, (mask.numel(),))
+    (count,) = b.scan("sum", convert(flat, torch.int64), 0)
+    place = reshape(count, sizes)
+    taken = gather_source(b, reshape(source, (source.numel(),)))
+    lane = vs.indirect(vs.call("sub", place.value, vs.const(1, torch.int64)), taken.sizes[0], wrap=False)
+    return x.with_value(vs.masked(mask.value, at(taken, [lane]), x.value))
+
+
+DATA_DEPENDENT = "nonzero masked_select unique_dim unique_consecutive _unique _unique2 unique_dim_consecutive bincount".split()
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.index": index,
+    "aten._unsafe_index": index,
+    "aten._unsafe_masked_index": unsafe_masked_index,
+    "aten.gather": gather,
+    "aten.index_select": index_select,
+    "aten.embedding": embedding,
+    "aten.take": take,
+    "aten.searchsorted": searchsorted,
+    "aten.bucketize": bucketize,
+    "aten.select_scatter": select_scatter,
+    "aten.slice_scatter": slice_scatter,
+    "aten.diagonal_scatter": diagonal_scatter,
+    "aten.as_strided_scatter": as_strided_scatter,
+    "aten.masked_scatter": masked_scatter,
+    **{f"aten.{name}": library("data-dependent size") for name in DATA_DEPENDENT},
+}

@@ -1,0 +1,303 @@
+"""Writes into storage that exists: `copy_` on graph inputs, scatters that the reinplace stage turned into in-place writes, and
+mutable custom operators.
+
+A buffer's new *version* shares the storage of the old one, so nothing may read the old version afterwards. Values are lazy:
+before a write, every value that still reads the storage and has consumers left is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.fx import Node
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.index import Expr, ExprLike, Indirect
+from kgen.lowering import fallback
+from kgen.lowering.builder import Builder
+from kgen.lowering.table import operator_name
+from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
+from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
+from kgen.values import Value
+
+# Set by the reinplace stage on a node whose first argument's storage it may overwrite: the FX node that owns the storage.
+INPLACE = "kgen_inplace"
+# Set as well where the result is already in place: the scatter of a changed view into the tensor it is a view of.
+WRITE_BACK = "kgen_write_back"
+
+
+def write(
+    b: Builder, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
+) -> Tensor:
+    """`base` with `value` (over ``axes(sizes)``) at the logical index `where`: in place where that is allowed, else a copy."""
+    done = write_in_place(b, base, sizes, where, value, mode, mask)
+    return done if done is not None else b.scatter(b.copy(base), sizes, where, value, mode, mask)
+
+
+def write_in_place(
+    b: Builder, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
+) -> Tensor | None:
+    """The write as a scatter into the storage of `base`, or None when that storage must keep its contents."""
+    name = _writable(b, base)
+    if name is None:
+        return None
+    _settle_readers(b, name)
+    return _overwrite(b, name, base, sizes, where, value, mode, mask)
+
+
+def _writable(b: Builder, base: Tensor) -> str | None:
+    owner = b.current.meta.get(INPLACE)
+    name = plain_load(base)
+    if owner is None or name is None:
+        return None
+    name = newest(b, name)
+    root = root_of(b, name)
+    kind = b.graph.buffers[root].kind
+    if kind == "constant" or kind == "input" and root != _buffer_of(b, owner):
+        return None  # a lazy clone of an input reads the input itself
+    return name
+
+
+def _buffer_of(b: Builder, owner: Node) -> str | None:
+    tensor = b.env.get(owner)  # type: ignore[attr-defined]
+    name = plain_load(tensor) if isinstance(tensor, Tensor) else None
+    return root_of(b, name) if name is not None else None
+
+
+def _overwrite(
+    b: Builder, name: str, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str, mask: Value | None
+) -> Tensor:
+    """The scatter node. A value or mask that reads other elements of the storage it is written to is stored first."""
+    where_of = {v: e for v, e in zip(base.axes, where, strict=True)}
+    index = tuple(ix.substitute(e, where_of) for e in base.value.attr[1])  # type: ignore[arg-type]
+    space = tuple(map(ix.as_expr, sizes))
+    index = tuple(_stored_indirects(b, name, e, space, base) for e in index)
+    if _overlaps(b, name, value, index):
+        value = _stored(b, space, value, base)
+    if mask is not None and _overlaps(b, name, mask, index):
+        mask = _stored(b, space, mask, base)
+    new = b.new_version(name)
+    b.graph.nodes.append(ir.Scatter(new.name, name, axes(space), index, value, mode, mask, b.origin))
+    return base.with_value(vs.load(new.name, base.value.attr[1], base.dtype))
+
+
+def _stored(b: Builder, space: ir.Sizes, value: Value, like: Tensor) -> Value:
+    kept = like.dtype if not like.dtype.is_floating_point or value.dtype.is_floating_point else value.dtype
+    return b.copy(Tensor(space, kept if value.dtype == vs.ops.compute_dtype(kept) else value.dtype, like.device, value)).value
+
+
+def _stored_indirects(b: Builder, name: str, expr: Expr, space: ir.Sizes, like: Tensor) -> Expr:
+    mapping: dict[ix.Atom, Expr] = {}
+    for atom in ix.free_atoms(expr):
+        if isinstance(atom, Indirect) and _reads_storage(b, name, atom.value):
+            mapping[atom] = ix.indirect(_stored(b, space, atom.value, like), atom.size).expr()
+    return ix.substitute(expr, mapping) if mapping else expr
+
+
+def _overlaps(b: Builder, name: str, value: Value, index: tuple[Expr, ...]) -> bool:
+    """Whether the value reads an element of the storage other than the one it is written to."""
+    root = root_of(b, name)
+    repeats = any(isinstance(a, Indirect) for e in index for a in ix.free_atoms(e))
+    for load in vs.loads([value]):
+        source = load.attr[0]
+        if root_of(b, source) == root and (repeats or source != name or load.attr[1] != index):
+            return True
+    return False
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+def plain_load(tensor: Tensor) -> str | None:
+    """The buffer that the tensor is a view of, or None when it is computed."""
+    value = tensor.value
+    if value.op != "load" or value.args or value.attr[2] != tensor.dtype:
+        return None
+    if any(isinstance(a, Indirect) for e in value.attr[1] for a in ix.free_atoms(e)):
+        return None
+    return value.attr[0]  # type: ignore[no-any-return]
+
+
+def root_of(b: Builder, name: str) -> str:
+    """The buffer that owns the storage."""
+    while (below := b.graph.buffers[name].alias_of) is not None:
+        name = below
+    return name
+
+
+def newest(b: Builder, name: str) -> str:
+    while name in b.versions:
+        name = b.versions[name]
+    return name
+
+
+def at_newest(b: Builder, tensor: Tensor) -> Tensor:
+    """The same view of the buffer's newest version."""
+    name = plain_load(tensor)
+    if name is None or newest(b, name) == name:
+        return tensor
+    return tensor.with_value(vs.load(newest(b, name), tensor.value.attr[1], tensor.dtype))
+
+
+def written_back(b: Builder, base: Tensor, region: Value, src: Tensor) -> Tensor | None:
+    """`base` in its newest version when `src` already is the part of it that `region` (a load over src's axes) names."""
+    current = at_newest(b, base)
+    if plain_load(base) is None or not b.current.meta.get(WRITE_BACK):
+        return None
+    return current if region is src.value else None
+
+
+# ---- pending readers ------------------------------------------------------------------------------------------------
+
+
+def _settle_readers(b: Builder, name: str) -> None:
+    """Stores what reads the storage of `name` and is still wanted after the current node, in its present state."""
+    env = b.env  # type: ignore[attr-defined]
+    for node in _connected(b, name):
+        if _wanted_later(node, b.current):
+            env[node] = _copied(b, env[node], name)
+
+
+def _copied(b: Builder, item: Any, name: str) -> Any:
+    if isinstance(item, tuple | list):
+        return type(item)(_copied(b, i, name) for i in item)
+    return b.copy(item) if isinstance(item, Tensor) and _reads_storage(b, name, item.value) else item
+
+
+def _connected(b: Builder, name: str) -> Iterator[Node]:
+    """The FX nodes lowered so far whose values read the storage of `name`: reading spreads only along the graph's edges."""
+    env = b.env  # type: ignore[attr-defined]
+    stack, seen = list(b.current.all_input_nodes), set(b.current.all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node not in env or not any(_reads_storage(b, name, t.value) for t in _tensors(env[node])):
+            continue
+        yield node
+        for other in (*node.all_input_nodes, *node.users):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, tuple | list):
+        for i in item:
+            yield from _tensors(i)
+
+
+def _reads_storage(b: Builder, name: str, value: Value) -> bool:
+    root = root_of(b, name)
+    return any(root_of(b, v.attr[0]) == root for v in vs.loads([value]))
+
+
+def _wanted_later(node: Node, current: Node) -> bool:
+    return any(user > current and not _overwrites(user, node) for user in node.users)
+
+
+def _overwrites(user: Node, node: Node) -> bool:
+    """Whether `user` takes `node` only as the place to write to."""
+    if user.args and user.args[0] is node and node not in user.args[1:] and node not in user.kwargs.values():
+        return WRITE_BACK in user.meta or operator_name(user.target) == "aten.copy_.default"
+    return False
+
+
+# ---- rules ----------------------------------------------------------------------------------------------------------
+
+
+def copy_(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Overwrites a graph input; nothing to do where the result was computed in its storage."""
+    name = plain_load(x)
+    if name is None:
+        raise fallback.Refused("copy_ to a computed tensor")
+    new = broadcast(convert(src, x.dtype), x.sizes)
+    current = at_newest(b, x)
+    if new.value is not current.value:
+        name = newest(b, name)
+        _settle_readers(b, name)
+        current = _overwrite(b, name, current, x.sizes, indices(x.sizes), new.value, "set", None)
+    b.env[b.current.args[0]] = current  # type: ignore[attr-defined]
+    return current
+
+
+def copy(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    """Functional `copy_`: the value of `src` with the shape and dtype of `x`."""
+    return broadcast(convert(src, x.dtype), x.sizes)
+
+
+def auto_functionalized(b: Builder, op: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """A mutable custom operator made functional: the call itself, on copies of what it writes."""
+    written = {a.name: b.copy(kwargs[a.name]) for a in _written(op) if isinstance(kwargs.get(a.name), Tensor)}
+    results = _call_mutable(b, op, {**kwargs, **written}, written)
+    return (*results, *(b.load(b.graph.buffers[newest(b, _name(written[a.name]))]) if a.name in written else None for a in _written(op)))
+
+
+def auto_functionalized_v2(b: Builder, op: Any, _all_bases: Sequence[Tensor], **kwargs: Any) -> tuple[Any, ...]:
+    """As above, with the written arguments given as views of base tensors."""
+    bases = [b.copy(base) for base in _all_bases]
+    nodes = b.current.kwargs["_all_bases"]
+    plain = {k: v for k, v in kwargs.items() if not k.startswith("_")}
+    views: dict[str, Any] = {}
+    for argument in _written(op):
+        base_index = kwargs.get(f"_{argument.name}_base_index")
+        if base_index is None:
+            raise fallback.Refused("a mutable operator that writes a list of tensors")
+        views[argument.name] = _view_of(b, bases[base_index], nodes[base_index], argument.name, kwargs)
+    results = _call_mutable(b, op, {**plain, **views}, views)
+    return (*results, *(b.load(b.graph.buffers[newest(b, _name(base))]) for base in bases))
+
+
+def _view_of(b: Builder, base: Tensor, node: Node, name: str, kwargs: dict[str, Any]) -> Tensor:
+    """The written argument as a view of the copied base, from what torch recorded of it."""
+    if kwargs.get(f"_{name}_alias"):
+        return base
+    dim = kwargs.get(f"_{name}_slice_dim")
+    if dim is not None:
+        start = slice_start(kwargs[f"_{name}_slice_start"], base.sizes[dim])
+        return sliced(base, dim, start, slice_length(start, kwargs[f"_{name}_slice_end"], 1, base.sizes[dim]))
+    value = node.meta["val"]
+    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())  # type: ignore[attr-defined]
+    if not dense(base.sizes, strides):
+        raise fallback.Refused("a mutable operator that writes a view of a tensor that is not dense")
+    start = ix.as_expr(kwargs[f"_{name}_storage_offset"]) - offset
+    steps = kwargs[f"_{name}_stride"]
+    return reindex(base, kwargs[f"_{name}_size"], lambda *j: storage_index(ix.linearize(j, steps, start), base.sizes, strides))
+
+
+def _written(op: Any) -> list[Any]:
+    return [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _name(tensor: Tensor) -> str:
+    name = plain_load(tensor)
+    assert name is not None
+    return name
+
+
+def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str, Tensor]) -> list[Any]:
+    names = list(dict.fromkeys(_name(t) for t in written.values()))
+    order = [a.name for a in op._schema.arguments]
+    tree = {k: b.extern_tree(kwargs[k]) for k in order if k in kwargs}
+    value = b.current.meta["val"]
+    returned = list(value)[: len(op._schema.returns)] if isinstance(value, tuple | list) else []
+    specs = [
+        (b.symbols.sizes(v.shape), v.dtype, v.device, b.symbols.sizes(v.stride())) if hasattr(v, "stride") else None  # type: ignore[attr-defined]
+        for v in returned
+    ]
+    pairs = [(n, b.new_version(n).name) for n in names]
+    positional = [a.name for a in op._schema.arguments if not a.kwarg_only and a.name in tree]
+    rest = {k: v for k, v in tree.items() if k not in positional}
+    made = b.extern(op, [tree[k] for k in positional], rest, specs, "mutable operator", pairs, effect=True)
+    return list(made) if op._schema.returns else [None]
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.copy_": copy_,
+    "aten.copy": copy,
+    "torch.ops.higher_order.auto_functionalized": auto_functionalized,
+    "torch.ops.higher_order.auto_functionalized_v2": auto_functionalized_v2,
+}

@@ -1,0 +1,463 @@
+"""Pooling and resampling windows.
+
+A window of few elements is unrolled into one value, which vectorises over the output and fuses with its neighbours; a large one is
+a Reduction. Gradients gather: each input element asks the windows that contain it, so no write collides and the result does not
+depend on any order. Only where a window can lie anywhere (adaptive windows of unequal size) do they scatter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ops
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.ir import Sizes
+from kgen.lowering.builder import Builder
+from kgen.lowering.contraction import library
+from kgen.lowering.fallback import Refused
+from kgen.lowering.indexing import gather_source
+from kgen.lowering.scatter import full
+from kgen.lowering.tensor import Tensor, at, convert, indices
+from kgen.lowering.views import result_sizes
+from kgen.values import Value
+
+MAX_UNROLLED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of `size` elements, `dilation` apart, every `stride`, over the last dimensions of a tensor of shape `sizes`
+    with `padding` before it; `out` is how many there are along each dimension."""
+
+    sizes: Sizes
+    out: Sizes
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.size)
+
+    @property
+    def extents(self) -> Sizes:
+        return self.sizes[-self.rank :]
+
+    def start(self, window: Sequence[Expr]) -> list[Expr]:
+        return [o * s - p for o, s, p in zip(window, self.stride, self.padding, strict=True)]
+
+    def taps(self, window: Sequence[Expr], tap: Sequence[Expr | int]) -> tuple[list[Expr], Value]:
+        """The position of one element of a window, and whether it lies inside the tensor."""
+        place = [s + ix.as_expr(t) * d for s, t, d in zip(self.start(window), tap, self.dilation, strict=True)]
+        return place, inside(place, self.extents)
+
+    def all_taps(self) -> list[tuple[int, ...]]:
+        return list(itertools.product(*(range(n) for n in self.size)))
+
+    def covering(self) -> list[int]:
+        """The most windows along each dimension that contain one element."""
+        return [(k - 1) * d // s + 1 for k, s, d in zip(self.size, self.stride, self.dilation, strict=True)]
+
+
+def inside(place: Sequence[Expr], extents: Sequence[Expr]) -> Value:
+    test = vs.const(True, torch.bool)
+    for e, extent in zip(place, extents, strict=True):
+        test = vs.call("and", test, vs.call("and", vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)))
+    return test
+
+
+def _ints(given: Any, rank: int, default: int | tuple[int, ...] = 0) -> tuple[int, ...]:
+    given = [given] if isinstance(given, int) else list(given or ())
+    if not given:
+        return default if isinstance(default, tuple) else (default,) * rank
+    return tuple(given) if len(given) == rank else (given[0],) * rank
+
+
+def _windows(rank: int, sizes: Sizes, out: Sizes, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Windows:
+    size = _ints(kernel, rank)
+    return Windows(sizes, out[-rank:], size, _ints(stride, rank, size), _ints(padding, rank), _ints(dilation, rank, 1))
+
+
+# ---- maximum --------------------------------------------------------------------------------------------------------
+
+
+def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def rule(
+        b: Builder, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)  # type: ignore[attr-defined]
+        windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding, dilation)
+        if math.prod(windows.size) <= MAX_UNROLLED:
+            return _max_unrolled(x, sizes, windows)
+        return _max_reduced(b, x, sizes, windows)
+
+    return rule
+
+
+def _max_unrolled(x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:
+    """As eager scans a window: a later element wins if it is larger or NaN; an empty hand starts at the first real element."""
+    j, rank = indices(sizes), windows.rank
+    window = j[-rank:]
+    first = [_first_inside(s, d) for s, d in zip(windows.start(window), windows.dilation, strict=True)]
+    best: Value = vs.const(ops.identity("max", x.dtype), x.dtype)
+    lane = _flat(first, windows.extents)
+    for tap in windows.all_taps():
+        place, real = windows.taps(window, tap)
+        read = vs.guard_loads(at(x, [*j[:-rank], *place]), real) if real.op != "const" else at(x, [*j[:-rank], *place])
+        wins = vs.call("gt", read, best)
+        if x.dtype.is_floating_point:
+            wins = vs.call("or", wins, vs.call("isnan", read))
+        wins = vs.call("and", real, wins)
+        best, lane = vs.where(wins, read, best), vs.where(wins, _flat(place, windows.extents), lane)
+    return Tensor(sizes, x.dtype, x.device, best), Tensor(sizes, torch.int64, x.device, lane)
+
+
+def _first_inside(start: Expr, dilation: int) -> Expr:
+    if start.bounds()[0] >= 0:
+        return start
+    return start + ix.ceildiv(ix.maximum(-start, 0), dilation) * dilation
+
+
+def _flat(place: Sequence[Expr], extents: Sizes) -> Value:
+    return vs.index_value(ix.linearize(place, ix.contiguous_strides(extents)))
+
+
+def _max_reduced(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:
+    spread, place = _spread(b, x, sizes, windows, ops.identity("max", x.dtype))
+    rank = windows.rank
+    value, tap = b.reduce("argmax", spread, range(len(sizes), len(sizes) + rank))
+    taps = ix.delinearize(vs.indirect(tap.value, ix.as_expr(math.prod(windows.size)), wrap=False), windows.size)
+    start = [_first_inside(s, d) for s, d in zip(windows.start(value.indices[-rank:]), windows.dilation, strict=True)]
+    found, _ = windows.taps(value.indices[-rank:], taps)
+    # a window of nothing but -inf may point into the padding: eager names its first real element
+    lane = vs.where(inside(found, windows.extents), _flat(found, windows.extents), _flat(start, windows.extents))
+    return value, Tensor(sizes, torch.int64, x.device, lane)
+
+
+def _spread(b: Builder, x: Tensor, sizes: Sizes, windows: Windows, filler: Any) -> tuple[Tensor, list[Expr]]:
+    """The windows' elements as extra trailing dimensions, `filler` outside the tensor."""
+    rank = windows.rank
+    wide = (*sizes, *map(ix.as_expr, windows.size))
+    j = indices(wide)
+    place, real = windows.taps(j[len(sizes) - rank : len(sizes)], j[len(sizes) :])
+    source = gather_source(b, x)
+    read = vs.masked(real, at(source, [*j[: len(sizes) - rank], *place]), vs.const(filler, x.dtype))
+    return Tensor(wide, x.dtype, x.device, read), place
+
+
+def max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def rule(
+        b: Builder, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, lanes: Tensor
+    ) -> Tensor:
+        windows = _windows(rank, x.sizes, grad.sizes, kernel_size, stride, padding, dilation)
+        own = _flat(x.indices[-rank:], windows.extents)
+
+        def share(window: Sequence[Expr]) -> Value:
+            where = [*x.indices[:-rank], *window]
+            mine = vs.call("eq", at(lanes, where), own)
+            return vs.where(mine, at(grad, where), vs.const(0, grad.dtype))
+
+        if math.prod(windows.covering()) <= MAX_UNROLLED:
+            grad, lanes = gather_source(b, grad), gather_source(b, lanes)
+            return x.with_value(_gathered(x, windows, share))
+        return scatter_to_lanes(b, grad, x, lanes, rank)
+
+    return rule
+
+
+def scatter_to_lanes(b: Builder, grad: Tensor, x: Tensor, lanes: Tensor, rank: int) -> Tensor:
+    """Adds each gradient to the element whose flat position over the last dimensions `lanes` gives."""
+    j = grad.indices
+    extents = x.sizes[-rank:]
+    place = ix.delinearize(vs.indirect(lanes.value, ix.product(extents), wrap=False), extents)
+    total = b.copy(full(b, x.sizes, ops.compute_dtype(x.dtype), x.device, 0))
+    return convert(b.scatter(total, grad.sizes, [*j[:-rank], *place], grad.value, "add"), x.dtype)
+
+
+def _gathered(x: Tensor, windows: Windows, share: Callable[[Sequence[Expr]], Value]) -> Value:
+    """Sums what every window that contains an element of `x` gives it, in the order of the windows."""
+    place = x.indices[-windows.rank :]
+    total: Value | None = None
+    for back in itertools.product(*(range(n - 1, -1, -1) for n in windows.covering())):
+        window = [ix.floordiv(i + p, s) - n for i, p, s, n in zip(place, windows.padding, windows.stride, back, strict=True)]
+        real = inside(window, windows.out)
+        for i, p, s, k, d, w in zip(place, windows.padding, windows.stride, windows.size, windows.dilation, window, strict=True):
+            real = vs.call("and", real, vs.compare("le", i + p - w * s, ix.as_expr((k - 1) * d)))
+        given = vs.masked(real, share(window), vs.const(0, share(window).dtype))
+        total = given if total is None else vs.call("add", total, given)
+    assert total is not None
+    return total
+
+
+# ---- average --------------------------------------------------------------------------------------------------------
+
+
+def avg_pool(rank: int) -> Callable[..., Tensor]:
+    def rule(
+        b: Builder, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        sizes = result_sizes(b)
+        windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding)
+        total = _window_sum(b, x, sizes, windows)
+        divisor = _divisor(windows, indices(sizes)[-rank:], count_include_pad, divisor_override)
+        return Tensor(sizes, x.dtype, x.device, _divided(total, divisor, x.dtype))
+
+    return rule
+
+
+def _window_sum(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> Value:
+    rank, j = windows.rank, indices(sizes)
+    if math.prod(windows.size) > MAX_UNROLLED:
+        spread, _ = _spread(b, x, sizes, windows, 0)
+        (total,) = b.reduce("sum", spread, range(len(sizes), len(sizes) + rank), dtypes=[ops.compute_dtype(x.dtype)])
+        return total.value
+    x = gather_source(b, x)
+    value = vs.const(0, x.dtype)
+    for tap in windows.all_taps():
+        place, real = windows.taps(j[-rank:], tap)
+        read = vs.masked(real, at(x, [*j[:-rank], *place]), vs.const(0, x.dtype))
+        value = read if value.op == "const" else vs.call("add", value, read)
+    return value
+
+
+def _divisor(windows: Windows, window: Sequence[Expr], count_padding: bool, override: int | None) -> Expr:
+    """How many elements a window averages: those inside the tensor, or inside its padding too."""
+    if override is not None:
+        return ix.as_expr(override)
+    count = ix.ONE
+    for k, start, pad, extent in zip(windows.size, windows.start(window), windows.padding, windows.extents, strict=True):
+        if count_padding:
+            count = count * (ix.minimum(start + k, extent + pad) - start)
+        else:
+            count = count * (ix.minimum(start + k, extent) - ix.maximum(start, 0))
+    return count
+
+
+def _divided(total: Value, divisor: Expr, dtype: torch.dtype) -> Value:
+    return vs.call("truediv" if dtype.is_floating_point else "truncdiv", total, vs.index_value(divisor, total.dtype))
+
+
+def avg_pool_backward(rank: int) -> Callable[..., Tensor]:
+    def rule(
+        b: Builder, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Tensor:  # fmt: skip
+        windows = _windows(rank, x.sizes, grad.sizes, kernel_size, stride, padding)
+
+        def part(at_grad: Sequence[Expr]) -> Value:
+            divisor = _divisor(windows, at_grad[-rank:], count_include_pad, divisor_override)
+            return _divided(at(grad, at_grad), divisor, grad.dtype)
+
+        if math.prod(windows.covering()) <= MAX_UNROLLED:
+            grad = gather_source(b, grad)
+            return x.with_value(_gathered(x, windows, lambda window: part([*x.indices[:-rank], *window])))
+        return _scattered_windows(b, grad, x, windows, part)
+
+    return rule
+
+
+def _scattered_windows(b: Builder, grad: Tensor, x: Tensor, windows: Windows, part: Callable[[Sequence[Expr]], Value]) -> Tensor:
+    """Each window adds its share to all of its elements."""
+    rank = windows.rank
+    wide = (*grad.sizes, *map(ix.as_expr, windows.size))
+    j = indices(wide)
+    own = j[: grad.rank]
+    place, real = windows.taps(own[-rank:], j[grad.rank :])
+    total = b.copy(full(b, x.sizes, ops.compute_dtype(x.dtype), x.device, 0))
+    out = b.scatter(total, wide, [*own[:-rank], *place], part(own), "add", None if real.op == "const" else real)
+    return convert(out, x.dtype)
+
+
+# ---- adaptive -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Adaptive windows: `out` spans that cover a dimension of size `extent`; window o is [o*extent//out, ceil((o+1)*extent/out))."""
+
+    extent: Expr
+    out: Expr
+    widest: int | Expr
+
+    def bounds(self, o: Expr) -> tuple[Expr, Expr]:
+        return ix.floordiv(o * self.extent, self.out), ix.ceildiv((o + 1) * self.extent, self.out)
+
+
+def _span(extent: Expr, out: Expr) -> Spans:
+    if out == 1:
+        return Spans(extent, out, extent)
+    n, m = extent.as_int(), out.as_int()
+    if n is None or m is None:
+        quotient = ix.floordiv(extent, out)
+        if quotient * out is extent:
+            return Spans(extent, out, quotient)
+        raise Refused("adaptive pooling of a symbolic size")
+    widest = max((-(-(o + 1) * n // m) - o * n // m for o in range(m)), default=1)
+    return Spans(extent, out, widest)
+
+
+def _adaptive(x: Tensor, sizes: Sizes, rank: int, filler: Any) -> tuple[Tensor, list[Spans], list[Expr]]:
+    """Window elements as extra trailing dimensions, and their positions."""
+    spans = [_span(n, m) for n, m in zip(x.sizes[-rank:], sizes[-rank:], strict=True)]
+    wide = (*sizes, *(ix.as_expr(s.widest) for s in spans))
+    j = indices(wide)
+    lead = len(sizes) - rank
+    place, real = [], vs.const(True, torch.bool)
+    for n, span in enumerate(spans):
+        start, end = span.bounds(j[lead + n])
+        place.append(start + j[len(sizes) + n])
+        real = vs.call("and", real, vs.compare("lt", place[-1], end))
+    read = vs.masked(real, at(x, [*j[:lead], *place]), vs.const(filler, x.dtype))
+    return Tensor(wide, x.dtype, x.device, read), spans, place
+
+
+def adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
+    def rule(b: Builder, x: Tensor, output_size: Any) -> Tensor:
+        sizes = result_sizes(b)
+        x = gather_source(b, x)
+        spread, spans, _ = _adaptive(x, sizes, rank, 0)
+        (total,) = b.reduce("sum", spread, range(len(sizes), len(sizes) + rank), dtypes=[ops.compute_dtype(x.dtype)])
+        return Tensor(sizes, x.dtype, x.device, _divided(total.value, _count(spans, indices(sizes)[-rank:]), x.dtype))
+
+    return rule
+
+
+def _count(spans: Sequence[Spans], window: Sequence[Expr]) -> Expr:
+    count = ix.ONE
+    for span, o in zip(spans, window, strict=True):
+        start, end = span.bounds(o)
+        count = count * (end - start)
+    return count
+
+
+def adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
+    """An element lies in the windows from ``i*out//extent`` to ``((i+1)*out - 1)//extent``, at most two along a dimension
+    that shrinks and as many as the ratio along one that grows."""
+
+    def rule(b: Builder, grad: Tensor, x: Tensor) -> Tensor:
+        spans = [_span(n, m) for n, m in zip(x.sizes[-rank:], grad.sizes[-rank:], strict=True)]
+        grad = gather_source(b, grad)
+        place = x.indices[-rank:]
+        counts = [_most_windows(s) for s in spans]
+        if math.prod(counts) > MAX_UNROLLED:
+            return _adaptive_scattered(b, grad, x, rank)
+        total = vs.const(0, grad.dtype)
+        for step in itertools.product(*(range(c) for c in counts)):
+            window = [ix.floordiv(i * s.out, s.extent) + n for i, s, n in zip(place, spans, step, strict=True)]
+            real = inside(window, grad.sizes[-rank:])
+            for i, s, w in zip(place, spans, window, strict=True):
+                real = vs.call("and", real, vs.compare("le", s.bounds(w)[0], i))
+            part = _divided(at(grad, [*x.indices[:-rank], *window]), _count(spans, window), grad.dtype)
+            total = vs.call("add", total, vs.masked(real, part, vs.const(0, grad.dtype)))
+        return x.with_value(total)
+
+    return rule
+
+
+def _most_windows(span: Spans) -> int:
+    if span.out == 1:
+        return 1
+    n, m = span.extent.as_int(), span.out.as_int()
+    if n is None or m is None:
+        return 1  # the extent is a multiple of out: every element lies in one window
+    return max((((i + 1) * m - 1) // n - i * m // n + 1 for i in range(n)), default=1)
+
+
+def _adaptive_scattered(b: Builder, grad: Tensor, x: Tensor, rank: int) -> Tensor:
+    spread, spans, place = _adaptive(x, grad.sizes, rank, 0)
+    own = spread.indices[: grad.rank]
+    real = vs.const(True, torch.bool)
+    for span, o, e in zip(spans, own[-rank:], place, strict=True):
+        real = vs.call("and", real, vs.compare("lt", e, span.bounds(o)[1]))
+    value = _divided(at(grad, own), _count(spans, own[-rank:]), grad.dtype)
+    total = b.copy(full(b, x.sizes, ops.compute_dtype(x.dtype), x.device, 0))
+    return convert(b.scatter(total, spread.sizes, [*own[:-rank], *place], value, "add", None if real.op == "const" else real), x.dtype)
+
+
+def adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def rule(b: Builder, x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
+        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)  # type: ignore[attr-defined]
+        x = gather_source(b, x)
+        spread, spans, _ = _adaptive(x, sizes, rank, ops.identity("max", x.dtype))
+        value, tap = b.reduce("argmax", spread, range(len(sizes), len(sizes) + rank))
+        taps = ix.delinearize(vs.indirect(tap.value, ix.product(ix.as_expr(s.widest) for s in spans), wrap=False), [s.widest for s in spans])
+        place = [s.bounds(o)[0] + t for s, o, t in zip(spans, value.indices[-rank:], taps, strict=True)]
+        return value, Tensor(sizes, torch.int64, x.device, _flat(place, x.sizes[-rank:]))
+
+    return rule
+
+
+def adaptive_max_pool_backward(rank: int) -> Callable[..., Tensor]:
+    return lambda b, grad, x, lanes: scatter_to_lanes(b, grad, x, lanes, rank)
+
+
+def max_unpool(rank: int) -> Callable[..., Tensor]:
+    def rule(b: Builder, x: Tensor, lanes: Tensor, output_size: Any, *_: Any) -> Tensor:
+        sizes = result_sizes(b)
+        extents = sizes[-rank:]
+        place = ix.delinearize(vs.indirect(lanes.value, ix.product(extents), wrap=False), extents)
+        zeros = b.copy(full(b, sizes, x.dtype, x.device, 0))
+        return b.scatter(zeros, x.sizes, [*x.indices[:-rank], *place], x.value)
+
+    return rule
+
+
+# ---- resampling -----------------------------------------------------------------------------------------------------
+
+
+def nearest_backward(rank: int) -> Callable[..., Tensor]:
+    """Each output element's gradient goes to the input element it was read from."""
+
+    def rule(b: Builder, grad: Tensor, output_size: Any, input_size: Any, *scales: Any) -> Tensor:
+        sizes = tuple(map(ix.as_expr, input_size))
+        j = grad.indices
+        given = list(scales) + [None] * (rank - len(scales))
+        place = [nearest_index(o, m, n, s) for o, m, n, s in zip(j[-rank:], grad.sizes[-rank:], sizes[-rank:], given, strict=False)]
+        total = b.copy(full(b, sizes, ops.compute_dtype(grad.dtype), grad.device, 0))
+        return convert(b.scatter(total, grad.sizes, [*j[:-rank], *place], grad.value, "add"), grad.dtype)
+
+    return rule
+
+
+def nearest_index(o: Expr, out: Expr, extent: Expr, scale: float | None) -> Expr:
+    n, m = extent.as_int(), out.as_int()
+    if extent is out:
+        return o
+    if n is None or m is None:
+        if scale is not None:
+            raise Refused("nearest resampling of a symbolic size by a given scale")
+        return ix.minimum(ix.floordiv(o * extent, out), extent - 1)
+    factor = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=torch.float32)
+    table = [min(int(t), n - 1) for t in torch.floor(torch.arange(m, dtype=torch.float32) * factor).tolist()]
+    if table == [k * n // m for k in range(m)]:
+        return ix.minimum(ix.floordiv(o * n, m), n - 1)
+    scaled = vs.call("mul", vs.index_value(o, torch.float32), vs.const(float(factor), torch.float32))
+    found = vs.call("minimum", vs.cast(vs.call("floor", scaled), torch.int64), vs.const(n - 1, torch.int64))
+    return vs.indirect(found, extent, wrap=False)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    **{f"aten.max_pool{n}d_with_indices": max_pool_with_indices(n) for n in (2, 3)},
+    **{f"aten.max_pool{n}d_with_indices_backward": max_pool_backward(n) for n in (2, 3)},
+    **{f"aten.avg_pool{n}d": avg_pool(n) for n in (1, 2, 3)},
+    **{f"aten.avg_pool{n}d_backward": avg_pool_backward(n) for n in (2, 3)},
+    **{f"aten._adaptive_avg_pool{n}d": adaptive_avg_pool(n) for n in (2, 3)},
+    **{f"aten._adaptive_avg_pool{n}d_backward": adaptive_avg_pool_backward(n) for n in (2, 3)},
+    **{f"aten.adaptive_max_pool{n}d": adaptive_max_pool(n) for n in (2, 3)},
+    **{f"aten.adaptive_max_pool{n}d_backward": adaptive_max_pool_backward(n) for n in (2, 3)},
+    **{f"aten.max_unpool{n}d": max_unpool(n) for n in (2, 3)},
+    **{f"aten.upsample_nearest{n}d_backward": nearest_backward(n) for n in (1, 2, 3)},
+    "aten.fractional_max_pool2d": library("random windows"),
+    "aten.fractional_max_pool3d": library("random windows"),
+}
+

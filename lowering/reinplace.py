@@ -1,0 +1,126 @@
+"""Marks functional copies that may be writes into their first argument.
+
+AOTAutograd turns ``x[i] = v`` into ``select_scatter(x, v, 0, i)`` and a final ``copy_(x, result)``: a copy of all of x, twice. The
+write may go straight into the storage of x when nothing reads the old contents afterwards. The marks (`kgen.lowering.mutation`)
+say which; lowering then moves only what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from kgen.lowering.mutation import INPLACE, WRITE_BACK
+from kgen.lowering.views import is_view
+
+# Functional operators whose result is their first argument with some elements changed.
+WRITES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "select_scatter slice_scatter diagonal_scatter as_strided_scatter index_put _unsafe_index_put scatter scatter_add scatter_reduce"
+        " index_reduce index_add index_copy index_fill put _unsafe_masked_index_put_accumulate"
+    ).split()
+)
+# A scatter of a whole region, and the view that reads the same region.
+INVERSE = {"aten::select_scatter": "aten::select", "aten::slice_scatter": "aten::slice", "aten::diagonal_scatter": "aten::diagonal"}
+
+
+def reinplace(gm: GraphModule) -> GraphModule:
+    """Marks the writes of the graph that may go to existing storage; the graph's text stays as it is."""
+    order = {node: k for k, node in enumerate(gm.graph.nodes)}
+    storages: dict[Node, _Storage] = {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _name(node) in WRITES and INPLACE not in node.meta:
+            _try(node, storages, order)
+        _place(node, storages)
+    return gm
+
+
+@dataclass(slots=True)
+class _Storage:
+    """The nodes that share one storage: its owner, its views, and the results of writes into it."""
+
+    owner: Node
+    members: list[Node] = field(default_factory=list)
+
+
+def _place(node: Node, storages: dict[Node, _Storage]) -> None:
+    """Joins the storage that the node's result lives in."""
+    shared = INPLACE in node.meta or is_view(node.target) or _is_getitem(node) and is_view(node.args[0].target)  # type: ignore[union-attr]
+    source = node.args[0] if node.op == "call_function" and shared else None
+    found = storages.get(source) if isinstance(source, Node) else None
+    storage = storages[node] = found or _Storage(node)
+    storage.members.append(node)
+
+
+def _try(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:
+    storage = storages.get(node.args[0])  # type: ignore[arg-type]
+    if storage is None or storage.owner.op == "get_attr" or storage.owner.op == "placeholder" and not _copied_back(storage.owner, order[node], order):
+        return
+    backs = list(_write_backs(node))
+    allowed = {node, *backs}
+    at = order[node]
+    storage.members = [m for m in storage.members if m is storage.owner or any(order[u] >= at for u in m.users)]
+    for member in storage.members:
+        if any(order[user] > at and user not in allowed and not _is_copy_to(user, storage.owner) and not _is_size(user) for user in member.users):
+            return
+    for write in allowed:
+        write.meta[INPLACE] = storage.owner
+    for write in backs:
+        write.meta[WRITE_BACK] = True
+
+
+def _write_backs(node: Node) -> Iterator[Node]:
+    """The scatters that put the changed view back into the tensor it is a view of, innermost first."""
+    result, view = node, node.args[0]
+    while isinstance(view, Node) and view.op == "call_function" and view.args:
+        parent = view.args[0]
+        back = next((u for u in result.users if _puts_back(u, result, view)), None)
+        if back is None or not isinstance(parent, Node):
+            return
+        yield back
+        result, view = back, parent
+
+
+def _puts_back(user: Node, result: Node, view: Node) -> bool:
+    if INVERSE.get(_name(user)) != _name(view) or len(user.args) < 2 or user.args[1] is not result:
+        return False
+    return user.args[0] is view.args[0] and _parameters(user, 2) == _parameters(view, 1)
+
+
+def _parameters(node: Node, first: int) -> dict[str, Any]:
+    """Arguments from position `first` on, by name and with defaults."""
+    arguments = node.target._schema.arguments[first:]  # type: ignore[union-attr]
+    values = {a.name: a.default_value if a.has_default_value() else None for a in arguments}
+    values.update(zip((a.name for a in arguments), node.args[first:], strict=False))
+    values.update(node.kwargs)
+    if values.get("end") is not None and isinstance(values["end"], int) and values["end"] >= 1 << 62:
+        values["end"] = None
+    if "start" in values and values["start"] is None:
+        values["start"] = 0
+    return values
+
+
+def _copied_back(owner: Node, position: int, order: dict[Node, int]) -> bool:
+    """Whether the graph overwrites this input later on, so that its old contents are lost anyway."""
+    return any(_is_copy_to(user, owner) and order[user] > position for user in owner.users)
+
+
+def _is_copy_to(user: Node, owner: Node) -> bool:
+    return _name(user) == "aten::copy_" and user.args[0] is owner and user.args[1] is not owner
+
+
+def _is_size(user: Node) -> bool:
+    return _name(user) in ("aten::sym_size", "aten::sym_stride", "aten::sym_storage_offset", "aten::sym_numel")
+
+
+def _is_getitem(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def _name(node: Any) -> str:
+    schema = getattr(getattr(node, "target", None), "_schema", None)
+    return schema.name if schema is not None else ""

@@ -1,0 +1,54 @@
+"""Running sums, products, extremes and log-sum-exps along one dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kgen import values as vs
+from kgen.lowering.builder import Builder
+from kgen.lowering.fallback import Refused
+from kgen.lowering.reduction import as_summand
+from kgen.lowering.tensor import Tensor
+
+
+def summing(op: str) -> Callable[..., Tensor]:
+    """cumsum and cumprod: integers add up in int64."""
+
+    def rule(b: Builder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        x = as_summand(x, dtype)
+        if x.dtype is torch.bool:
+            raise Refused("a running sum in bool")
+        return x if x.rank == 0 else b.scan(op, x, dim)[0]
+
+    return rule
+
+
+def extreme(op: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """(running extreme, its last position so far)."""
+
+    def rule(b: Builder, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        if x.rank == 0:
+            return x, x.with_value(vs.const(0, torch.int64), torch.int64)
+        value, where = b.scan(op, x, dim, [x.dtype, torch.int64])
+        return value, where
+
+    return rule
+
+
+def logcumsumexp(b: Builder, x: Tensor, dim: int) -> Tensor:
+    if not x.dtype.is_floating_point:
+        raise Refused("logcumsumexp of integers")
+    return x if x.rank == 0 else b.scan("logaddexp", x, dim)[0]
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.cumsum": summing("sum"),
+    "aten.cumprod": summing("prod"),
+    "aten.cummax": extreme("argmax"),
+    "aten.cummin": extreme("argmin"),
+    "aten.logcumsumexp": logcumsumexp,
+    "aten._logcumsumexp": logcumsumexp,
+}

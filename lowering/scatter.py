@@ -1,0 +1,221 @@
+"""Writes at computed positions, and the reductions into them. Float accumulation runs in the order of the source's elements, as
+in eager on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ops
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.ir import Sizes
+from kgen.lowering.builder import Builder
+from kgen.lowering.fallback import Refused
+from kgen.lowering.indexing import Advanced, at_least_1d, position
+from kgen.lowering.mutation import write
+from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape
+from kgen.lowering.views import axis
+from kgen.values import Value
+
+Number = int | float | bool
+
+
+def full(b: Builder, sizes: Sizes, dtype: torch.dtype, device: torch.device, number: Number) -> Tensor:
+    return Tensor(sizes, dtype, device, vs.const(number, dtype))
+
+
+def accumulate(b: Builder, base: Tensor, sizes: Sizes, where: Sequence[Expr], value: Value, mask: Value | None = None) -> Tensor:
+    """Adds into `base`; for bools a sum is an `or`."""
+    return write(b, base, sizes, where, value, "max" if base.dtype is torch.bool else "add", mask)
+
+
+# ---- index_put ------------------------------------------------------------------------------------------------------
+
+
+def index_put(b: Builder, x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, accumulate_: bool = False) -> Tensor:
+    if any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in indices_):
+        return _masked_put(x, indices_, values, accumulate_)
+    plan = Advanced(x.sizes, indices_)
+    sizes = plan.result_sizes() if plan.indexed else x.sizes
+    values = broadcast(convert(values, x.dtype), sizes)
+    where = plan.source(indices(sizes)) if plan.indexed else indices(sizes)
+    return accumulate(b, x, sizes, where, values.value) if accumulate_ else write(b, x, sizes, where, values.value)
+
+
+def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, accumulate_: bool) -> Tensor:
+    """``x[mask] = v`` for one mask and values that do not depend on the position within it."""
+    tensors = [(k, t) for k, t in enumerate(indices_) if t is not None]
+    first, mask = tensors[0]
+    rest = x.rank - first - mask.rank
+    if len(tensors) > 1 or values.rank > rest and any(s != 1 for s in values.sizes[: values.rank - rest]):
+        raise Refused("boolean mask: the number of elements depends on data")
+    inside = vs.cast(at(mask, x.indices[first : first + mask.rank]), torch.bool)
+    if first:  # values align with (kept dimensions, positions, rest): only those for all positions alike are covered
+        values = _without_positions(values, first, rest)
+    else:
+        values = reshape(values, values.sizes[max(values.rank - rest, 0) :])
+    lead = x.rank - values.rank
+    new = at(convert(values, x.dtype), [ix.ZERO if s == 1 else i for s, i in zip(values.sizes, x.indices[lead:], strict=True)])
+    if accumulate_:
+        new = vs.call("or" if x.dtype is torch.bool else "add", x.value, new)
+    return x.with_value(vs.masked(inside, new, x.value))
+
+
+def _without_positions(values: Tensor, first: int, rest: int) -> Tensor:
+    if any(s != 1 for s in values.sizes[: max(values.rank - rest, 0)]):
+        raise Refused("boolean mask behind kept dimensions with values of their own")
+    return reshape(values, values.sizes[max(values.rank - rest, 0) :])
+
+
+def unsafe_masked_index_put_accumulate(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    plan = Advanced(x.sizes, indices_)
+    sizes = plan.result_sizes()
+    values, inside = broadcast(convert(values, x.dtype), sizes), broadcast(mask, sizes)
+    return accumulate(b, x, sizes, plan.source(indices(sizes)), values.value, inside.value)
+
+
+def put(b: Builder, x: Tensor, index: Tensor, source: Tensor, accumulate_: bool = False) -> Tensor:
+    flat = reshape(x, (x.numel(),))
+    space = index.sizes
+    where = [position(index, index.indices, flat.sizes[0], True)]
+    value = reshape(source, space).value
+    out = accumulate(b, flat, space, where, value) if accumulate_ else write(b, flat, space, where, value)
+    return reshape(out, x.sizes)
+
+
+# ---- scatter along a dimension --------------------------------------------------------------------------------------
+
+
+class Along:
+    """A scatter's geometry: the loop runs over the index tensor; 0-d tensors pass for 1-d."""
+
+    def __init__(self, x: Tensor, dim: int, index: Tensor) -> None:
+        self.x, self.index, self.dim = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
+        self.sizes = self.index.sizes
+        j = self.index.indices
+        lane = position(self.index, j, self.x.sizes[self.dim], False)
+        self.where = [lane if d == self.dim else i for d, i in enumerate(j)]
+
+    def value(self, src: Tensor | Number | Expr) -> Value:
+        if not isinstance(src, Tensor):
+            return vs.const(src, self.x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(self.x.dtype))
+        return at(convert(at_least_1d(src), self.x.dtype), self.index.indices)
+
+
+def _shaped(out: Tensor, x: Tensor) -> Tensor:
+    return reshape(out, x.sizes)
+
+
+def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str | None = None) -> Tensor:
+    plan = Along(x, dim, index)
+    mode = {None: "set", "add": "add", "multiply": "mul"}[reduce]
+    if mode != "set" and x.dtype is torch.bool:
+        mode = "max" if mode == "add" else "min"
+    return _shaped(write(b, plan.x, plan.sizes, plan.where, plan.value(src), mode), x)
+
+
+def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    plan = Along(x, dim, index)
+    return _shaped(accumulate(b, plan.x, plan.sizes, plan.where, plan.value(src)), x)
+
+
+_MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+_IDENTITIES = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+def scatter_reduce(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    plan = Along(x, dim, index)
+    return _shaped(_reduce_into(b, plan.x, plan.sizes, plan.where, plan.value(src), reduce, include_self), x)
+
+
+def index_reduce(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    base, sizes, where, value = _along_index(x, dim, index, source)
+    return _shaped(_reduce_into(b, base, sizes, where, value, reduce, include_self), x)
+
+
+def _reduce_into(
+    b: Builder, base: Tensor, sizes: Sizes, where: Sequence[Expr], value: Value, reduce: str, include_self: bool
+) -> Tensor:
+    """A reduction of all values that go to one element; without `include_self` the old value counts only where none goes."""
+    if base.dtype is torch.bool and reduce in ("sum", "prod", "mean"):
+        reduce = {"sum": "amax", "prod": "amin", "mean": "mean"}[reduce]
+        if reduce == "mean":
+            raise Refused("mean of bools")
+    start = base
+    if not include_self:
+        start = write(b, base, sizes, where, vs.const(ops.identity(_IDENTITIES[reduce], base.dtype), base.dtype))
+    total = write(b, start, sizes, where, value, _MODES[reduce])
+    if reduce != "mean":
+        return total
+    ones = full(b, base.sizes, torch.int64, base.device, 1 if include_self else 0)
+    count = b.scatter(b.copy(ones, f"{b.stem()}_count"), sizes, where, vs.const(1, torch.int64), "add")
+    divisor = vs.cast(vs.call("maximum", count.value, vs.const(1, torch.int64)), total.value.dtype)
+    return total.with_value(vs.call("truediv" if base.dtype.is_floating_point else "floordiv", total.value, divisor))
+
+
+def _along_index(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Sizes, list[Expr], Value]:
+    """Whole slices go to the positions of a one-dimensional index."""
+    base, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
+    sizes = (*base.sizes[:k], lanes.sizes[0], *base.sizes[k + 1 :])
+    j = indices(sizes)
+    where = [position(lanes, [i], base.sizes[k], False) if d == k else i for d, i in enumerate(j)]
+    return base, sizes, where, reshape(convert(source, x.dtype), sizes).value
+
+
+def index_add(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+    base, sizes, where, value = _along_index(x, dim, index, source)
+    if alpha != 1:
+        value = vs.call("and" if x.dtype is torch.bool else "mul", value, vs.const(alpha, x.dtype))
+    return _shaped(accumulate(b, base, sizes, where, value), x)
+
+
+def index_copy(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    base, sizes, where, value = _along_index(x, dim, index, source)
+    return _shaped(write(b, base, sizes, where, value), x)
+
+
+def index_fill(b: Builder, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    filler = value if isinstance(value, Tensor) else full(b, (), x.dtype, x.device, value)
+    base, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
+    sizes = (*base.sizes[:k], lanes.sizes[0], *base.sizes[k + 1 :])
+    where = [position(lanes, [i], base.sizes[k], True) if d == k else i for d, i in enumerate(indices(sizes))]
+    return _shaped(write(b, base, sizes, where, broadcast(convert(filler, x.dtype), sizes).value), x)
+
+
+def embedding_dense_backward(b: Builder, grad: Tensor, indices_: Tensor, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool) -> Tensor:
+    rows = ix.as_expr(num_weights)
+    flat = reshape(indices_, (indices_.numel(),))
+    width = grad.sizes[indices_.rank :]
+    source = reshape(grad, (*flat.sizes, *width))
+    row = position(flat, [source.indices[0]], rows, False)
+    value = vs.cast(source.value, ops.compute_dtype(grad.dtype))
+    counted = vs.call("ne", vs.cast(at(flat, [source.indices[0]]), torch.int64), vs.index_value(ix.as_expr(padding_idx)))
+    if scale_grad_by_freq:
+        zeros = b.copy(full(b, (rows,), torch.int64, grad.device, 0), f"{b.stem()}_count")
+        count = b.scatter(zeros, flat.sizes, [position(flat, flat.indices, rows, False)], vs.const(1, torch.int64), "add")
+        value = vs.call("truediv", value, vs.cast(at(count, [row]), value.dtype))
+    wide = ops.compute_dtype(grad.dtype)
+    total = b.copy(full(b, (rows, *width), wide, grad.device, 0))
+    out = b.scatter(total, source.sizes, [row, *source.indices[1:]], value, "add", None if counted.op == "const" else counted)
+    return convert(out, grad.dtype)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "aten.index_put": index_put,
+    "aten._unsafe_index_put": index_put,
+    "aten._unsafe_masked_index_put_accumulate": unsafe_masked_index_put_accumulate,
+    "aten.put": put,
+    "aten.scatter": scatter,
+    "aten.scatter_add": scatter_add,
+    "aten.scatter_reduce": scatter_reduce,
+    "aten.index_reduce": index_reduce,
+    "aten.index_add": index_add,
+    "aten.index_copy": index_copy,
+    "aten.index_fill": index_fill,
+    "aten.embedding_dense_backward": embedding_dense_backward,
+}
+

@@ -1,0 +1,5 @@
+"""The scheduler: which loops become one kernel, in which order, and where buffers live. `schedule` is the stage."""
+
+from kgen.scheduler.schedule import Options, schedule
+
+__all__ = ["Options", "schedule"]

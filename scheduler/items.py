@@ -1,0 +1,187 @@
+"""Loop nodes as the scheduler sees them: values over shared loop variables, with reads and writes by (buffer, index)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.index import Atom, Expr, Var
+from kgen.values import Index, Value
+
+Mapping = dict[Atom, Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A touch of memory: element `index` of `buffer`."""
+
+    buffer: str
+    index: Index
+
+
+@dataclass(frozen=True)
+class Item:
+    """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
+    outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
+
+    node: ir.Loop
+    position: int
+    outer: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    value: Value
+    store: Index
+    mask: Value | None = None
+    rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
+
+    @property
+    def reduces(self) -> bool:
+        return isinstance(self.node, ir.Reduction)
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        return ir.outs(self.node)
+
+    @cached_property
+    def roots(self) -> tuple[Value, ...]:
+        indirect = tuple(
+            a.value for e in self.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)
+        )
+        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)))
+
+    @cached_property
+    def reads(self) -> frozenset[Access]:
+        return frozenset(Access(v.attr[0], v.attr[1]) for v in vs.loads(self.roots))
+
+    @cached_property
+    def cost(self) -> int:
+        return vs.total_cost(self.roots)
+
+    def substituted(self, mapping: Mapping, outer: tuple[Var, ...], inner: tuple[Var, ...]) -> Item:
+        """The item over other loop variables."""
+        roots = vs.substitute_all([self.value, *([] if self.mask is None else [self.mask])], mapping)
+        memo: dict[Expr, Expr] = {}
+        store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
+        rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
+        mask = roots[1] if len(roots) > 1 else None
+        return replace(self, value=roots[0], mask=mask, store=store, outer=outer, inner=inner, rank=rank)
+
+
+def make_item(node: ir.Loop, position: int) -> Item:
+    """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+    if isinstance(node, ir.Reduction):
+        store: Index = tuple(v.expr() for v in node.vars)
+        rank = ix.linearize([v.expr() for v in node.rvars], ix.contiguous_strides(v.extent for v in node.rvars))
+        return Item(node, position, node.vars, node.rvars or (ix.var("y0", 1),), node.value, store, rank=rank)
+    if isinstance(node, ir.Scan):
+        outer = tuple(v for v in node.vars if v is not node.axis)
+        return Item(node, position, outer, (node.axis,), node.value, tuple(v.expr() for v in node.vars), rank=node.axis.expr())
+    if isinstance(node, ir.Scatter):
+        serial = _serial_variables(node)
+        outer = tuple(v for v in node.vars if v not in serial)
+        inner = tuple(v for v in node.vars if v in serial)
+        return Item(node, position, outer, inner, node.value, node.index, node.mask)
+    return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars))
+
+
+def _serial_variables(node: ir.Scatter) -> set[Var]:
+    """Loop variables whose points may write the same element, so that they must run in order."""
+    serial: set[Var] = set()
+    seen: set[Atom] = set()
+    for expr in node.index:
+        for atom in ix.free_atoms(expr):
+            if isinstance(atom, ix.Indirect):
+                serial |= _variables_of(atom.value)
+            seen.add(atom)
+    affine = all(_plain(e) for e in node.index)
+    for v in node.vars:
+        if v.extent == 1:
+            continue
+        if v not in seen or (not affine and not _injective_in(node.index, v)):
+            serial.add(v)
+    if not serial and not _injective(node):
+        serial = set(node.vars)
+    return serial
+
+
+def _plain(expr: Expr) -> bool:
+    return all(isinstance(a, Var | ix.Size | ix.Indirect) for mono, _ in expr.terms for a in mono)
+
+
+def _injective_in(index: Index, v: Var) -> bool:
+    """Whether distinct values of `v` alone give distinct elements: some dimension is affine in it."""
+    for expr in index:
+        stride = ix.stride_of(expr, v)
+        if stride is not None and stride.terms:
+            return True
+    return False
+
+
+def _injective(node: ir.Scatter) -> bool:
+    """Whether an affine store index never hits one element twice: each variable has a dimension of its own, or the
+    variables of a dimension are mixed-radix digits."""
+    owner: dict[Var, int] = {}
+    for d, expr in enumerate(node.index):
+        digits = []
+        for v in node.vars:
+            stride = ix.stride_of(expr, v)
+            if stride is None:
+                return False
+            if stride.terms and v.extent != 1:
+                digits.append((v, stride))
+                owner.setdefault(v, d)
+        if len(digits) > 1 and not is_mixed_radix(digits):
+            return False
+    return all(v in owner or v.extent == 1 for v in node.vars)
+
+
+def is_mixed_radix(digits: list[tuple[Var, Expr]]) -> bool:
+    """Whether ``sum(v * stride)`` is injective: sorted by stride, each stride is at least the span of the ones below."""
+    left = list(digits)
+    span = ix.ONE
+    while left:
+        found = next((d for d in left if ix.lower_bound(d[1] - span) >= 0 and _smallest(d[1], left)), None)
+        if found is None:
+            return False
+        left.remove(found)
+        span = found[1] * found[0].extent
+    return True
+
+
+def _smallest(stride: Expr, digits: list[tuple[Var, Expr]]) -> bool:
+    return all(ix.lower_bound(other - stride) >= 0 for _, other in digits)
+
+
+def _variables_of(value: Value) -> set[Var]:
+    found: set[Var] = set()
+    for v in vs.topological([value]):
+        for expr in vs.index_exprs(v):
+            found |= {a for a in ix.free_atoms(expr) if isinstance(a, Var)}
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Items that will be one kernel, all rewritten onto `outer` and `inner`. An extern is a group with `call` and no items."""
+
+    serial: int
+    outer: tuple[Var, ...] = ()
+    inner: tuple[Var, ...] = ()
+    items: list[Item] = field(default_factory=list)
+    call: ir.Node | None = None
+    first: int = 0  # smallest and largest position among the nodes: bounds the search for paths
+    last: int = 0
+    alive: bool = True
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        if self.call is not None:
+            return ir.outs(self.call)
+        return tuple(o for item in self.items for o in item.outs)
+
+    @property
+    def name(self) -> str:
+        node = self.call or self.items[0].node
+        return node.origin.name or ir.outs(node)[0]

@@ -1,0 +1,321 @@
+"""Chooses the loop nest of a kernel: order, collapsing, and which loop becomes vector lanes.
+
+The model counts, for every access, the bytes it moves and the stride it has along a loop: stride one is a vector load,
+stride zero a splat, anything else one memory operation a lane (`GATHER` times dearer). The loop with the lowest total
+becomes the vector loop, at whatever level it stands; the others are ordered by falling stride and adjacent ones that walk
+memory as one are collapsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.index import Atom, Expr, Var
+from kgen.plan import Kernel, Statement
+from kgen.scheduler.cost import Sizes
+from kgen.values import Value
+
+GATHER = 6.0
+SPLAT = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
+    (None: scalar code), `lanes` how many; it is last in its list. `block` is the run of a vector outer loop per task."""
+
+    kernel: Kernel
+    vector: Var | None
+    lanes: int
+    block: int | None = None
+
+    @property
+    def vertical(self) -> bool:
+        """Whether the lanes run over an outer loop, so that reductions go across vectors, not along them."""
+        return self.vector is not None and self.vector in self.kernel.outer
+
+
+def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
+    """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
+    kernel = _linearized(kernel, graph)
+    touches = list(_touches(kernel, graph, sizes))
+    if reorder:
+        kernel = _ordered(kernel, touches, sizes)
+    kernel = _collapsed(kernel)
+    touches = list(_touches(kernel, graph, sizes))
+    vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
+    if vector is None:
+        return Nest(kernel, None, 1)
+    if vector in kernel.outer:
+        kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
+    else:
+        kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
+    lanes = _lanes(kernel, vector, sizes, register_bytes)
+    return Nest(kernel, vector if lanes > 1 else None, lanes)
+
+
+# ---- linear offsets -------------------------------------------------------------------------------------------------
+
+
+def _linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """Replaces logical indices by offsets under the buffers' strides; a row buffer is indexed by the inner loops alone."""
+    rows = set(kernel.rows)
+    made_inner = {o for s in kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
+    row_index = ix.linearize([v.expr() for v in kernel.inner], ix.contiguous_strides(v.extent for v in kernel.inner))
+    memo: dict[Expr, Expr] = {}
+
+    def offset(name: str, index: tuple[Expr, ...]) -> Expr:
+        if name in rows and name in made_inner:
+            return row_index
+        strides = graph.buffers[name].strides
+        assert strides is not None
+        return ix.linearize(index, strides)
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: object) -> Value:
+        if value.op == "load":
+            name, index, dtype = value.attr
+            moved = tuple(ix.substitute(e, {}, memo, lookup) for e in index)  # type: ignore[arg-type]
+            return vs.load(name, (offset(name, moved),), dtype, args[0] if args else None)
+        if value.op == "index":
+            return vs.index_value(ix.substitute(value.attr, {}, memo, lookup), value.dtype)  # type: ignore[arg-type]
+        return value if args == value.args else vs.rebuild(value, args, value.attr)
+
+    statements = []
+    for s in kernel.statements:
+        indirect = _indirect_values(s.store)
+        roots = [s.value, *indirect, *([] if s.mask is None else [s.mask])]
+        new = vs.rewrite(roots, visit)
+        store = tuple(ix.substitute(e, {}, memo, new.__getitem__) for e in s.store)
+        mask = None if s.mask is None else new[s.mask]
+        statements.append(replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask))
+    return replace(kernel, statements=tuple(statements))
+
+
+def _indirect_values(index: tuple[Expr, ...]) -> list[Value]:
+    return [a.value for e in index for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)]
+
+
+# ---- what memory the loops touch ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One access: its offset and the bytes it moves over all points of its loops."""
+
+    offset: Expr
+    bytes: int
+    inner: bool
+    store: bool
+
+
+def _touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
+    outer_points = sizes.points(kernel.outer)
+    inner_points = outer_points * sizes.points(kernel.inner)
+    made = {o for s in kernel.statements for o in s.outs}
+    for s in kernel.statements:
+        points = inner_points if s.inner else outer_points
+        seen = set()
+        roots = [s.value, *_indirect_values(s.store), *([] if s.mask is None else [s.mask])]
+        for load in vs.loads(roots):
+            if load.attr in seen or (load.attr[0] in made and load.attr[0] not in kernel.rows):
+                continue
+            seen.add(load.attr)
+            yield Touch(load.attr[1][0], points * load.attr[2].itemsize, s.inner, False)
+        store_points = outer_points if s.kind == "reduction" else points
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            if stored:
+                yield Touch(s.store[0], store_points * graph.buffers[out].dtype.itemsize, s.inner and s.kind != "reduction", True)
+
+
+def _stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
+    """Stride along a loop at the hints; None where the offset is not affine in it (also through an indirect index)."""
+    for atom in ix.free_atoms(offset):
+        if isinstance(atom, ix.Indirect) and v in _value_vars(atom.value):
+            return None
+    stride = ix.stride_of(offset, v)
+    return None if stride is None else sizes.of(stride)
+
+
+_var_memo: dict[Value, frozenset[Atom]] = {}
+
+
+def _value_vars(value: Value) -> frozenset[Atom]:
+    hit = _var_memo.get(value)
+    if hit is None:
+        found: set[Atom] = set()
+        for v in vs.topological([value]):
+            for e in vs.index_exprs(v):
+                found |= ix.free_atoms(e)
+        if len(_var_memo) > 100_000:
+            _var_memo.clear()
+        hit = _var_memo[value] = frozenset(found)
+    return hit
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def _ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
+    """Outer loops by falling stride of what moves most bytes, stores first. Inner loops too, unless their order is meaning."""
+
+    def weight(v: Var) -> float:
+        total, norm = 0.0, 0.0
+        for t in touches:
+            stride = _stride(t.offset, v, sizes)
+            if stride:
+                share = t.bytes * (2.0 if t.store else 1.0)
+                total += share * _log2(abs(stride))
+                norm += share
+        return total / norm if norm else -1.0
+
+    outer = tuple(sorted(kernel.outer, key=weight, reverse=True))
+    fixed = any(s.kind in ("scan", "scatter") for s in kernel.statements)
+    inner = kernel.inner if fixed or kernel.rows else tuple(sorted(kernel.inner, key=weight, reverse=True))
+    return replace(kernel, outer=outer, inner=inner)
+
+
+def _log2(x: int) -> float:
+    return float(x.bit_length())
+
+
+# ---- collapsing -----------------------------------------------------------------------------------------------------
+
+
+def _collapsed(kernel: Kernel) -> Kernel:
+    """Joins adjacent loops of one level whose every use walks as one loop would."""
+    exprs = _all_exprs(kernel)
+    scans = any(s.kind == "scan" for s in kernel.statements)
+    mapping: dict[Atom, Expr] = {}
+    outer = _join_adjacent(kernel.outer, exprs, mapping, "x")
+    inner = kernel.inner if scans else _join_adjacent(kernel.inner, exprs, mapping, "y")
+    if not mapping:
+        return kernel
+    statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+    return replace(kernel, outer=outer, inner=inner, statements=statements)
+
+
+def _substituted(s: Statement, mapping: dict[Atom, Expr]) -> Statement:
+    roots = vs.substitute_all([s.value, *([] if s.mask is None else [s.mask])], mapping)
+    memo: dict[Expr, Expr] = {}
+    store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
+    rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
+    return replace(s, value=roots[0], mask=roots[1] if len(roots) > 1 else None, store=store, rank=rank)
+
+
+def _all_exprs(kernel: Kernel) -> list[Expr]:
+    found: dict[Expr, None] = {}
+    for s in kernel.statements:
+        roots = [s.value, *_indirect_values(s.store), *([] if s.mask is None else [s.mask])]
+        for value in vs.topological(roots):
+            for e in vs.index_exprs(value):
+                found[e] = None
+        for e in (*s.store, *([] if s.rank is None or s.op not in ("argmax", "argmin") else [s.rank])):
+            found[e] = None
+    return list(found)
+
+
+def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom, Expr], letter: str) -> tuple[Var, ...]:
+    """Merges runs of loops; `mapping` gets each old variable in terms of the merged one."""
+    if not loops:
+        return loops
+    runs: list[list[Var]] = [[loops[0]]]
+    for v in loops[1:]:
+        if all(_walks_as_one(e, runs[-1][-1], v) for e in exprs):
+            runs[-1].append(v)
+        else:
+            runs.append([v])
+    if all(len(r) == 1 for r in runs):
+        return loops
+    out = []
+    for k, run in enumerate(runs):
+        if len(run) == 1:
+            out.append(run[0])
+            continue
+        merged = ix.var(f"{letter}{letter}{k}", ix.product(v.extent for v in run))
+        out.append(merged)
+        for v in run[:-1]:
+            mapping[v] = ix.ZERO
+        mapping[run[-1]] = merged.expr()
+    return tuple(out)
+
+
+def _walks_as_one(expr: Expr, high: Var, low: Var) -> bool:
+    atoms = ix.free_atoms(expr)
+    if any(isinstance(a, ix.Indirect) and {high, low} & _value_vars(a.value) for a in atoms):
+        return all(_walks_as_one(e, high, low) for a in atoms if isinstance(a, ix.Indirect) for v in vs.topological([a.value]) for e in vs.index_exprs(v)) and _linear_walk(expr, high, low)
+    return _linear_walk(expr, high, low)
+
+
+def _linear_walk(expr: Expr, high: Var, low: Var) -> bool:
+    a, b = ix.stride_of(expr, high), ix.stride_of(expr, low)
+    return a is not None and b is not None and a is b * low.extent
+
+
+# ---- the vector loop ------------------------------------------------------------------------------------------------
+
+
+def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+    scan = any(s.kind == "scan" for s in kernel.statements)
+    candidates = list(kernel.outer) + ([] if scan else _inner_candidates(kernel))
+    best: tuple[float, int, Var] | None = None
+    for rank, v in enumerate(candidates):
+        if sizes.of(v.extent) < 2:
+            continue
+        score = _lane_cost(v, kernel, touches, sizes)
+        if best is None or (score, -rank) < best[:2]:
+            best = (score, -rank, v)
+    return None if best is None else best[2]
+
+
+def _inner_candidates(kernel: Kernel) -> list[Var]:
+    """Inner loops that may become lanes: for an ordered scatter only the last one, since lanes run in order."""
+    if any(s.kind == "scatter" for s in kernel.statements) or kernel.rows:
+        return list(kernel.inner[-1:])
+    return list(kernel.inner)
+
+
+def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> float:
+    inner_loop = v in kernel.inner
+    extent = sizes.of(v.extent)
+    total = 0.0
+    for t in touches:
+        if inner_loop and not t.inner:
+            total += t.bytes * GATHER  # outer statements stay scalar when the lanes are an inner loop
+            continue
+        stride = _stride(t.offset, v, sizes)
+        factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
+        if stride is not None and stride > 1 and stride * 4 <= 32:
+            factor = 3.0
+        total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
+    if not inner_loop and kernel.inner and kernel.sections:
+        total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
+    return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:
+    """Lanes for the mix of widths: a register of the commonest wide type, several registers for wider ones."""
+    wide = narrow = single = 0
+    for s in kernel.statements:
+        for v in vs.topological([s.value]):
+            if v.op in ("const", "index") or (v.op == "load" and not _uses(v, vector)):
+                continue
+            size = 1 if v.dtype is torch.bool else v.dtype.itemsize
+            wide, narrow, single = wide + (size == 8), narrow + (size in (2, 4)), single + (size == 1)
+    lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
+    if vector in kernel.outer and kernel.inner and any(s.kind == "reduction" for s in kernel.statements):
+        lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
+    literal = vector.extent.as_int()
+    limit = literal if literal is not None else 1 << 30
+    while lanes > 4 and lanes // 2 >= limit:
+        lanes //= 2
+    return min(lanes, 64)
+
+
+def _uses(value: Value, v: Var) -> bool:
+    return any(v in ix.free_atoms(e) for e in vs.index_exprs(value))

@@ -1,0 +1,132 @@
+"""The memory plan: when each buffer dies, and whose memory a new one takes over."""
+
+from __future__ import annotations
+
+from kgen import index as ix
+from kgen import ir
+from kgen.index import Expr
+from kgen.plan import Call, Kernel, Schedule
+
+
+def plan_memory(schedule: Schedule) -> Schedule:
+    """Fills `dead_after` and `reuses`. Outputs and inputs are never reused; a kernel's output takes over an input of the
+    same kernel when that dies there and every access of both is at the same element (in place)."""
+    graph = schedule.graph
+    touched = [(_reads(step), _writes(step)) for step in schedule.steps]
+    last: dict[str, int] = {}
+    for k, (reads, writes) in enumerate(touched):
+        for name in (*reads, *writes):
+            last[root(graph, name)] = k
+    kept = {root(graph, o.buffer) for o in graph.outputs if isinstance(o, ir.TensorArg)}
+    dead: list[list[str]] = [[] for _ in schedule.steps]
+    for name, k in last.items():
+        if name not in kept and graph.buffers[name].kind != "constant":
+            dead[k].append(name)
+    schedule.dead_after = [tuple(sorted(names)) for names in dead]
+    schedule.reuses = _reuses(schedule, touched, dead, kept)
+    return schedule
+
+
+def root(graph: ir.Graph, name: str) -> str:
+    """The buffer that owns the storage."""
+    buffer = graph.buffers[name]
+    while buffer.alias_of is not None:
+        buffer = graph.buffers[buffer.alias_of]
+    return buffer.name
+
+
+def storage_size(buffer: ir.Buffer) -> Expr:
+    """Elements from the first to one past the last."""
+    assert buffer.strides is not None
+    total = ix.ONE
+    for extent, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        if extent == 0:
+            return ix.ZERO
+        total = total + (extent - 1) * stride
+    return total
+
+
+def _bytes(buffer: ir.Buffer) -> Expr:
+    return storage_size(buffer) * buffer.dtype.itemsize
+
+
+def _reuses(schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]) -> dict[str, str]:
+    graph = schedule.graph
+    reuses: dict[str, str] = {}
+    pool: dict[Expr, list[str]] = {}
+    born: set[str] = set()
+    gone: set[str] = set()
+    for k, step in enumerate(schedule.steps):
+        news = [n for n in sorted(touched[k][1]) if _owns_new(graph, n) and n not in born]
+        for name in news:
+            born.add(name)
+            if isinstance(step, Call):
+                continue
+            source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone and d not in news])
+            if source is None:
+                free = pool.get(_bytes(graph.buffers[name]), [])
+                source = free.pop() if free else None
+            if source is not None:
+                reuses[name] = source
+                gone.add(source)
+        for name in dead[k]:
+            if name not in gone and graph.buffers[name].kind == "intermediate" and name in born and not _by_call(schedule, name):
+                pool.setdefault(_bytes(graph.buffers[name]), []).append(name)
+    return reuses
+
+
+def _by_call(schedule: Schedule, name: str) -> bool:
+    return name in schedule.extra.get("call_results", ())
+
+
+def _owns_new(graph: ir.Graph, name: str) -> bool:
+    buffer = graph.buffers[name]
+    return buffer.kind == "intermediate" and buffer.alias_of is None
+
+
+def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -> str | None:
+    """A dying intermediate that the kernel reads only where, and before, it writes `name`."""
+    graph = schedule.graph
+    new = graph.buffers[name]
+    if kernel.inner:
+        return None  # a section may read the row again after another one has written it
+    store = next(s for s in kernel.statements if name in s.outs)
+    if store.kind != "pointwise":
+        return None
+    for source in dying:
+        old = graph.buffers[source]
+        if _by_call(schedule, source) or old.kind != "intermediate" or old.sizes != new.sizes or old.strides != new.strides or old.dtype != new.dtype:
+            continue
+        if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in _reads(kernel)):
+            continue
+        indices = {i for n, i in _accesses(kernel) if n == source}
+        if indices == {store.store} and source not in _writes(kernel):
+            return source
+    return None
+
+
+def _accesses(kernel: Kernel) -> list[tuple[str, tuple[Expr, ...]]]:
+    from kgen.values import loads
+
+    found = []
+    for s in kernel.statements:
+        indirect = [a.value for e in s.store for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)]
+        for v in loads([s.value, *indirect, *([] if s.mask is None else [s.mask])]):
+            found.append((v.attr[0], v.attr[1]))
+    return found
+
+
+def _reads(step: Kernel | Call) -> set[str]:
+    if isinstance(step, Call):
+        return set(ir.reads(step.node))
+    made = {o for s in step.statements for o in s.outs}
+    stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    names = {n for n, _ in _accesses(step)}
+    targets = {s.target for s in step.statements if s.target is not None}
+    return {n for n in names | targets if n not in made or n in stored}
+
+
+def _writes(step: Kernel | Call) -> set[str]:
+    if isinstance(step, Call):
+        return set(ir.outs(step.node))
+    return {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

@@ -1,0 +1,142 @@
+"""The schedule stage: dependencies, fusion, order, sections, memory plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen import ir
+from kgen import index as ix
+from kgen.scheduler.layout import freeze_layouts
+from kgen.plan import Call, Kernel, Schedule, Step
+from kgen.scheduler.cost import Sizes
+from kgen.scheduler.dependencies import edges, overwritten, topological
+from kgen.scheduler.fuse import Fuser
+from kgen.scheduler.items import Group, make_item
+from kgen.scheduler.memory import plan_memory
+from kgen.scheduler.sections import make_kernel
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Switches of the scheduler. `demands` are the user's require_fused / forbid_fused."""
+
+    fusion: bool = True
+    demands: tuple[FusionDemand, ...] = ()
+
+
+def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
+    """Groups the graph's nodes into kernels and orders them."""
+    options = options or Options()
+    freeze_layouts(graph)
+    after = edges(graph)
+    order = topological(after, graph.name)
+    position = {node: k for k, node in enumerate(order)}
+    groups = [_group(graph.nodes[n], k) for k, n in enumerate(order)]
+    sizes = Sizes(graph.size_hints)
+    outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
+    fuser = Fuser(graph, groups, sizes, outputs, options.fusion, options.demands)
+    for group in groups:
+        for name in group.writes:
+            fuser.producer[name] = group
+        for name in dict.fromkeys(ir.reads(group.call) if group.call else [r.buffer for i in group.items for r in sorted(i.reads, key=str)]):
+            fuser.readers.setdefault(name, []).append(group)
+    for n, targets in enumerate(after):
+        source = groups[position[n]]
+        fuser.after[source.serial] = {groups[position[t]] for t in targets}
+        for target in fuser.after[source.serial]:
+            fuser._before.setdefault(target.serial, set()).add(source)
+    alive = fuser.run()
+    verdicts = fuser.verdicts
+    steps = [_step(g, fuser, outputs, verdicts) for g in _ordered(alive, fuser)]
+    result = Schedule(graph, _distinct_names(steps), verdicts)
+    steps = result.steps
+    result.local = _locals(graph, steps)
+    result.extra["call_results"] = frozenset(
+        o for g in alive if isinstance(g.call, ir.Extern) for o in ir.outs(g.call)  # may alias what they were given
+    )
+    return plan_memory(result)
+
+
+def _group(node: ir.Node, position: int) -> Group:
+    group = Group(position, first=position, last=position)
+    if isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
+        item = make_item(node, position)
+        renamed: dict[ix.Atom, ix.Expr] = {}
+        outer = _renamed("x", item.outer, renamed)
+        inner = _renamed("y", item.inner, renamed)
+        if item.inner and not inner:
+            inner = (ix.var("y0", 1),)
+        group.items = [item.substituted(renamed, outer, inner)]
+        group.outer, group.inner = outer, inner
+    else:
+        group.call = node
+    return group
+
+
+def _renamed(letter: str, loops: tuple[ix.Var, ...], renamed: dict[ix.Atom, ix.Expr]) -> tuple[ix.Var, ...]:
+    kept: list[ix.Var] = []
+    for v in loops:
+        if v.extent == 1:
+            renamed[v] = ix.ZERO
+        else:
+            kept.append(ix.var(f"{letter}{len(kept)}", v.extent))
+            renamed[v] = kept[-1].expr()
+    return tuple(kept)
+
+
+def _ordered(groups: list[Group], fuser: Fuser) -> list[Group]:
+    """A topological order of the fused groups, close to program order."""
+    numbers = {g.serial: k for k, g in enumerate(sorted(groups, key=lambda g: g.last))}
+    by_number = sorted(groups, key=lambda g: g.last)
+    after = [{numbers[t.serial] for t in fuser.after.get(g.serial, ()) if t.serial in numbers} for g in by_number]
+    return [by_number[k] for k in topological(after, fuser.graph.name)]
+
+
+def _step(group: Group, fuser: Fuser, outputs: frozenset[str], verdicts: list[Verdict]) -> Step:
+    if group.call is not None:
+        node = group.call
+        call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
+        assert isinstance(call, ir.Extern)
+        reason = Reason.LIBRARY if call is not node else Reason.NO_LOWERING
+        verdicts.append(Verdict(group.name, str(call.target), Outcome.EXTERN, reason, detail=call.reason))
+        return Call(call)
+    needed = frozenset(
+        name for name in group.writes
+        if name in outputs or any(r is not group for r in fuser.readers.get(name, ())) or _persists(fuser.graph, name)
+    )  # fmt: skip
+    return make_kernel(group, fuser.graph, fuser.sizes, needed, verdicts)
+
+
+def _persists(graph: ir.Graph, name: str) -> bool:
+    """A new version of existing storage is memory whether or not anybody reads it by that name; aliases read it too."""
+    return graph.buffers[name].alias_of is not None or name in graph_aliased(graph)
+
+
+def graph_aliased(graph: ir.Graph) -> set[str]:
+    return {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+
+
+def _distinct_names(steps: list[Step]) -> list[Step]:
+    """Kernels with the same operators get a number."""
+    seen: dict[str, int] = {}
+    out: list[Step] = []
+    for step in steps:
+        if isinstance(step, Kernel):
+            count = seen[step.name] = seen.get(step.name, 0) + 1
+            step = replace(step, name=step.name if count == 1 else f"{step.name}_{count}")
+        out.append(step)
+    return out
+
+
+def _locals(graph: ir.Graph, steps: list[Step]) -> frozenset[str]:
+    """Buffers that never become memory."""
+    found: set[str] = set()
+    for step in steps:
+        if isinstance(step, Kernel):
+            for s in step.statements:
+                found.update(o for o, stored in zip(s.outs, s.stored, strict=True) if not stored)
+    return frozenset(found)
+
+
+__all__ = ["Options", "overwritten", "schedule"]

@@ -1,0 +1,143 @@
+"""Turns a fused group into a kernel: which inner loop each item runs in, and what crosses from one to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kgen import ir, ops
+from kgen import values as vs
+from kgen.index import Indirect, free_atoms
+from kgen.plan import Kernel, Statement
+from kgen.scheduler.cost import Sizes
+from kgen.scheduler.items import Group, Item
+from kgen.values import Value
+from kgen.verdict import Outcome, Reason, Verdict
+
+# A value that a later section needs again is computed again below this cost, kept in a row above it.
+RECOMPUTE_COST = 10
+# Longest row, in points, that is kept per thread (128 KiB of float32: half an L2 slice).
+MAX_ROW = 32768
+
+
+def make_kernel(group: Group, graph: ir.Graph, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]) -> Kernel:
+    """`needed` are buffers that something outside the group reads; the rest stay in registers or rows."""
+    items = group.items
+    after = _place(items)
+    items, after, rows, stored = _crossings(group, items, after, graph, sizes, needed, verdicts)
+    statements = [_statement(item, after[k], stored) for k, item in enumerate(items)]
+    sections = 1 + max((s.section for s in statements if s.inner), default=-1)
+    origins = tuple(item.node.origin for item in items)
+    return Kernel(_name(items), group.outer, group.inner, sections, tuple(statements), tuple(rows), origins)
+
+
+def _place(items: list[Item]) -> list[int]:
+    """The section of each item. A reduction's result exists after its section; an inner reader of it runs in the next."""
+    ready: dict[str, tuple[int, bool]] = {}  # buffer -> (section, complete only after it)
+    places: list[int] = []
+    for item in items:
+        section = 0 if item.inner else -1
+        for read in item.reads:
+            if read.buffer in ready:
+                at, complete_after = ready[read.buffer]
+                section = max(section, at + 1 if complete_after and item.inner else at)
+        places.append(section)
+        for out in item.outs:
+            # an outer item stands after section `section`: inner readers need the one after that
+            ready[out] = (section, item.reduces or not item.inner)
+    return places
+
+
+def _crossings(
+    group: Group, items: list[Item], places: list[int], graph: ir.Graph, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]
+) -> tuple[list[Item], list[int], list[str], set[str]]:
+    """Resolves inner values that a later section reads: recomputed, kept in a row, or stored in memory."""
+    made = {o: k for k, item in enumerate(items) for o in item.outs if item.inner and not item.reduces}
+    rows: list[str] = []
+    stored = {o for item in items for o in item.outs if o in needed}
+    inline: dict[str, Item] = {}
+    for k, item in enumerate(items):
+        for read in sorted(item.reads, key=lambda r: r.buffer):
+            source = made.get(read.buffer)
+            if source is None or not item.inner or places[source] >= places[k] or read.buffer in inline:
+                continue
+            if read.buffer in rows or (read.buffer in stored and not _cheap(items[source])):
+                continue
+            producer = items[source]
+            how = _keep_how(producer, group, sizes)
+            outcome, reason = Outcome.STORED, Reason.EXPENSIVE
+            if how == "inline":
+                inline[read.buffer] = producer
+                outcome, reason = Outcome.RECOMPUTED, Reason.CHEAP
+            elif how == "row":
+                rows.append(read.buffer)
+                reason = Reason.ROW_IN_CACHE
+            else:
+                stored.add(read.buffer)
+            verdicts.append(Verdict(read.buffer, item.outs[0], outcome, reason))
+    if inline:
+        items = [_inlined(item, places[k], items, places, inline) for k, item in enumerate(items)]
+        still_read = {r.buffer for item in items for r in item.reads}
+        keep = [k for k, item in enumerate(items) if any(o in stored or o in still_read for o in item.outs) or not set(item.outs) <= set(inline)]
+        items, places = [items[k] for k in keep], [places[k] for k in keep]
+    return items, places, rows, stored
+
+
+def _cheap(item: Item) -> bool:
+    return isinstance(item.node, ir.Pointwise) and item.cost <= RECOMPUTE_COST
+
+
+def _keep_how(producer: Item, group: Group, sizes: Sizes) -> str:
+    if _cheap(producer):
+        return "inline"
+    static = all(v.extent.as_int() is not None for v in group.inner)
+    if static and sizes.points(group.inner) <= MAX_ROW:
+        return "row"
+    return "memory"
+
+
+def _inlined(item: Item, place: int, items: list[Item], places: list[int], inline: dict[str, Item]) -> Item:
+    """The item with loads of earlier sections' cheap values replaced by those values."""
+    if not item.inner or not any(r.buffer in inline for r in item.reads):
+        return item
+    section_of = {o: places[k] for k, it in enumerate(items) for o in it.outs}
+
+    def replace(load: Value) -> Value | None:
+        producer = inline.get(load.attr[0])
+        if producer is None or section_of[load.attr[0]] >= place:
+            return None
+        value = _inlined(producer, place, items, places, inline).value
+        buffer_dtype = load.attr[2]
+        value = vs.cast(value, ops.compute_dtype(buffer_dtype))
+        return value if not load.args else vs.guard_loads(value, load.args[0])
+
+    roots = [item.value, *([] if item.mask is None else [item.mask])]
+    new = vs.replace_loads(roots, replace)
+    return dataclasses.replace(item, value=new[0], mask=new[1] if len(new) > 1 else None)
+
+
+def _statement(item: Item, section: int, stored: set[str]) -> Statement:
+    node = item.node
+    flags = tuple(o in stored for o in item.outs)
+    if isinstance(node, ir.Reduction):
+        return Statement("reduction", node.outs, item.value, item.store, True, section, flags, node.op, rank=item.rank)
+    if isinstance(node, ir.Scan):
+        axis = item.inner[0] if item.inner else None
+        return Statement("scan", node.outs, item.value, item.store, bool(item.inner), section, flags, node.op, axis=axis, rank=item.rank)
+    if isinstance(node, ir.Scatter):
+        plain = node.mode == "set" and item.mask is None
+        kind = "pointwise" if plain and not _indirect(item) else "scatter"
+        return Statement(kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target)
+    return Statement("pointwise", (node.out,), item.value, item.store, bool(item.inner), section, flags)
+
+
+def _indirect(item: Item) -> bool:
+    from kgen.index import Indirect, free_atoms
+
+    return any(isinstance(a, Indirect) for e in item.store for a in free_atoms(e))
+
+
+def _name(items: list[Item]) -> str:
+    """A readable kernel name from the operators it fuses."""
+    words = dict.fromkeys(op.split(".")[1] for item in items for op in item.node.origin.operators if "." in op)
+    text = "_".join(list(words)[:4]).strip("_") or "kernel"
+    return "".join(c if c.isalnum() else "_" for c in text)[:48]

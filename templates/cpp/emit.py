@@ -1,0 +1,436 @@
+"""A kernel's loop bodies as C++ statements: one interpreter over values, which knows nothing of the loops around it.
+
+The vector type is a property of each emitted value: a value that differs between lanes is a `Vec`, any other a scalar, and
+the header's functions take both. A value is emitted once, in the outermost scope in which its inputs exist.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kgen import errors, ir, ops
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Atom, Expr, Var
+from kgen.plan import Statement
+from kgen.scheduler.loops import Nest
+from kgen.templates.cpp.expression import IndexText
+from kgen.templates.cpp.table import CPP_OPS, CPP_TYPES
+from kgen.values import Value
+
+
+@dataclass(slots=True)
+class Scope:
+    """Statements of one block and the values they have named. `lanes` is the text of the lane count of memory operations,
+    `active` of the lanes that are real."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Section:
+    """One inner loop: declarations before it, its body, and what follows it once per outer point."""
+
+    before: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+
+
+class Emitter:
+    """Emits all statements of one nest; the template places the pieces."""
+
+    def __init__(self, nest: Nest, graph: ir.Graph) -> None:
+        self.nest, self.graph = nest, graph
+        self.kernel = nest.kernel
+        self.inner_vars = frozenset(nest.kernel.inner)
+        self.outer = Scope()
+        self.inner = Scope()
+        self.scope = self.outer
+        self.locals: dict[str, str] = {}  # buffer -> C++ name of its value at the current point
+        self.inner_locals: set[str] = set()
+        self.pointers: dict[str, None] = {}
+        self.sizes: dict[str, None] = {}
+        self.includes_check = False
+        self.made_names: set[str] = set()
+        self.counter = 0
+        self.rows: dict[str, str] = {}
+        self.accumulators: dict[str, str] = {}  # C++ name -> reduction
+        self._levels: dict[Value, bool] = {}
+        self._varying: dict[Value, bool] = {}
+
+    # ---- driver -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> tuple[list[str], list[Section]]:
+        """(statements before the first section, the sections)."""
+        by_section: dict[int, list[Statement]] = {}
+        for s in self.kernel.statements:
+            by_section.setdefault(s.section, []).append(s)
+        for s in by_section.get(-1, ()):
+            self._outer_statement(s)
+        head, self.outer.lines = self.outer.lines, []
+        sections = []
+        for number in range(self.kernel.sections):
+            sections.append(self._section(by_section.get(number, [])))
+        return head, sections
+
+    def _section(self, statements: list[Statement]) -> Section:
+        self.inner = Scope()
+        self.inner_locals = set()
+        out = Section()
+        inner = [s for s in statements if s.inner]
+        later: list[tuple[Statement, str]] = []
+        for s in inner:
+            later += self._inner_statement(s, out)
+        out.body = self.inner.lines
+        out.before = [*self.outer.lines, *out.before]
+        self.outer.lines = []
+        for name in self.inner_locals:
+            self.locals.pop(name, None)
+        self.scope = self.outer
+        for s, accumulator in later:
+            self._finish(s, accumulator)
+        for s in statements:
+            if not s.inner:
+                self._outer_statement(s)
+        out.after, self.outer.lines = self.outer.lines, []
+        return out
+
+    def _outer_statement(self, s: Statement) -> None:
+        self.scope = self.outer
+        if s.kind == "scatter":
+            self._scatter(s)
+            return
+        self._pointwise(s)
+
+    def _inner_statement(self, s: Statement, section: Section) -> list[tuple[Statement, str]]:
+        self.scope = self.inner
+        if s.kind == "reduction":
+            accumulator = self._fresh("acc")
+            self.accumulators[accumulator] = s.op
+            self._declare(s, accumulator, section.before)
+            self._step(s, accumulator)
+            return [(s, accumulator)]
+        if s.kind == "scan":
+            self._scan(s, section.before)
+        elif s.kind == "scatter":
+            self._scatter(s)
+        else:
+            self._pointwise(s)
+        return []
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def _pointwise(self, s: Statement) -> None:
+        name = self.emit(s.value)
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            self.locals[out] = name
+            if s.inner:
+                self.inner_locals.add(out)
+            if stored:
+                self._store(out, s.store[0], name, s.value)
+            elif out in self.kernel.rows:
+                self._store(out, s.store[0], name, s.value)
+
+    def _declare(self, s: Statement, name: str, lines: list[str]) -> None:
+        text = CPP_TYPES[ops.compute_dtype(s.value.dtype)].compute
+        lanes = "L" if self.nest.vector is not None else "1"
+        if s.op == "welford":
+            lines.append(f"Welford<{text}, {lanes}> {name};")
+        elif s.op in ("argmax", "argmin"):
+            lines.append(f"ArgExtreme<{text}, {lanes}, {str(s.op == 'argmax').lower()}> {name};")
+        else:
+            lines.append(f"auto {name} = splat<{lanes}>({self._literal(ops.identity(s.op, s.value.dtype), s.value.dtype)});")
+
+    def _step(self, s: Statement, name: str) -> None:
+        value = self._as_lanes(s.value)
+        active = self._active()
+        if s.op == "welford":
+            self.scope.lines.append(f"{name}.step({value}, {active});")
+        elif s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            position = self._index(s.rank).vectorized(s.rank)
+            self.scope.lines.append(f"{name}.step({value}, {position}, {active});")
+        else:
+            self.scope.lines.append(f"{name} = step_{s.op}({name}, {value}, {active});")
+
+    def _finish(self, s: Statement, accumulator: str) -> None:
+        """After the loop: fold the lanes (unless they are different results), name the results, store those needed."""
+        fold = not self.nest.vertical and self.nest.vector is not None
+        if s.op in ("welford", "argmax", "argmin"):
+            folded = self._fresh("total")
+            self.outer.lines.append(f"const auto {folded} = {accumulator}.fold();" if fold else f"const auto& {folded} = {accumulator};")
+            fields = ("mean", "m2") if s.op == "welford" else ("value", "index")
+            names = [f"{folded}.{f}" for f in fields]
+        else:
+            names = [self._fresh(s.op)]
+            text = f"fold_{s.op}({accumulator})" if fold else accumulator
+            self.outer.lines.append(f"const auto {names[0]} = {text};")
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self.locals[out] = name
+            if stored:
+                self._store(out, s.store[0], name, None)
+
+    def _scan(self, s: Statement, before: list[str]) -> None:
+        carry = self._fresh("carry")
+        self._declare(s, carry, before) if s.op != "logaddexp" else before.append(
+            f"auto {carry} = splat<{'L' if self.nest.vector is not None else '1'}>({self._literal(-math.inf, s.value.dtype)});"
+        )
+        value = self._as_lanes(s.value)
+        if s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            self.scope.lines.append(f"{carry}.step_last({value}, {self._index(s.rank).vectorized(s.rank)}, {self._active()});")
+            names = [f"{carry}.value", f"{carry}.index"]
+        elif s.op == "logaddexp":
+            self.scope.lines.append(f"{carry} = logaddexp_({carry}, {value});")
+            names = [carry]
+        else:
+            self.scope.lines.append(f"{carry} = step_{s.op}({carry}, {value}, {self._active()});")
+            names = [carry]
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            kept = self._fresh("scan")
+            self.scope.lines.append(f"const auto {kept} = {name};")
+            self.locals[out] = kept
+            self.inner_locals.add(out)
+            if stored or out in self.kernel.rows:
+                self._store(out, s.store[0], kept, None)
+
+    def _scatter(self, s: Statement) -> None:
+        value = self.emit(s.value)
+        pointer = self._pointer(s.outs[0])
+        offset = s.store[0]
+        printer = self._index(offset)
+        mask = None if s.mask is None else self.emit(s.mask)
+        varies = printer.depends(offset) or (self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask))))
+        index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
+        if varies and not printer.depends(offset):
+            index = f"splat<L>({index})"
+        active = self._active() if varies else "one"
+        name = "scatter" if s.op == "set" else "scatter_combine"
+        suffix = "" if mask is None else "_masked"
+        template = "" if s.op == "set" else f"<{_COMBINE[s.op]}>"
+        given = f", {mask}" if mask is not None else ""
+        self.scope.lines.append(f"{name}{suffix}{template}({pointer}, {index}, {value}{given}, {active});")
+
+    def _store(self, out: str, offset: Expr, value: str, source: Value | None) -> None:
+        pointer = self._pointer(out)
+        printer = self._index(offset)
+        lanes = self._in_lanes()
+        if out in self.kernel.rows:
+            at = printer.scalar(offset)
+            place = f"{pointer} + ({at})*L" if self.nest.vertical else f"{pointer} + {at}"
+            self.scope.lines.append(f"store({place}, {value}, {self._active()});")
+            return
+        if not lanes or not printer.depends(offset):
+            self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, one);")
+            return
+        stride = None if printer._lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        if stride is None:
+            self.scope.lines.append(f"scatter({pointer}, {printer.vectorized(offset)}, {value}, {self._active()});")
+        elif stride == 1:
+            self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
+        else:
+            self.scope.lines.append(f"store_strided({pointer} + {printer.scalar(offset)}, {printer.scalar(stride)}, {value}, {self._active()});")
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def emit(self, root: Value) -> str:
+        """The C++ name of a value in the current scope, with everything it needs emitted before."""
+        for value in vs.topological([root]):
+            if self._find(value) is None:
+                self._emit_one(value)
+        found = self._find(root)
+        assert found is not None
+        return found
+
+    def _find(self, value: Value) -> str | None:
+        if value.op == "load" and value.attr[0] in self.locals:
+            return self.locals[value.attr[0]]
+        if value in self.outer.names:
+            return self.outer.names[value]
+        return self.inner.names.get(value) if self.scope is self.inner else None
+
+    def _emit_one(self, value: Value) -> None:
+        inner = self.scope is self.inner and self._is_inner(value)
+        scope = self.inner if inner else self.outer
+        if value.op == "const":
+            scope.names[value] = self._literal(value.attr, value.dtype)
+            return
+        saved, self.scope = self.scope, scope
+        text = self._text(value)
+        self.scope = saved
+        name = self._fresh(self._stem(value))
+        scope.lines.append(f"const auto {name} = {text};")
+        scope.names[value] = name
+
+    def _stem(self, value: Value) -> str:
+        if value.op == "load":
+            return "".join(c if c.isalnum() else "_" for c in value.attr[0])
+        return "t"
+
+    def _text(self, value: Value) -> str:
+        if value.op == "load":
+            return self._load(value)
+        if value.op == "index":
+            printer = self._index(value.attr)
+            return printer.vectorized(value.attr) if self._in_lanes() else f"int64_t({printer.scalar(value.attr)})"
+        args = [self.emit(a) for a in value.args]
+        if value.op == "cast":
+            return f"cast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
+        if value.op == "bitcast":
+            return f"bitcast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
+        if value.op == "round_to":
+            return f"round_to_<{CPP_TYPES[value.attr].storage}>({args[0]})"
+        if value.op in ("rand", "randn", "randbits"):
+            return f"{value.op}_({args[0]}, {args[1]})"
+        row = CPP_OPS.get(value.op)
+        if row is None:
+            raise errors.MissingOp(backend="cpp", op=value.op)
+        return row.format(*args)
+
+    def _load(self, value: Value) -> str:
+        name, (offset,), _ = value.attr
+        pointer = self._pointer(name)
+        printer = self._index(offset)
+        mask = self.emit(value.args[0]) if value.args else None
+        lanes, active = ("L", self._active()) if self._in_lanes() else ("1", "one")
+        at = printer.scalar(offset)
+        if name in self.kernel.rows:
+            place = f"{pointer} + ({at})*L" if self.nest.vertical else f"{pointer} + {at}"
+            return f"load<{lanes}>({place}, {active})"
+        if not self._in_lanes() or not printer.depends(offset):
+            if mask is None:
+                return f"load<1>({pointer} + {at}, one)"
+            if not self._in_lanes() or not self._varies(value.args[0]):
+                return f"load_masked<1>({pointer} + {at}, {mask}, one)"
+            return f"load_strided_masked<L>({pointer} + {at}, 0, {mask}, {active})"
+        stride = None if printer._lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        given = f", {mask}" if mask is not None else ""
+        suffix = "_masked" if mask is not None else ""
+        if stride is None:
+            return f"gather{suffix}<L>({pointer}, {printer.vectorized(offset)}{given}, {active})"
+        if stride == 1:
+            return f"load{suffix}<L>({pointer} + {at}{given}, {active})"
+        return f"load_strided{suffix}<L>({pointer} + {at}, {printer.scalar(stride)}{given}, {active})"
+
+    # ---- pieces -----------------------------------------------------------------------------------------------------
+
+    def _as_lanes(self, value: Value) -> str:
+        """The value as a vector even when all lanes are equal (an accumulator steps by lanes)."""
+        name = self.emit(value)
+        if not self._in_lanes() or self._varies(value):
+            return name
+        return f"splat<L>({name})"
+
+    def _in_lanes(self) -> bool:
+        """Whether the current scope runs over the vector loop."""
+        if self.nest.vector is None:
+            return False
+        return self.nest.vertical or self.scope is self.inner
+
+    def _active(self) -> str:
+        return "w" if self._in_lanes() else "one"
+
+    def _is_inner(self, value: Value) -> bool:
+        """Whether the value depends on an inner loop (or on something that only exists inside it)."""
+        hit = self._levels.get(value)
+        if hit is None:
+            hit = any(self._is_inner(c) for c in vs.children(value)) or any(
+                a in self.inner_vars for e in vs.index_exprs(value) for a in ix.free_atoms(e)
+            )
+            if value.op == "load" and value.attr[0] in self._made_inner():
+                return True
+            self._levels[value] = hit
+        return hit
+
+    def _made_inner(self) -> set[str]:
+        return {o for s in self.kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
+
+    def _varies(self, value: Value) -> bool:
+        """Whether the value differs between lanes."""
+        hit = self._varying.get(value)
+        if hit is None:
+            made = {o for s in self.kernel.statements for o in s.outs}
+            if value.op == "load" and value.attr[0] in made:
+                hit = self.nest.vertical or value.attr[0] in self._made_inner()
+            else:
+                hit = any(self.nest.vector is a for e in vs.index_exprs(value) for a in ix.free_atoms(e))
+                hit = hit or any(self._varies(c) for c in vs.children(value))
+            self._varying[value] = hit
+        return hit
+
+    def _index(self, expr: Expr) -> IndexText:
+        for atom in ix.free_atoms(expr):
+            if isinstance(atom, ix.Size):
+                self.sizes[atom.name] = None
+            for inner in self._extents(atom):
+                for a in ix.free_atoms(inner):
+                    if isinstance(a, ix.Size):
+                        self.sizes[a.name] = None
+        vector = self.nest.vector if self._in_lanes() else None
+        return IndexText(vector, self.nest.lanes, self._indirect)
+
+    def _extents(self, atom: Atom) -> tuple[Expr, ...]:
+        return (atom.size,) if isinstance(atom, ix.Indirect) else ()
+
+    def _indirect(self, value: Value, extent: Expr) -> tuple[str, bool]:
+        return self._checked(value, extent), self._in_lanes() and self._varies(value)
+
+    def _checked(self, value: Value, extent: Expr) -> str:
+        """An index from data, checked against its extent: out of range is an error of the caller's, and must not be read."""
+        self.includes_check = True
+        name = self.emit(value)
+        inner = self.scope is self.inner and self._is_inner(value)
+        scope = self.inner if inner else self.outer
+        key = ("checked", value, extent)
+        found = scope.names.get(key) or self.outer.names.get(key)  # type: ignore[call-overload]
+        if found is None:
+            found = self._fresh("at")
+            active = "w" if self._in_lanes() and self._varies(value) else "one"
+            size = IndexText(None, 1, self._indirect).scalar(extent)
+            scope.lines.append(f"const auto {found} = checked_index({name}, {size}, {active}, failed);")
+            scope.names[key] = found  # type: ignore[index]
+        return found
+
+    def _pointer(self, buffer: str) -> str:
+        if buffer in self.kernel.rows:
+            self.rows.setdefault(buffer, f"row_{self._clean(buffer)}")
+            self.made_names.update((self.rows[buffer], f"hold_{self.rows[buffer]}"))
+            return self.rows[buffer]
+        self.pointers[buffer] = None
+        name = f"p_{self._clean(buffer)}"
+        self.made_names.add(name)
+        return name
+
+    def _clean(self, name: str) -> str:
+        return "".join(c if c.isalnum() else "_" for c in name)
+
+    def _fresh(self, stem: str) -> str:
+        self.counter += 1
+        name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
+        self.made_names.add(name)
+        return name
+
+    def _literal(self, number: Any, dtype: torch.dtype) -> str:
+        kind = CPP_TYPES[dtype].compute
+        if dtype is torch.bool:
+            return "true" if number else "false"
+        if dtype.is_floating_point:
+            if math.isnan(number):
+                return f"std::numeric_limits<{kind}>::quiet_NaN()"
+            if math.isinf(number):
+                return f"{'-' if number < 0 else ''}std::numeric_limits<{kind}>::infinity()"
+            return f"{kind}({float(number)!r})" if abs(float(number)) < 1e300 else f"{kind}({float(number).hex()})"
+        if number == torch.iinfo(dtype).min and dtype is torch.int64:
+            return "std::numeric_limits<int64_t>::min()"
+        suffix = "ULL" if number > 2**63 - 1 else ""
+        return f"{kind}({number}{suffix})"
+
+
+_COMBINE = {"add": "Add", "mul": "Mul", "max": "Maximum", "min": "Minimum"}
+
+__all__ = ["Emitter", "Section", "Var"]

@@ -1,0 +1,13 @@
+// Everything a generated kernel uses. See base.h for the design, vec.h for values, memory.h for loads and stores.
+#pragma once
+
+#include "base.h"
+#include "vec.h"
+#include "narrow.h"
+#include "ops.h"
+#include "math.h"
+#include "memory.h"
+#include "reduce.h"
+#include "random.h"
+#include "tile.h"
+#include "loops.h"

@@ -1,0 +1,118 @@
+// How generated kernels run their loops: threads over independent tasks, lanes over the vector loop.
+#pragma once
+
+#include <omp.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+
+#include "memory.h"
+
+namespace kgen {
+
+// The lane count of scalar statements, so that they use the same memory functions.
+inline constexpr Full<1> one{};
+
+// Calls f(begin, end) on contiguous shares of [0, tasks), one a thread. Shares depend only on the number of threads. `grain` is the
+// least number of tasks worth a thread of its own: waking a thread costs microseconds.
+template <class F>
+inline void parallel_for(int threads, int64_t tasks, int64_t grain, F f) {
+  const int64_t useful = grain > 0 ? (tasks + grain - 1) / grain : tasks;
+  const int count = int(useful < threads ? useful : threads);
+  if (count <= 1 || omp_in_parallel()) {
+    if (tasks > 0) f(int64_t(0), tasks);
+    return;
+  }
+#pragma omp parallel num_threads(count)
+  {
+    const int64_t n = omp_get_num_threads(), t = omp_get_thread_num();
+    const int64_t begin = tasks * t / n, end = tasks * (t + 1) / n;
+    if (begin < end) f(begin, end);
+  }
+}
+
+// Like parallel_for over elements of a vector loop: shares begin at multiples of the lane count.
+template <int L, class F>
+inline void parallel_lanes(int threads, int64_t extent, int64_t grain, F f) {
+  parallel_for(threads, (extent + L - 1) / L, (grain + L - 1) / L, [&](int64_t begin, int64_t end) {
+    f(begin * L, end * L < extent ? end * L : extent);
+  });
+}
+
+// Splits one long loop: f(begin, end, part) for each thread's share, which starts at a multiple of `step`. Parts without a share
+// are not called; their partial results stay at the identity.
+template <class F>
+inline void parallel_shares(int threads, int64_t extent, int64_t step, int64_t grain, F f) {
+  const int64_t units = (extent + step - 1) / step;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (int part = 0; part < threads; ++part) {
+    const int64_t begin = units * part / threads * step, end = units * (part + 1) / threads * step;
+    if (begin < extent) f(begin, end < extent ? end : extent, part);
+  }
+}
+
+// One accumulator a thread, each on cache lines of its own.
+template <class A>
+struct Partials {
+  struct alignas(64) Cell {
+    A value;
+  };
+  Cell* cells;
+  struct View {
+    Cell* cells;
+    A& operator[](int k) const { return cells[k].value; }
+  } data;
+  Partials(int n, A start) : cells(static_cast<Cell*>(std::aligned_alloc(64, sizeof(Cell) * size_t(n)))), data{cells} {
+    for (int k = 0; k < n; ++k) new (&cells[k]) Cell{start};
+  }
+  ~Partials() { std::free(cells); }
+  Partials(const Partials&) = delete;
+  Partials& operator=(const Partials&) = delete;
+};
+
+// Calls body(i, w) for i = lo, lo + L, ...: w says that all lanes are real, but in the last call perhaps only some.
+template <int L, class F>
+KGEN_FN void vector_loop(int64_t lo, int64_t hi, F body) {
+  int64_t i = lo;
+  for (; i + L <= hi; i += L) body(i, Full<L>{});
+  if constexpr (L > 1) {
+    if (i < hi) body(i, Tail<L>{int(hi - i)});
+  }
+}
+
+// Memory of one thread for rows that stay in cache between two sections.
+template <class T>
+struct Row {
+  T* data;
+  explicit Row(int64_t n) : data(static_cast<T*>(std::aligned_alloc(64, (size_t(n) * sizeof(T) + 127) / 64 * 64))) {}
+  ~Row() { std::free(data); }
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+};
+
+// An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place.
+template <class I, class W>
+KGEN_FN auto checked_index(I index, int64_t size, W w, std::atomic<int>& failed) {
+  const auto bad = or_(lt_(index, int64_t(0)), ge_(index, size));
+  if constexpr (lanes_of<I> == 1) {
+    if (__builtin_expect(bad, 0)) {
+      failed.store(1, std::memory_order_relaxed);
+      return I(0);
+    }
+    return index;
+  } else {
+    if (__builtin_expect(fold_any(and_(bad, w.mask())), 0)) failed.store(1, std::memory_order_relaxed);
+    return where_(bad, int64_t(0), index);
+  }
+}
+
+inline int64_t ipow(int64_t base, int64_t exponent) {
+  int64_t result = 1;
+  for (; exponent > 0; --exponent) result *= base;
+  return result;
+}
+
+}  // namespace kgen

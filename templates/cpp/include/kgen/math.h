@@ -1,0 +1,337 @@
+// Transcendental and special functions. The hot ones of float are inline polynomials (exp, log, tanh, sigmoid, erf); the others
+// are calls into lib/vecmath.cpp, compiled once a machine. A scalar gets the same result as a lane of a vector.
+#pragma once
+
+#include "mathlist.h"
+#include "ops.h"
+
+// ---- the library ----------------------------------------------------------------------------------------------------
+
+extern "C" {
+#if KGEN_AVX512
+#define KGEN_DECLARE_VECTOR_UNARY(name)  \
+  __m512 kgen_v_##name##_f32(__m512) noexcept;    \
+  __m512d kgen_v_##name##_f64(__m512d) noexcept;
+#define KGEN_DECLARE_VECTOR_BINARY(name)         \
+  __m512 kgen_v_##name##_f32(__m512, __m512) noexcept;    \
+  __m512d kgen_v_##name##_f64(__m512d, __m512d) noexcept;
+#elif KGEN_AVX2
+#define KGEN_DECLARE_VECTOR_UNARY(name)  \
+  __m256 kgen_v_##name##_f32(__m256) noexcept;    \
+  __m256d kgen_v_##name##_f64(__m256d) noexcept;
+#define KGEN_DECLARE_VECTOR_BINARY(name)         \
+  __m256 kgen_v_##name##_f32(__m256, __m256) noexcept;    \
+  __m256d kgen_v_##name##_f64(__m256d, __m256d) noexcept;
+#else
+#define KGEN_DECLARE_VECTOR_UNARY(name)
+#define KGEN_DECLARE_VECTOR_BINARY(name)
+#endif
+#define KGEN_DECLARE_UNARY(name)       \
+  float kgen_s_##name##_f32(float) noexcept;    \
+  double kgen_s_##name##_f64(double) noexcept;
+#define KGEN_DECLARE_BINARY(name)              \
+  float kgen_s_##name##_f32(float, float) noexcept;     \
+  double kgen_s_##name##_f64(double, double) noexcept;
+KGEN_VECTOR_UNARY(KGEN_DECLARE_VECTOR_UNARY)
+KGEN_VECTOR_BINARY(KGEN_DECLARE_VECTOR_BINARY)
+KGEN_VECTOR_UNARY(KGEN_DECLARE_UNARY)
+KGEN_SCALAR_UNARY(KGEN_DECLARE_UNARY)
+KGEN_VECTOR_BINARY(KGEN_DECLARE_BINARY)
+KGEN_SCALAR_BINARY(KGEN_DECLARE_BINARY)
+#undef KGEN_DECLARE_VECTOR_UNARY
+#undef KGEN_DECLARE_VECTOR_BINARY
+#undef KGEN_DECLARE_UNARY
+#undef KGEN_DECLARE_BINARY
+}
+
+namespace kgen {
+
+// Calls `f` on full machine registers: shorter ones are padded with zeros.
+template <class V, class F, class... A>
+KGEN_FN V map_full_registers(F f, A... a) {
+  constexpr int full = kRegisterBytes / sizeof(lane_t<V>);
+  return map_registers<V>(
+      [&](auto... r) KGEN_INLINE { return register_part<V::W, 0>(f(widen_register<full>(r)...)); }, a...);
+}
+
+// One library function as an object: picks the float or the double entry.
+#define KGEN_SCALAR_ENTRY(name)                                        \
+  struct scalar_##name {                                               \
+    template <class T, class... Rest>                                  \
+    KGEN_FN T operator()(T x, Rest... rest) const {                    \
+      if constexpr (sizeof(T) == 4) return kgen_s_##name##_f32(x, rest...); \
+      else return kgen_s_##name##_f64(x, rest...);                     \
+    }                                                                  \
+  };
+#if KGEN_X86
+#define KGEN_VECTOR_ENTRY(name)                                        \
+  struct vector_##name {                                               \
+    template <class R, class... Rest>                                  \
+    KGEN_FN R operator()(R x, Rest... rest) const {                    \
+      if constexpr (sizeof(x[0]) == 4) return (R)kgen_v_##name##_f32(x, rest...); \
+      else return (R)kgen_v_##name##_f64(x, rest...);                  \
+    }                                                                  \
+  };
+#else
+#define KGEN_VECTOR_ENTRY(name)
+#endif
+
+// Lane by lane.
+#define KGEN_SCALAR_FUNCTION(name)                                     \
+  KGEN_SCALAR_ENTRY(name)                                              \
+  template <class... A>                                                \
+  KGEN_FN auto name##_(A... a) {                                       \
+    return each_lane<common_lane<A...>>(scalar_##name{}, a...);        \
+  }
+// A whole register at a time.
+#if KGEN_X86
+#define KGEN_VECTOR_FUNCTION_AS(name, as)                              \
+  KGEN_SCALAR_ENTRY(name)                                              \
+  KGEN_VECTOR_ENTRY(name)                                              \
+  template <class... A>                                                \
+  KGEN_FN auto as(A... a) {                                            \
+    using C = common_t<A...>;                                          \
+    if constexpr (lanes_of<C> == 1) return scalar_##name{}(coerce<C>(a)...); \
+    else return map_full_registers<C>(vector_##name{}, coerce<C>(a)...); \
+  }
+#else
+#define KGEN_VECTOR_FUNCTION_AS(name, as)                              \
+  KGEN_SCALAR_ENTRY(name)                                              \
+  template <class... A>                                                \
+  KGEN_FN auto as(A... a) {                                            \
+    return each_lane<common_lane<A...>>(scalar_##name{}, a...);        \
+  }
+#endif
+#define KGEN_VECTOR_FUNCTION(name) KGEN_VECTOR_FUNCTION_AS(name, name##_)
+
+KGEN_VECTOR_FUNCTION_AS(exp, library_exp)
+KGEN_VECTOR_FUNCTION_AS(log, library_log)
+KGEN_VECTOR_FUNCTION_AS(tanh, library_tanh)
+KGEN_VECTOR_FUNCTION_AS(erf, library_erf)
+KGEN_VECTOR_FUNCTION(exp2)
+KGEN_VECTOR_FUNCTION(expm1)
+KGEN_VECTOR_FUNCTION(log2)
+KGEN_VECTOR_FUNCTION(log10)
+KGEN_VECTOR_FUNCTION(log1p)
+KGEN_VECTOR_FUNCTION(sin)
+KGEN_VECTOR_FUNCTION(cos)
+KGEN_VECTOR_FUNCTION(tan)
+KGEN_VECTOR_FUNCTION(asin)
+KGEN_VECTOR_FUNCTION(acos)
+KGEN_VECTOR_FUNCTION(atan)
+KGEN_VECTOR_FUNCTION(sinh)
+KGEN_VECTOR_FUNCTION(cosh)
+KGEN_VECTOR_FUNCTION(asinh)
+KGEN_VECTOR_FUNCTION(acosh)
+KGEN_VECTOR_FUNCTION(atanh)
+KGEN_VECTOR_FUNCTION(erfc)
+KGEN_VECTOR_FUNCTION(lgamma)
+KGEN_VECTOR_FUNCTION(pow)
+KGEN_VECTOR_FUNCTION(atan2)
+KGEN_VECTOR_FUNCTION(hypot)
+KGEN_VECTOR_FUNCTION_AS(fmod, library_fmod)
+KGEN_SCALAR_UNARY(KGEN_SCALAR_FUNCTION)
+KGEN_SCALAR_BINARY(KGEN_SCALAR_FUNCTION)
+
+#undef KGEN_VECTOR_FUNCTION
+#undef KGEN_VECTOR_FUNCTION_AS
+#undef KGEN_SCALAR_FUNCTION
+#undef KGEN_VECTOR_ENTRY
+#undef KGEN_SCALAR_ENTRY
+
+// ---- inline float functions -----------------------------------------------------------------------------------------
+//
+// Arguments are reduced as in Cody and Waite, "Software Manual for the Elementary Functions" (1980); the polynomials are this
+// project's own weighted minimax fits (Lawson's iteration, computed in 40 digits). R is a register of float lanes.
+
+template <class R>
+KGEN_FN R lit(float value) {
+  return splat_register<R>(value);
+}
+template <class R>
+using int_register = Register<int32_t, sizeof(R) / 4>;
+
+// x y + z: fused where the machine can, as nothing here depends on the single rounding.
+template <class R>
+KGEN_FN R mul_add(R x, R y, R z) {
+#if KGEN_X86
+  return fma_register(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+template <class R>
+KGEN_FN R polynomial(R, float constant) {
+  return lit<R>(constant);
+}
+// c0 + c1 x + c2 x^2 + ...
+template <class R, class... C>
+KGEN_FN R polynomial(R x, float c0, C... rest) {
+  return mul_add(polynomial(x, rest...), x, lit<R>(c0));
+}
+
+// exp(x) = 2^n exp(r), |r| <= log(2) / 2. Error below 1 ulp.
+template <class R>
+KGEN_FN R exp_register(R x) {
+  // in this order of arguments NaN passes; beyond these bounds the result is 0 or infinity anyway
+  x = min_or_second(lit<R>(89.0f), max_or_second(lit<R>(-104.5f), x));
+  const R magic = lit<R>(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const R shifted = mul_add(x, lit<R>(1.44269504f), magic);
+  const R n = shifted - magic;
+  R r = mul_add(n, lit<R>(-0.693359375f), x);
+  r = mul_add(n, lit<R>(2.12194440e-4f), r);
+  const R tail = polynomial(r, 4.999999404e-01f, 1.666651517e-01f, 4.166845977e-02f, 8.369423449e-03f, 1.381308888e-03f);
+  const R p = mul_add(r * r, tail, r) + lit<R>(1.0f);
+#if KGEN_AVX512
+  using T = float;
+  constexpr int B = sizeof(R);
+  return [&]() KGEN_INLINE { KGEN_PICK_FP(scalef, p, n) }();
+#else
+  // in two steps: the exponent may lie outside the format where the result does not
+  const auto whole = (int_register<R>)shifted - (int_register<R>)magic;
+  const auto half_of_it = whole >> 1;
+  const auto power = [](auto k) KGEN_INLINE { return (R)((k + 127) << 23); };
+  return p * power(half_of_it) * power(whole - half_of_it);
+#endif
+}
+
+// log(x) = e log(2) + log(1 + f), 1 + f in [2/3, 4/3). Error below 1 ulp.
+template <class R>
+KGEN_FN R log_register(R x) {
+  using I = int_register<R>;
+  const auto subnormal = x < lit<R>(1.17549435e-38f);
+  const R scaled = subnormal ? x * lit<R>(8388608.0f) : x;
+  const I bits = (I)scaled;
+  const I exponent = (bits - splat_register<I>(0x3f2aaaab)) >> 23;
+  const R f = (R)(bits - (exponent << 23)) - lit<R>(1.0f);
+  const R e = __builtin_convertvector(exponent, R) - (subnormal ? lit<R>(23.0f) : R{});
+  const R square = f * f;
+  const R tail = polynomial(f, 3.333333433e-01f, -2.499981970e-01f, 1.999959946e-01f, -1.667958200e-01f, 1.430440694e-01f,
+                            -1.219572499e-01f, 1.075483412e-01f, -1.284528077e-01f, 1.200475618e-01f);
+  R low = mul_add(square * f, tail, e * lit<R>(-2.12194440e-4f));
+  low = mul_add(square, lit<R>(-0.5f), low);
+  R result = mul_add(e, lit<R>(0.693359375f), low + f);
+  const R infinity = lit<R>(__builtin_inff());
+  result = x == infinity ? infinity : result;
+  result = x == R{} ? -infinity : result;
+  return x >= R{} ? result : lit<R>(__builtin_nanf(""));
+}
+
+template <class R>
+KGEN_FN R with_sign_of(R size, R sign) {
+  using I = int_register<R>;
+  return (R)((I)size | ((I)sign & splat_register<I>(int32_t(0x80000000))));
+}
+template <class R>
+KGEN_FN R size_of(R x) {
+  using I = int_register<R>;
+  return (R)((I)x & splat_register<I>(0x7fffffff));
+}
+
+// Below 0.625 an odd polynomial, above 1 - 2 / (exp(2x) + 1). Error below 1.5 ulp.
+template <class R>
+KGEN_FN R tanh_register(R x) {
+  const R size = size_of(x), square = x * x;
+  const R tail = polynomial(square, -3.333328068e-01f, 1.333144158e-01f, -5.373964831e-02f, 2.063888870e-02f, -5.704785232e-03f);
+  const R small = mul_add(x * square, tail, x);
+  const R large = lit<R>(1.0f) - lit<R>(2.0f) / (exp_register(size + size) + lit<R>(1.0f));
+  return size < lit<R>(0.625f) ? small : with_sign_of(large, x);
+}
+
+// Below 1 an odd polynomial, above 1 - exp(-q(|x|)) with a polynomial q for -log(erfc). Error below 1.5 ulp.
+template <class R>
+KGEN_FN R erf_register(R x) {
+  const R size = size_of(x);
+  const R small = mul_add(x, polynomial(x * x, 1.283791661e-01f, -3.761262596e-01f, 1.128358543e-01f, -2.685381100e-02f,
+                                        5.188324489e-03f, -8.010166930e-04f, 7.853773423e-05f), x);
+  const R bounded = min_or_second(lit<R>(4.0f), size);
+  const R q = polynomial(bounded, -1.885179227e-04f, 1.129580498e+00f, 6.332159638e-01f, 1.084225699e-01f, -2.521063015e-02f,
+                         4.205390345e-03f, -4.414934083e-04f, 2.169932850e-05f);
+  const R large = lit<R>(1.0f) - exp_register(-q);
+  return size < lit<R>(1.0f) ? small : with_sign_of(large, x);
+}
+
+// 1 / (1 + exp(-x)): as torch, it reaches zero where exp(-x) overflows. Error below 2.5 ulp.
+template <class R>
+KGEN_FN R sigmoid_register(R x) {
+  return lit<R>(1.0f) / (lit<R>(1.0f) + exp_register(-x));
+}
+
+template <class X, class F>
+KGEN_FN X map_float(F f, X x) {
+  if constexpr (lanes_of<X> == 1) {
+    return f(splat_register<Register<float, 4>>(x))[0];
+  } else {
+    return map_registers<X>(f, x);
+  }
+}
+
+#define KGEN_INLINE_FUNCTION(name, otherwise)                                      \
+  template <class X>                                                               \
+  KGEN_FN X name##_(X x) {                                                         \
+    if constexpr (std::is_same_v<lane_t<X>, float>) {                              \
+      return map_float([](auto r) KGEN_INLINE { return name##_register(r); }, x);  \
+    } else {                                                                       \
+      return otherwise;                                                            \
+    }                                                                              \
+  }
+KGEN_INLINE_FUNCTION(exp, library_exp(x))
+KGEN_INLINE_FUNCTION(log, library_log(x))
+KGEN_INLINE_FUNCTION(tanh, library_tanh(x))
+KGEN_INLINE_FUNCTION(erf, library_erf(x))
+KGEN_INLINE_FUNCTION(sigmoid, truediv_(lane_t<X>(1), add_(lane_t<X>(1), library_exp(neg_(x)))))
+#undef KGEN_INLINE_FUNCTION
+
+// ---- division with a quotient or rest, integers and floats ---------------------------------------------------------------
+
+template <class A, class B>
+KGEN_FN auto truncdiv_(A a, B b) {
+  if constexpr (std::is_floating_point_v<common_lane<A, B>>) {
+    return trunc_(truediv_(a, b));
+  } else {
+    return divide_integers(a, b);
+  }
+}
+template <class A, class B>
+KGEN_FN auto fmod_(A a, B b) {
+  using C = common_t<A, B>;
+  if constexpr (std::is_floating_point_v<lane_t<C>>) {
+    return library_fmod(a, b);
+  } else {
+    const C x = coerce<C>(a), y = coerce<C>(b);
+    return rest_of_division(x, y, C(divide_integers(x, y)));
+  }
+}
+// The rest with the divisor's sign.
+template <class A, class B>
+KGEN_FN auto remainder_(A a, B b) {
+  using C = common_t<A, B>;
+  const C y = coerce<C>(b), rest = fmod_(a, b);
+  if constexpr (std::is_unsigned_v<lane_t<C>>) {
+    return rest;
+  } else {
+    return where_(rounds_wrong(rest, y), add_(rest, y), rest);
+  }
+}
+template <class A, class B>
+KGEN_FN auto floordiv_(A a, B b) {
+  using C = common_t<A, B>;
+  using T = lane_t<C>;
+  const C x = coerce<C>(a), y = coerce<C>(b);
+  if constexpr (std::is_unsigned_v<T>) {
+    return divide_integers(x, y);
+  } else if constexpr (std::is_integral_v<T>) {
+    const C q = divide_integers(x, y);
+    return where_(rounds_wrong(rest_of_division(x, y, q), y), sub_(q, T(1)), q);
+  } else {
+    // as in torch: the quotient of what is exactly divisible, so that it agrees with remainder_
+    const C rest = library_fmod(x, y), plain = truediv_(x, y);
+    const C whole = truediv_(sub_(x, rest), y);
+    const C q = where_(rounds_wrong(rest, y), sub_(whole, T(1)), whole);
+    const C low = floor_(q);
+    const C nearest = where_(gt_(sub_(q, low), T(0.5)), add_(low, T(1)), low);
+    return where_(eq_(y, T(0)), plain, where_(eq_(q, T(0)), copysign_(T(0), plain), nearest));
+  }
+}
+
+}  // namespace kgen

@@ -1,0 +1,25 @@
+// The functions of lib/vecmath.cpp. For each name and each of float (f32) and double (f64) it exports with C linkage
+//   kgen_s_<name>_<type>  on scalars, and, for the vector lists,
+//   kgen_v_<name>_<type>  on full machine registers (AVX-512: 64 bytes, AVX2: 32 bytes; other machines: scalars only).
+#pragma once
+
+#define KGEN_VECTOR_UNARY(X) \
+  X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) \
+  X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh) X(asinh) X(acosh) X(atanh) \
+  X(erf) X(erfc) X(lgamma)
+
+#define KGEN_VECTOR_BINARY(X) X(pow) X(atan2) X(hypot) X(fmod)
+
+#define KGEN_SCALAR_UNARY(X) \
+  X(erfinv) X(digamma) X(i0) X(i0e) X(i1) X(i1e) X(ndtri) X(log_ndtr) X(erfcx) \
+  X(bessel_j0) X(bessel_j1) X(bessel_y0) X(bessel_y1) \
+  X(modified_bessel_i0) X(modified_bessel_i1) X(modified_bessel_k0) X(modified_bessel_k1) \
+  X(scaled_modified_bessel_k0) X(scaled_modified_bessel_k1) X(spherical_bessel_j0) X(airy_ai)
+
+#define KGEN_POLYNOMIALS(X) \
+  X(chebyshev_polynomial_t) X(chebyshev_polynomial_u) X(chebyshev_polynomial_v) X(chebyshev_polynomial_w) \
+  X(shifted_chebyshev_polynomial_t) X(shifted_chebyshev_polynomial_u) X(shifted_chebyshev_polynomial_v) \
+  X(shifted_chebyshev_polynomial_w) X(hermite_polynomial_h) X(hermite_polynomial_he) X(laguerre_polynomial_l) \
+  X(legendre_polynomial_p)
+
+#define KGEN_SCALAR_BINARY(X) X(igamma) X(igammac) X(zeta) X(polygamma) KGEN_POLYNOMIALS(X)

@@ -1,0 +1,230 @@
+// Loads and stores. The last argument `w` says how many lanes are real (Full or Tail): lanes beyond read 0, write nothing, and
+// touch no memory. T is a storage type; values are of its compute type.
+#pragma once
+
+#include "narrow.h"
+
+namespace kgen {
+
+// ---- unit stride ----------------------------------------------------------------------------------------------------
+
+#if KGEN_AVX512
+template <class T, int L>
+KGEN_FN Vec<T, L> load_raw(const T* p, Mask<L> mask) {
+  Vec<T, L> out;
+  KGEN_UNROLL for (int i = 0; i < out.K; ++i) {
+    out.r[i] = [&]() KGEN_INLINE {
+      using R = typename Vec<T, L>::reg;
+      constexpr int B = sizeof(R), S = sizeof(T);
+      const auto bits = mask_bits(mask) >> (i * out.W % L);
+      KGEN_PICK_INT(maskz_loadu, bits, p + i * out.W)
+    }();
+  }
+  return out;
+}
+template <class T, int L>
+KGEN_FN void store_raw(T* p, Vec<T, L> v, Mask<L> mask) {
+  KGEN_UNROLL for (int i = 0; i < v.K; ++i) {
+    [&]() KGEN_INLINE {
+      using R = void;
+      constexpr int B = Vec<T, L>::bytes, S = sizeof(T);
+      const auto bits = mask_bits(mask) >> (i * v.W % L);
+      KGEN_PICK_INT(mask_storeu, p + i * v.W, bits, (Raw<B>)v.r[i])
+    }();
+  }
+}
+#else
+template <class T, int L>
+KGEN_FN Vec<T, L> load_raw(const T* p, Mask<L> mask) {
+#if KGEN_AVX2
+  if constexpr (sizeof(T) >= 4) {
+    const auto wide = convert<signed_of_size<sizeof(T)>>(mask.lanes);
+    Vec<T, L> out;
+    KGEN_UNROLL for (int i = 0; i < out.K; ++i) {
+      using R = typename Vec<T, L>::reg;
+      const auto* from = p + i * out.W;
+      if constexpr (sizeof(R) == 32 && sizeof(T) == 4) out.r[i] = (R)_mm256_maskload_epi32((const int*)from, (__m256i)wide.r[i]);
+      if constexpr (sizeof(R) == 32 && sizeof(T) == 8) out.r[i] = (R)_mm256_maskload_epi64((const long long*)from, (__m256i)wide.r[i]);
+      if constexpr (sizeof(R) == 16 && sizeof(T) == 4) out.r[i] = (R)_mm_maskload_epi32((const int*)from, (__m128i)wide.r[i]);
+    }
+    return out;
+  }
+#endif
+  const auto real = spill(mask);
+  Spilled<T, L> out;
+  for (int i = 0; i < L; ++i) out.lane[i] = real.lane[i] ? p[i] : T(0);
+  return unspill(out);
+}
+template <class T, int L>
+KGEN_FN void store_raw(T* p, Vec<T, L> v, Mask<L> mask) {
+  const auto real = spill(mask);
+  const auto from = spill(v);
+  for (int i = 0; i < L; ++i) {
+    if (real.lane[i]) p[i] = from.lane[i];
+  }
+}
+#endif
+
+template <int L, class T, class W>
+KGEN_FN value_t<compute_t<T>, L> load(const T* p, W w) {
+  const auto* from = reinterpret_cast<const stored_t<T>*>(p);
+  if constexpr (L == 1) {
+    return decode<T>(*from);
+  } else if constexpr (W::full) {
+    return decode<T>(load_lanes<stored_t<T>, L>(from));
+  } else {
+    return decode<T>(load_raw<stored_t<T>, L>(from, w.mask()));
+  }
+}
+
+template <int L, class T, class M, class W>
+KGEN_FN value_t<compute_t<T>, L> load_masked(const T* p, M mask, W w) {
+  if constexpr (L == 1) {
+    return mask ? load<1>(p, w) : compute_t<T>(0);
+  } else {
+    const auto real = coerce<Mask<L>>(mask) & w.mask();
+    return decode<T>(load_raw<stored_t<T>, L>(reinterpret_cast<const stored_t<T>*>(p), real));
+  }
+}
+
+// `v` as the bits that a T* stores, one for each lane.
+template <class T, int L, class V>
+KGEN_FN value_t<stored_t<T>, L> to_storage(V v) {
+  return coerce<value_t<stored_t<T>, L>>(encode<T>(cast_<compute_t<T>>(v)));
+}
+
+template <class T, class V, class W>
+KGEN_FN void store(T* p, V v, W w) {
+  auto* to = reinterpret_cast<stored_t<T>*>(p);
+  const auto bits = to_storage<T, W::L>(v);
+  if constexpr (W::L == 1) {
+    *to = bits;
+  } else if constexpr (W::full) {
+    store_lanes(to, bits);
+  } else {
+    store_raw(to, bits, w.mask());
+  }
+}
+
+template <class T, class V, class M, class W>
+KGEN_FN void store_masked(T* p, V v, M mask, W w) {
+  if constexpr (W::L == 1) {
+    if (mask) store(p, v, w);
+  } else {
+    store_raw(reinterpret_cast<stored_t<T>*>(p), to_storage<T, W::L>(v), coerce<Mask<W::L>>(mask) & w.mask());
+  }
+}
+
+// ---- computed addresses ---------------------------------------------------------------------------------------------
+
+template <int L, class T, class M>
+KGEN_FN Vec<T, L> gather_raw(const T* p, Vec<int64_t, L> index, M mask) {
+#if KGEN_AVX512
+  if constexpr (sizeof(T) >= 4) {
+    constexpr int N = Vec<int64_t, L>::W;
+    return from_pieces<T, L, N>([&](auto piece) KGEN_INLINE {
+      using R = Register<T, N>;
+      const auto at = index.r[piece.value];
+      const __mmask8 real = mask_bits(mask) >> (piece.value * N);
+      if constexpr (N == 8 && sizeof(T) == 8) return (R)_mm512_mask_i64gather_epi64(__m512i{}, real, (__m512i)at, p, 8);
+      if constexpr (N == 8 && sizeof(T) == 4) return (R)_mm512_mask_i64gather_epi32(__m256i{}, real, (__m512i)at, p, 4);
+      if constexpr (N == 4 && sizeof(T) == 8) return (R)_mm256_mmask_i64gather_epi64(__m256i{}, real, (__m256i)at, p, 8);
+      if constexpr (N == 4 && sizeof(T) == 4) return (R)_mm256_mmask_i64gather_epi32(__m128i{}, real, (__m256i)at, p, 4);
+    });
+  }
+#endif
+  const auto at = spill(index);
+  const auto real = spill(mask);
+  Spilled<T, L> out;
+  for (int i = 0; i < L; ++i) out.lane[i] = real.lane[i] ? p[at.lane[i]] : T(0);
+  return unspill(out);
+}
+
+// p[index], lane by lane; an index that is one scalar for all lanes gives a scalar.
+template <int L, class T, class I, class W>
+KGEN_FN value_t<compute_t<T>, lanes_of<I>> gather(const T* p, I index, W w) {
+  if constexpr (lanes_of<I> == 1) {
+    return load<1>(p + index, Full<1>{});
+  } else {
+    const auto* from = reinterpret_cast<const stored_t<T>*>(p);
+    const auto at = cast_<int64_t>(index);
+    if constexpr (W::full && (sizeof(T) < 4 || !KGEN_AVX512)) {
+      const auto lane = spill(at);
+      Spilled<stored_t<T>, L> out;
+      for (int i = 0; i < L; ++i) out.lane[i] = from[lane.lane[i]];
+      return decode<T>(unspill(out));
+    } else {
+      return decode<T>(gather_raw<L>(from, at, w.mask()));
+    }
+  }
+}
+
+template <int L, class T, class I, class M, class W>
+KGEN_FN value_t<compute_t<T>, L> gather_masked(const T* p, I index, M mask, W w) {
+  if constexpr (L == 1) {
+    return mask ? load<1>(p + index, Full<1>{}) : compute_t<T>(0);
+  } else {
+    const auto at = coerce<Vec<int64_t, L>>(cast_<int64_t>(index));
+    const auto real = coerce<Mask<L>>(mask) & w.mask();
+    return decode<T>(gather_raw<L>(reinterpret_cast<const stored_t<T>*>(p), at, real));
+  }
+}
+
+template <int L, class T, class W>
+KGEN_FN value_t<compute_t<T>, L> load_strided(const T* p, int64_t stride, W w) {
+  return gather<L>(p, iota<int64_t, L>(0, stride), w);
+}
+template <int L, class T, class M, class W>
+KGEN_FN value_t<compute_t<T>, L> load_strided_masked(const T* p, int64_t stride, M mask, W w) {
+  return gather_masked<L>(p, iota<int64_t, L>(0, stride), mask, w);
+}
+
+// Lanes are written in order, so that the last of equal indices wins.
+template <class T, class I, class V, class M, class W>
+KGEN_FN void scatter_masked(T* p, I index, V v, M mask, W w) {
+  constexpr int L = W::L;
+  auto* to = reinterpret_cast<stored_t<T>*>(p);
+  const auto at = spill(coerce<value_t<int64_t, L>>(cast_<int64_t>(index)));
+  const auto from = spill(to_storage<T, L>(v));
+  const auto real = spill(coerce<value_t<bool, L>>(mask));
+  for (int i = 0; i < w.n; ++i) {
+    if (real.lane[i]) to[at.lane[i]] = from.lane[i];
+  }
+}
+template <class T, class I, class V, class W>
+KGEN_FN void scatter(T* p, I index, V v, W w) {
+  constexpr int L = W::L;
+  auto* to = reinterpret_cast<stored_t<T>*>(p);
+  const auto at = spill(coerce<value_t<int64_t, L>>(cast_<int64_t>(index)));
+  const auto from = spill(to_storage<T, L>(v));
+  for (int i = 0; i < w.n; ++i) to[at.lane[i]] = from.lane[i];
+}
+template <class T, class V, class W>
+KGEN_FN void store_strided(T* p, int64_t stride, V v, W w) {
+  auto* to = reinterpret_cast<stored_t<T>*>(p);
+  const auto from = spill(to_storage<T, W::L>(v));
+  for (int i = 0; i < w.n; ++i) to[i * stride] = from.lane[i];
+}
+template <class T, class V, class M, class W>
+KGEN_FN void store_strided_masked(T* p, int64_t stride, V v, M mask, W w) {
+  scatter_masked(p, iota<int64_t, W::L>(0, stride), v, mask, w);
+}
+
+// p[index] = Op(p[index], v), lane by lane in order: equal indices combine one after the other.
+template <class Op, class T, class I, class V, class M, class W>
+KGEN_FN void scatter_combine_masked(T* p, I index, V v, M mask, W w) {
+  constexpr int L = W::L;
+  auto* to = reinterpret_cast<stored_t<T>*>(p);
+  const auto at = spill(coerce<value_t<int64_t, L>>(cast_<int64_t>(index)));
+  const auto from = spill(coerce<value_t<compute_t<T>, L>>(cast_<compute_t<T>>(v)));
+  const auto real = spill(coerce<value_t<bool, L>>(mask));
+  for (int i = 0; i < w.n; ++i) {
+    if (real.lane[i]) to[at.lane[i]] = encode<T>(Op::apply(decode<T>(to[at.lane[i]]), from.lane[i]));
+  }
+}
+template <class Op, class T, class I, class V, class W>
+KGEN_FN void scatter_combine(T* p, I index, V v, W w) {
+  scatter_combine_masked<Op>(p, index, v, true, w);
+}
+
+}  // namespace kgen

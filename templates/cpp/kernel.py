@@ -1,0 +1,225 @@
+"""From a loop nest to C++ text: fills the slots of the `pointwise` and `reduction` templates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kgen import index as ix
+from kgen import ir
+from kgen.index import Expr, Var
+from kgen.plan import Kernel
+from kgen.scheduler.cost import Sizes
+from kgen.scheduler.loops import Nest, choose_loops
+from kgen.templates.cpp.emit import Emitter, Section
+from kgen.templates.cpp.expression import IndexText
+from kgen.templates.cpp.table import CPP_TYPES
+from kgen.templates.render import render
+
+FOLDER = Path(__file__).parent
+
+# Waking a thread costs some microseconds: a share of work below this many elementary operations is not worth one.
+GRAIN = 32768
+# A vector outer loop longer than this is cut into tasks, so that threads can share it.
+BLOCK = 4096
+# Rows longer than this, when there are too few to share, are themselves split among threads.
+SPLIT_ROW = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class CppKernel:
+    """Rendered text and the calling convention: buffers in pointer order, size symbols in integer order."""
+
+    name: str
+    text: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str, ...]
+    nest: Nest
+    names: frozenset[str]
+
+
+def render_kernel(kernel: Kernel, graph: ir.Graph, name: str, register_bytes: int, reorder: bool = True) -> CppKernel:
+    """The C++ function of one kernel. `register_bytes` is the vector width of the target machine."""
+    sizes = Sizes(graph.size_hints)
+    nest = choose_loops(kernel, graph, sizes, register_bytes, reorder)
+    emitter = Emitter(nest, graph)
+    body, sections = emitter.run()
+    split = _splits(nest, sections, sizes)
+    slots = _slots(nest, emitter, body, sections, sizes, name, split)
+    slots.comments = _comments(kernel, nest)
+    slots.pointers = [SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers]
+    slots.sizes = list(emitter.sizes)
+    slots.checks = emitter.includes_check
+    template = "reduction.cpp.jinja" if nest.kernel.inner else "pointwise.cpp.jinja"
+    text = render(FOLDER, template, k=slots)
+    names = emitter.made_names | {f"parts_{n}" for n in emitter.accumulators}
+    return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
+
+
+def _slots(nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, name: str, split: bool) -> SimpleNamespace:
+    """Everything a template asks for."""
+    loops = [v for v in nest.kernel.outer if v is not nest.vector]
+    vector_outer = nest.vertical
+    flat = vector_outer and not loops and not nest.kernel.inner
+    text = _Text(emitter)
+    blocks, block = _blocks(nest, sizes) if vector_outer and not flat else (ix.ONE, None)
+    tasks = ix.product(v.extent for v in loops) * blocks
+    slots = SimpleNamespace(name=name, lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None)
+    slots.tasks = text(tasks)
+    slots.decode = _decode(loops, nest.vector if block is not None else None, blocks, text)
+    slots.vector = _vector_slot(nest, block, text) if vector_outer else None
+    slots.grain = _grain(nest, sizes, flat, tasks)
+    slots.rows = [f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;" for b, row in emitter.rows.items()]
+    slots.sections = [_section_slot(s, nest, text) for s in sections]
+    if split:
+        slots.split = _split_slot(sections[0], nest, emitter, text)
+    return slots
+
+
+class _Text:
+    """Prints expressions over sizes and notes the symbols that they need."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+
+    def __call__(self, expr: Expr) -> str:
+        return self.emitter._index(expr).scalar(expr)
+
+
+def _blocks(nest: Nest, sizes: Sizes) -> tuple[Expr, int | None]:
+    """How many tasks a vector outer loop is cut into, and how long each is (None: not cut)."""
+    assert nest.vector is not None
+    extent = nest.vector.extent
+    block = max(nest.lanes, 64) if nest.kernel.inner else BLOCK
+    if sizes.of(extent) <= block:
+        return ix.ONE, None
+    return ix.ceildiv(extent, block), block
+
+
+def _decode(loops: list[Var], vector: Var | None, blocks: Expr, text: _Text) -> list[str]:
+    """Statements that turn a task number into loop variables, the last one fastest."""
+    out: list[str] = []
+    digits: list[tuple[str, Expr]] = [(v.name, v.extent) for v in loops]
+    if vector is not None:
+        digits.append(("block", blocks))
+    if len(digits) == 1:
+        return [f"const int64_t {digits[0][0]} = task;"]
+    rest = "task"
+    for k in range(len(digits) - 1, -1, -1):
+        name, extent = digits[k]
+        if k == 0:
+            out.append(f"const int64_t {name} = {rest};")
+            break
+        after = f"rest{k}"
+        out.append(f"const int64_t {name} = {rest} % ({text(extent)}), {after} = {rest} / ({text(extent)});")
+        rest = after
+    return out
+
+
+def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
+    assert nest.vector is not None
+    extent = text(nest.vector.extent)
+    if block is None:
+        return SimpleNamespace(name=nest.vector.name, extent=extent, lo="0", hi=extent)
+    return SimpleNamespace(name=nest.vector.name, extent=extent, lo=f"block * {block}", hi=f"minimum_(block * {block} + {block}, int64_t({extent}))")
+
+
+def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
+    """Tasks (or elements, when flat) per thread that make waking it worthwhile."""
+    from kgen.values import total_cost
+
+    per_point = max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
+    points = sizes.points(nest.kernel.outer) * sizes.points(nest.kernel.inner)
+    per_task = max(1, points * per_point // max(1, points if flat else sizes.of(tasks)))
+    return max(1, 4 * GRAIN // per_task)
+
+
+def _row_type(emitter: Emitter, buffer: str) -> str:
+    return CPP_TYPES[emitter.graph.buffers[buffer].dtype].storage
+
+
+def _row_size(nest: Nest, text: _Text) -> str:
+    count = ix.product(v.extent for v in nest.kernel.inner)
+    return text(count * nest.lanes if nest.vertical else count)
+
+
+def _section_slot(section: Section, nest: Nest, text: _Text) -> SimpleNamespace:
+    loops, closes = _inner_loops(nest, text)
+    return SimpleNamespace(before=section.before, body=section.body, after=section.after, loops=loops, closes=closes)
+
+
+def _inner_loops(nest: Nest, text: _Text, share: Var | None = None) -> tuple[list[str], list[str]]:
+    """Opening and closing lines of the inner loops; `share` is the loop that a thread runs only from `begin` to `end`."""
+    loops, closes = [], []
+    for v in nest.kernel.inner:
+        lo, hi = ("begin", "end") if v is share else ("0", text(v.extent))
+        if v is nest.vector:
+            loops.append(f"vector_loop<L>({lo}, {hi}, [&](int64_t {v.name}, auto w) KGEN_INLINE {{")
+            closes.insert(0, "});")
+        else:
+            loops.append(f"for (int64_t {v.name} = {lo}; {v.name} < {hi}; ++{v.name}) {{")
+            closes.insert(0, "}")
+    return loops, closes
+
+
+# ---- few long rows --------------------------------------------------------------------------------------------------
+
+
+def _splits(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
+    """Whether threads should share each row: one section of reductions, few outer points, long rows."""
+    kernel = nest.kernel
+    if len(sections) != 1 or nest.vertical or not kernel.inner or kernel.rows:
+        return False
+    if any(s.inner and s.kind in ("scan", "scatter") for s in kernel.statements):
+        return False
+    return sizes.points(kernel.outer) < 8 and sizes.points(kernel.inner) >= SPLIT_ROW
+
+
+def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> SimpleNamespace:
+    """Accumulators become one partial result a thread; joining them in thread order keeps the result deterministic."""
+    share = nest.kernel.inner[0]
+    accumulators = [(line, line.split(" = ")[0].split()[-1] if " = " in line else line.rstrip(";").split()[-1]) for line in section.before if _is_accumulator(line)]
+    kept = [line for line in section.before if not _is_accumulator(line)]
+    loops, closes = _inner_loops(nest, text, share)
+    declare, keep, join = list(kept), [], []
+    for line, name in accumulators:
+        start = line.split(" = ", 1)[1].rstrip(";") if " = " in line else f"{line.rsplit(' ', 1)[0]}{{}}"
+        declare.append(f"Partials parts_{name}(threads, {start});")
+        keep.append(f"parts_{name}.data[part] = {name};")
+    for line, name in accumulators:
+        join.append(line)
+        operation = _join_call(name, nest, emitter)
+        join.append(f"for (int part = 0; part < threads; ++part) {operation}")
+    step = nest.lanes if share is nest.vector else 1
+    return SimpleNamespace(
+        declare=declare, extent=text(share.extent), step=step, before=[line for line, _ in accumulators], loops=loops, closes=closes,
+        section=section.body, keep=keep, join=join, after=section.after,
+    )  # fmt: skip
+
+
+def _is_accumulator(line: str) -> bool:
+    return line.startswith(("auto acc_", "Welford<", "ArgExtreme<"))
+
+
+def _join_call(name: str, nest: Nest, emitter: Emitter) -> str:
+    op = emitter.accumulators[name]
+    if op in ("welford", "argmax", "argmin"):
+        return f"{name}.join(parts_{name}.data[part]);"
+    return f"{name} = join_{op}({name}, parts_{name}.data[part]);"
+
+
+def _comments(kernel: Kernel, nest: Nest) -> list[str]:
+    """Provenance: operators, the user's lines, and the loops chosen."""
+    names = dict.fromkeys(op for o in kernel.origins for op in o.operators)
+    lines = [", ".join(names)]
+    lines += list(dict.fromkeys(o.line for o in kernel.origins if o.line))[:8]
+    outer = " ".join(f"{v.name}<{v.extent}" for v in nest.kernel.outer) or "-"
+    inner = " ".join(f"{v.name}<{v.extent}" for v in nest.kernel.inner) or "-"
+    lines.append(f"outer {outer} | inner {inner} | lanes: {nest.vector.name if nest.vector else 'none'} x {nest.lanes}")
+    return [line.replace("\n", " ").replace("\\", "/") for line in lines]
+
+
+def index_text(nest: Nest) -> Any:
+    return IndexText(None, 1, lambda v, e: ("", False))

@@ -1,0 +1,90 @@
+"""Shared set-up of the tests: markers that say what a test needs, one kernel cache for all workers, few threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MARKERS = {
+    "none": "needs nothing: no compiler, no GPU, fast (the default)",
+    "cpu": "needs a C++ compiler",
+    "interpret": "runs Triton kernels in Triton's interpreter",
+    "ptx": "compiles Triton kernels to PTX; needs no GPU",
+    "gpu": "needs a CUDA GPU",
+    "slow": "takes more than a few seconds; left out of `make test`",
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    _share_cache_folder(config)
+    _limit_threads()
+
+
+def _is_worker() -> bool:
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+def _share_cache_folder(config: pytest.Config) -> None:
+    """One fresh cache for the whole session: a kernel is built once, and never taken from an earlier version of kgen.
+
+    xdist workers inherit the environment of the process that made the folder. A folder the user named is left alone.
+    """
+    if "KGEN_CACHE_DIR" in os.environ:
+        return
+    folder = tempfile.mkdtemp(prefix="kgen-tests-")
+    os.environ["KGEN_CACHE_DIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def _limit_threads() -> None:
+    """Workers share the cores; two threads stay, so that code made for several threads runs as such."""
+    cores = os.cpu_count() or 1
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    threads = str(max(2, cores // workers))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)
+    # Spinning threads of one worker would take the cores of the other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = _missing_requirements()
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _missing_requirements() -> dict[str, str]:
+    import torch
+
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = "no CUDA GPU"
+    if shutil.which(os.environ.get("KGEN_CXX", "g++")) is None:
+        missing["cpu"] = "no C++ compiler"
+    return missing
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    """Compiled code of one test must not be found by the next, which may compile the same function in another way."""
+    import torch
+
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, for tests that count builds."""
+    folder = tmp_path / "kgen-cache"
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(folder))
+    return folder

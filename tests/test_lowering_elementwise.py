@@ -1,0 +1,124 @@
+"""Every entry of the op table: traced as AOTAutograd traces it, lowered, evaluated on the IR, and compared with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._functorch.aot_autograd import aot_function
+
+from kgen import ir
+from kgen.evaluate import evaluate_graph
+from kgen.lowering import LoweringContext, lower
+from tests.op_table import TABLE, Args, Case, Entry, assert_agrees, cases, f32, i64
+
+OUR_TABLE = "kgen"
+
+
+def decompositions(kind: str) -> dict[Any, Any]:
+    """What the operators are taken apart with: torch's core set, kgen's own table, or nothing (native rules only)."""
+    if kind == "core":
+        return torch._decomp.core_aten_decompositions()
+    if kind == "none":
+        return {}
+    from kgen.decompositions import table
+
+    return table()
+
+
+def lowered(fn: Callable[..., Any], dynamic: bool, kind: str, graphs: list[ir.Graph]) -> Callable[..., Any]:
+    """`fn` traced on its first arguments, lowered, and run by the evaluator; the graphs are appended to `graphs`."""
+
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+        placeholders = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+        env = next((v.fake_mode.shape_env for v in placeholders if hasattr(v, "fake_mode")), None)
+        graph = lower(gm, LoweringContext(shape_env=env))
+        graphs.append(graph)
+        return lambda *args: evaluate_graph(graph, args)
+
+    options: dict[str, Any] = {
+        "decompositions": decompositions(kind),
+        "keep_inference_input_mutations": True,
+        "dynamic": dynamic,
+    }
+    return aot_function(fn, compile_graph, **options)
+
+
+def externs(graph: ir.Graph) -> list[str]:
+    return [str(n.target) for n in graph.nodes if isinstance(n, ir.Extern)]
+
+
+def check(case: Case, kind: str = OUR_TABLE, dynamic: bool = False, samples: list[Args] | None = None) -> None:
+    graphs: list[ir.Graph] = []
+    with torch.no_grad():
+        for args in case.samples() if samples is None else samples:
+            compiled = lowered(case.fn, dynamic, kind, graphs)
+            assert_agrees(case.fn, args, compiled(*args), case.fn(*args), case.entry.tolerance)
+    if not case.entry.extern:
+        assert [name for graph in graphs for name in externs(graph)] == []
+
+
+@pytest.mark.parametrize("case", cases(TABLE), ids=str)
+def test_agrees_with_eager(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", cases(TABLE, dtypes=(f32,)), ids=str)
+def test_native_rules_agree_with_eager(case: Case) -> None:
+    """The rules of composite operators, which our decompositions hide."""
+    check(case, "none")
+
+
+def _dynamic_cases() -> list[Case]:
+    wanted = "add where sum_last var_all softmax layer_norm group_norm rms_norm batch_norm_training cumsum argmax_all mean_last arange tril"
+    return [c for c in cases(TABLE, dtypes=(f32,)) if c.entry.name in wanted.split()]
+
+
+@pytest.mark.parametrize("kind", ["kgen", "none"])
+@pytest.mark.parametrize("case", _dynamic_cases(), ids=str)
+def test_symbolic_sizes(case: Case, kind: str) -> None:
+    check(case, kind, dynamic=True)
+
+
+def test_one_exponential_in_softmax() -> None:
+    """The native rule stores exp(x - max) for the sum and the quotient."""
+    graphs: list[ir.Graph] = []
+    with torch.no_grad():
+        lowered(lambda x: x.softmax(-1), False, "none", graphs)(torch.randn(3, 5))
+    assert sum("exp" == v.op for n in graphs[0].nodes for v in _values(n)) == 1
+
+
+def _values(node: ir.Node) -> list[Any]:
+    from kgen.values import topological
+
+    return topological(ir.roots(node))
+
+
+def test_mean_divides_after_the_sum() -> None:
+    x = torch.full((1, 3000), 1e36)
+    graphs: list[ir.Graph] = []
+    with torch.no_grad():
+        assert torch.equal(lowered(lambda x: x.mean(-1), False, "kgen", graphs)(x), x.mean(-1))
+
+
+def test_16_bit_sum_accumulates_in_float32() -> None:
+    x = torch.full((1, 4096), 1.0, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert lowered(lambda x: x.sum(-1), False, "kgen", [])(x).item() == 4096
+
+
+def test_refused_arguments_become_externs() -> None:
+    entry = Entry("nextafter_narrow", torch.nextafter, lambda m: [(m(3), m(3))], (torch.bfloat16,), extern=True)
+    graphs: list[ir.Graph] = []
+    with torch.no_grad():
+        args = next(iter(cases([entry]))).samples()[0]
+        torch.testing.assert_close(lowered(entry.fn, False, "kgen", graphs)(*args), entry.fn(*args))
+    assert externs(graphs[0]) == ["aten.nextafter.default"]
+
+
+def test_integers_wrap() -> None:
+    x = torch.tensor([2**62, 3, -5], dtype=i64)
+    with torch.no_grad():
+        assert torch.equal(lowered(lambda x: x**3 + x * x, False, "kgen", [])(x), x**3 + x * x)
