@@ -58,17 +58,25 @@ class Job:
         def step() -> tuple[Tensor, ...]:
             outputs = outputs_of(fn(*inputs))
             if not seeds:
-                seeds.extend(torch.linspace(-1, 1, o.numel(), device=o.device).reshape(o.shape).to(o.dtype) for o in outputs)
+                seeds.extend(map(_seed, outputs))
             return torch.autograd.grad(outputs, wanted, seeds)
 
         return step
 
-    def fewest_bytes(self, inputs: Inputs, outputs: tuple[Tensor, ...]) -> int:
+    def fewest_bytes(self, megabytes: int) -> int:
         """A training step reads the inputs again, and the outputs' gradients, and writes the inputs' gradients."""
+        inputs = self.pattern.inputs(megabytes)
+        outputs = outputs_of(self.pattern.fn(*inputs))
         forward = self.pattern.fewest_bytes(inputs, outputs)
         if not self.training:
             return forward
         return 2 * forward + sum(t.nbytes for t in self.pattern.differentiable_inputs(inputs))
+
+
+def _seed(output: Tensor) -> Tensor:
+    """An output's gradient: all positive, so that the sums over it do not cancel to rounding errors."""
+    generator = torch.Generator().manual_seed(1)
+    return (torch.rand(output.shape, generator=generator) + 0.5).to(output.device, output.dtype)
 
 
 def _copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,12 +76,13 @@ class _Operator:
 
 
 def _written(node: Node, position: Mapping[Node, int]) -> tuple[Any, ...]:
-    target = node.target
+    target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
         target = _Operator(target.namespace, target._schema.name.split("::")[1], target._overloadname)
     if isinstance(target, torch._ops.HigherOrderOperator):
         raise NotSerializable(f"{target} has graphs of its own")
-    args, kwargs = map_aggregate((node.args, node.kwargs), lambda a: _Reference(position[a]) if isinstance(a, Node) else a)
+    tree: Any = (node.args, node.kwargs)
+    args, kwargs = map_aggregate(tree, lambda leaf: _Reference(position[leaf]) if isinstance(leaf, Node) else leaf)  # type: ignore
     return node.op, node.name, target, args, kwargs
 
 

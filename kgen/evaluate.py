@@ -394,9 +394,7 @@ def _widened(graph: Graph) -> frozenset[str]:
     wide = (
         members
         for root, members in groups.items()
-        if root not in mutated
-        and graph.buffers[root].kind == "intermediate"
-        and all(b.dtype is torch.float32 for b in members)
+        if root not in mutated and graph.buffers[root].kind == "intermediate" and all(b.dtype is torch.float32 for b in members)
     )
     return frozenset(b.name for members in wide for b in members)
 

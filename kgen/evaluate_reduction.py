@@ -54,6 +54,12 @@ def _ordered(values: Tensor) -> Tensor:
     return values if values.dtype.is_floating_point else values.to(torch.int64)
 
 
+def _take(values: Tensor, place: Tensor, dim: int) -> Tensor:
+    """torch.gather, through a signed dtype of the same width where torch has no kernel."""
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(values.dtype, values.dtype)
+    return values.contiguous().view(signed).gather(dim, place).view(values.dtype)
+
+
 def _extreme(op: str, values: Tensor) -> list[Tensor]:
     """(value, first position); the first NaN wins."""
     if values.shape[-1] == 0:
@@ -62,7 +68,7 @@ def _extreme(op: str, values: Tensor) -> list[Tensor]:
     best = (keys.amax(-1) if op == "argmax" else keys.amin(-1)).unsqueeze(-1)
     hits = (keys == best) | (keys.isnan() & best.isnan())
     place = torch.where(hits, torch.arange(values.shape[-1]), values.shape[-1]).amin(-1)
-    return [values.gather(-1, place.unsqueeze(-1)).squeeze(-1), place]
+    return [_take(values, place.unsqueeze(-1), -1).squeeze(-1), place]
 
 
 def scan(op: str, values: Tensor, dim: int) -> list[Tensor]:
@@ -70,7 +76,7 @@ def scan(op: str, values: Tensor, dim: int) -> list[Tensor]:
     if op in ("argmax", "argmin"):
         keys = _ordered(values)
         place = (torch.cummax if op == "argmax" else torch.cummin)(keys, dim).indices
-        return [values.gather(dim, place), place]
+        return [_take(values, place, dim), place]
     if values.dtype in WIDE_UNSIGNED:
         found = values.numpy()
         return [torch.from_numpy(np.array(_NUMPY_REDUCE[op].accumulate(found, axis=dim, dtype=found.dtype)))]

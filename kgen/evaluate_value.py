@@ -215,7 +215,8 @@ WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "maximum": np.maximum, "minimum": np.minimum,
     "floordiv": np.floor_divide, "truncdiv": np.floor_divide, "remainder": np.remainder, "fmod": np.fmod, "gcd": np.gcd,
-    "ipow": np.power, "neg": np.negative, "abs": np.abs, "sign": np.sign, "square": np.square, "signbit": lambda a: np.zeros_like(a, dtype=bool),
+    "ipow": np.power, "neg": np.negative, "abs": np.abs, "sign": np.sign, "square": np.square,
+    "signbit": lambda a: np.zeros_like(a, dtype=bool),
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "invert": np.invert, "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
     "shl": np.left_shift, "shr": np.right_shift,

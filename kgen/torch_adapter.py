@@ -133,7 +133,8 @@ def _compile(compile_graph: Compile, role: str, gm: GraphModule, example_inputs:
 
 
 def _donate_nothing() -> None:
-    """`donated_buffer` is off while tracing, but AOTAutograd reads it again at run time and takes an unset list for a full one."""
+    """`donated_buffer` is off while tracing, but AOTAutograd reads it again at run time, and takes an unset list for a
+    full one."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []

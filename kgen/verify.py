@@ -48,11 +48,12 @@ class _Verifier:
         self.buffers()
         self.inputs()
         for position, node in enumerate(self.graph.nodes):
-            self.node = ", ".join(ir.outs(node)) or f"node {position}"
-            self.reads(node)
+            self.node = f"node {position}"
             check = _CHECKS.get(type(node))
-            self.require(check is not None, f"unknown kind of node {type(node).__name__}")
-            assert check is not None
+            if check is None:
+                self.fail(f"unknown kind of node {type(node).__name__}")
+            self.node = ", ".join(ir.outs(node)) or self.node
+            self.reads(node)
             check(self, node)
             self.defines(node)
         for position, result in enumerate(self.graph.outputs):
@@ -166,8 +167,8 @@ class _Verifier:
             self.mutations[root] = self.mutations.get(root, 0) + 1
         for name in ir.outs(node):
             buffer = self.buffer(name)
-            self.require(name not in self.versions, f"{name} is defined twice")
             self.require(buffer.kind == "intermediate", f"{name} is of kind {buffer.kind} and cannot be defined by a node")
+            self.require(name not in self.versions, f"{name} is defined twice")
             writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Contraction | ir.Foreach)
             shares = f"{name} shares the storage of {buffer.alias_of}, so only a Scatter may write it"
             self.require(not writes or buffer.alias_of is None, shares)

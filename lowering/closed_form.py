@@ -83,7 +83,7 @@ def matches(expr: Expr, table: tuple[int, ...]) -> bool:
 def _linear(table: tuple[int, ...], i: Expr) -> list[Expr]:
     found: list[Expr] = []
     middle = len(table) // 2
-    for at in dict.fromkeys((0, middle, len(table) - 2)):
+    for at in dict.fromkeys((0, min(middle, len(table) - 2), len(table) - 2)):
         slope = table[at + 1] - table[at]
         if abs(slope) > 8:
             continue

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from kgen import index as ix
 from kgen import ir
+from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
@@ -49,6 +52,47 @@ def baddbmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Te
     return _product(b, (bias, x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, l: ([h, i, l], [h, l, j]))
 
 
+def convolution(
+    b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int,
+) -> Tensor:  # fmt: skip
+    """``out[n, o, p...] = sum over c and taps of x[n, c, p*stride - padding + tap*dilation] * weight[o, c, tap...]``, the input
+    zero outside. With groups, output channel o reads the input channels of its group."""
+    args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    rank = weight.rank - 2
+    steps = [_per_dimension(given, rank) for given in (stride, padding, dilation)]
+    if transposed or x.rank != weight.rank or any(not isinstance(n, int) for step in steps for n in step):
+        result: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template")
+        return result
+    sizes = b.symbols.sizes(b.current.meta["val"].shape)  # type: ignore[attr-defined]
+    n, o = ix.var("n", sizes[0]), ix.var("o", sizes[1])
+    spatial = tuple(ix.var(f"p{k}", s) for k, s in enumerate(sizes[2:]))
+    c = ix.var("c", weight.sizes[1])
+    taps = tuple(ix.var(f"t{k}", s) for k, s in enumerate(weight.sizes[2:]))
+    channel = c.expr()
+    if groups != 1:
+        channel = ix.floordiv(o.expr(), ix.floordiv(weight.sizes[0], ix.as_expr(groups))) * weight.sizes[1] + channel
+    place = [p.expr() * s - pad + t.expr() * d for p, t, s, pad, d in zip(spatial, taps, *steps, strict=True)]
+    inside = vs.const(True, torch.bool)
+    for e, extent in zip(place, x.sizes[2:], strict=True):
+        inside = vs.call("and", inside, vs.call("and", vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)))
+    lhs = vs.masked(inside, at(x, [n.expr(), channel, *place]), vs.const(0, x.dtype))
+    rhs = at(weight, [o.expr(), c.expr(), *(t.expr() for t in taps)])
+
+    def wrap(call: ir.Extern) -> ir.Node:
+        out = call.outs[0]
+        assert out is not None
+        return ir.Contraction(out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin)
+
+    made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
+    return made
+
+
+def _per_dimension(given: Any, rank: int) -> list[Any]:
+    items = list(given) if isinstance(given, list | tuple) else [given]
+    return items if len(items) == rank else items * rank
+
+
 def library(reason: str) -> Callable[..., Any]:
     """A rule for an operator of the contraction family that stays one library call."""
 
@@ -69,7 +113,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.bmm": bmm,
     "aten.addmm": addmm,
     "aten.baddbmm": baddbmm,
-    "aten.convolution": library("contraction without a template"),
+    "aten.convolution": convolution,
     "aten.convolution_backward": library("contraction without a template"),
     "aten._scaled_mm": library("contraction without a template"),
     "aten._int_mm": library("contraction without a template"),

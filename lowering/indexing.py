@@ -93,6 +93,8 @@ def at_least_1d(x: Tensor) -> Tensor:
 
 
 def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    if any(s == 0 for s in index.sizes):  # torch lets an empty index have any rank
+        return Tensor(index.sizes, x.dtype, x.device, vs.const(0, x.dtype))
     source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
 
     def where(*j: Expr) -> list[Expr]:
@@ -277,7 +279,7 @@ def masked_scatter(b: Builder, x: Tensor, mask: Tensor, source: Tensor) -> Tenso
     return x.with_value(vs.masked(mask.value, at(taken, [lane]), x.value))
 
 
-DATA_DEPENDENT = "nonzero masked_select unique_dim unique_consecutive _unique _unique2 unique_dim_consecutive bincount".split()
+DATA_DEPENDENT = "nonzero nonzero_static masked_select unique_dim unique_consecutive _unique _unique2 unique_dim_consecutive bincount".split()
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.index": index,

@@ -56,7 +56,7 @@ def _writable(b: Builder, base: Tensor) -> str | None:
     name = newest(b, name)
     root = root_of(b, name)
     kind = b.graph.buffers[root].kind
-    if kind == "constant" or kind == "input" and root != _buffer_of(b, owner):
+    if kind == "constant" or kind == "input" and (owner.op != "placeholder" or root != _buffer_of(b, owner)):
         return None  # a lazy clone of an input reads the input itself
     return name
 
@@ -143,11 +143,11 @@ def at_newest(b: Builder, tensor: Tensor) -> Tensor:
 
 
 def written_back(b: Builder, base: Tensor, region: Value, src: Tensor) -> Tensor | None:
-    """`base` in its newest version when `src` already is the part of it that `region` (a load over src's axes) names."""
-    current = at_newest(b, base)
-    if plain_load(base) is None or not b.current.meta.get(WRITE_BACK):
+    """The result of a scatter of `src` into the part of `base` that `region` reads, when it is there already."""
+    if region is not src.value:
         return None
-    return current if region is src.value else None
+    current = at_newest(b, base)
+    return current if current is base or WRITE_BACK in b.current.meta else None
 
 
 # ---- pending readers ------------------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Sizes
 from kgen.lowering.builder import Builder
+from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import gather_source
 from kgen.lowering.scatter import full
-from kgen.lowering.tensor import Tensor, at, convert, indices
+from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
 from kgen.values import Value
 
@@ -415,35 +416,51 @@ def max_unpool(rank: int) -> Callable[..., Tensor]:
 # ---- resampling -----------------------------------------------------------------------------------------------------
 
 
-def nearest_backward(rank: int) -> Callable[..., Tensor]:
+def nearest(rank: int, shift: float) -> Callable[..., Tensor]:
+    def rule(b: Builder, x: Tensor, output_size: Any, *scales: Any) -> Tensor:
+        sizes = result_sizes(b)
+        given = list(scales) + [None] * (rank - len(scales))
+        x = gather_source(b, x)
+        return reindex(x, sizes, lambda *j: [*j[:-rank], *_nearest_place(j, sizes, x.sizes, given, shift)])
+
+    return rule
+
+
+def nearest_backward(rank: int, shift: float) -> Callable[..., Tensor]:
     """Each output element's gradient goes to the input element it was read from."""
 
     def rule(b: Builder, grad: Tensor, output_size: Any, input_size: Any, *scales: Any) -> Tensor:
         sizes = tuple(map(ix.as_expr, input_size))
         j = grad.indices
         given = list(scales) + [None] * (rank - len(scales))
-        place = [nearest_index(o, m, n, s) for o, m, n, s in zip(j[-rank:], grad.sizes[-rank:], sizes[-rank:], given, strict=False)]
+        place = _nearest_place(j, grad.sizes, sizes, given, shift)
         total = b.copy(full(b, sizes, ops.compute_dtype(grad.dtype), grad.device, 0))
         return convert(b.scatter(total, grad.sizes, [*j[:-rank], *place], grad.value, "add"), grad.dtype)
 
     return rule
 
 
-def nearest_index(o: Expr, out: Expr, extent: Expr, scale: float | None) -> Expr:
+def _nearest_place(j: Sequence[Expr], out: Sizes, sizes: Sizes, scales: Sequence[float | None], shift: float) -> list[Expr]:
+    rank = len(scales)
+    rows = zip(j[-rank:], out[-rank:], sizes[-rank:], scales, strict=True)
+    return [nearest_index(o, m, n, scale, shift) for o, m, n, scale in rows]
+
+
+def nearest_index(o: Expr, out: Expr, extent: Expr, scale: float | None, shift: float) -> Expr:
+    """Eager's ``min(floor((o + shift) * in/out), in - 1)`` in float32 arithmetic."""
     n, m = extent.as_int(), out.as_int()
-    if extent is out:
+    if extent is out and not shift:
         return o
     if n is None or m is None:
-        if scale is not None:
-            raise Refused("nearest resampling of a symbolic size by a given scale")
-        return ix.minimum(ix.floordiv(o * extent, out), extent - 1)
-    factor = torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=torch.float32)
-    table = [min(int(t), n - 1) for t in torch.floor(torch.arange(m, dtype=torch.float32) * factor).tolist()]
-    if table == [k * n // m for k in range(m)]:
-        return ix.minimum(ix.floordiv(o * n, m), n - 1)
-    scaled = vs.call("mul", vs.index_value(o, torch.float32), vs.const(float(factor), torch.float32))
-    found = vs.call("minimum", vs.cast(vs.call("floor", scaled), torch.int64), vs.const(n - 1, torch.int64))
-    return vs.indirect(found, extent, wrap=False)
+        raise Refused("nearest resampling of a symbolic size")
+    factor = float(torch.tensor(1.0 / scale if scale is not None and scale > 0 else n / m, dtype=torch.float32))
+    moved = vs.index_value(o, torch.float32)
+    if shift:
+        moved = vs.call("add", moved, vs.const(shift, torch.float32))
+    scaled = vs.call("floor", vs.call("mul", moved, vs.const(factor, torch.float32)))
+    found = vs.call("minimum", vs.cast(scaled, torch.int64), vs.const(n - 1, torch.int64))
+    known = index_form(found, extent, False)
+    return known if known is not None else vs.indirect(found, extent, wrap=False)
 
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -456,7 +473,10 @@ RULES: dict[str, Callable[..., Any]] = {
     **{f"aten.adaptive_max_pool{n}d": adaptive_max_pool(n) for n in (2, 3)},
     **{f"aten.adaptive_max_pool{n}d_backward": adaptive_max_pool_backward(n) for n in (2, 3)},
     **{f"aten.max_unpool{n}d": max_unpool(n) for n in (2, 3)},
-    **{f"aten.upsample_nearest{n}d_backward": nearest_backward(n) for n in (1, 2, 3)},
+    **{f"aten.upsample_nearest{n}d": nearest(n, 0.0) for n in (1, 2, 3)},
+    **{f"aten._upsample_nearest_exact{n}d": nearest(n, 0.5) for n in (1, 2, 3)},
+    **{f"aten.upsample_nearest{n}d_backward": nearest_backward(n, 0.0) for n in (1, 2, 3)},
+    **{f"aten._upsample_nearest_exact{n}d_backward": nearest_backward(n, 0.5) for n in (1, 2, 3)},
     "aten.fractional_max_pool2d": library("random windows"),
     "aten.fractional_max_pool3d": library("random windows"),
 }

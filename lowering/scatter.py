@@ -106,11 +106,18 @@ class Along:
         return at(convert(at_least_1d(src), self.x.dtype), self.index.indices)
 
 
+def _nothing(index: Tensor) -> bool:
+    """torch lets an empty index have any rank; it writes nothing."""
+    return any(s == 0 for s in index.sizes)
+
+
 def _shaped(out: Tensor, x: Tensor) -> Tensor:
     return reshape(out, x.sizes)
 
 
 def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce: str | None = None) -> Tensor:
+    if _nothing(index):
+        return x
     plan = Along(x, dim, index)
     mode = {None: "set", "add": "add", "multiply": "mul"}[reduce]
     if mode != "set" and x.dtype is torch.bool:
@@ -119,6 +126,8 @@ def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce:
 
 
 def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    if _nothing(index):
+        return x
     plan = Along(x, dim, index)
     return _shaped(accumulate(b, plan.x, plan.sizes, plan.where, plan.value(src)), x)
 
@@ -128,6 +137,8 @@ _IDENTITIES = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "max", "amin
 
 
 def scatter_reduce(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    if _nothing(index):
+        return x
     plan = Along(x, dim, index)
     return _shaped(_reduce_into(b, plan.x, plan.sizes, plan.where, plan.value(src), reduce, include_self), x)
 

@@ -37,8 +37,10 @@ class Case:
 
 def capture(fn: Callable[..., Any], inputs: Sequence[Any], tracing: str = "fake", functionalize: bool = True) -> GraphModule:
     """The functional aten graph of `fn` with kgen's decompositions."""
-    traced = torch.func.functionalize(fn, remove="mutations_and_views") if functionalize else fn
-    return make_fx(traced, tracing_mode=tracing, decomposition_table=table())(*inputs)
+    traced = torch.func.functionalize(fn, remove="mutations") if functionalize else fn
+    gm = make_fx(traced, tracing_mode=tracing, decomposition_table=table())(*inputs)
+    gm.graph.eliminate_dead_code()
+    return gm
 
 
 def shape_env_of(gm: GraphModule) -> Any:

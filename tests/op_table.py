@@ -301,10 +301,11 @@ SCALARS = [
 
 F = torch.nn.functional
 ACTIVATIONS = [
+    scalar("gelu", F.gelu, FLOATS, edges=False),  # eager's vectorised erf form gives NaN at infinity
     *[
         scalar(name, fn, FLOATS)
         for name, fn in {
-            "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish, "elu": F.elu,
+            "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish, "elu": F.elu,
             "celu": lambda x: F.celu(x, 0.7), "selu": F.selu, "leaky_relu": F.leaky_relu, "hardtanh": F.hardtanh, "relu6": F.relu6,
             "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "softplus": F.softplus, "logsigmoid": F.logsigmoid,
             "softshrink": F.softshrink, "hardshrink": F.hardshrink, "tanhshrink": F.tanhshrink, "softsign": F.softsign,
@@ -406,7 +407,7 @@ NORMS = [
         lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
         _channelled((4, 3, 5, 5), (6, 3)),
     ),
-    Entry("instance_norm", lambda x: F.instance_norm(x), shaped((2, 3, 8), (2, 3, 4, 5))),
+    Entry("instance_norm", F.instance_norm, shaped((2, 3, 8), (2, 3, 4, 5))),
 ]
 
 # ---- creation and lists ---------------------------------------------------------------------------------------------
@@ -436,7 +437,7 @@ FOREACH = [
     Entry("foreach_lerp", lambda x, y: torch._foreach_lerp(x, y, 0.3), _lists),
     Entry("foreach_sqrt", lambda x, y: torch._foreach_sqrt(torch._foreach_abs(x)), _lists),
     Entry("foreach_norm", lambda x, y: torch._foreach_norm(x), _lists),
-    Entry("foreach_maximum", lambda x, y: torch._foreach_maximum(x, y), _lists, NUMBERS),
+    Entry("foreach_maximum", torch._foreach_maximum, _lists, NUMBERS),
 ]
 
 TABLE: list[Entry] = [*UNARY, *BINARY, *SCALARS, *ACTIVATIONS, *REDUCTIONS, *SCANS, *NORMS, *CREATION, *FOREACH]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from op_case import Case, check
+import torch.nn.functional as F  # noqa: N812
+from op_case import Case, check, tensor
 from op_table_indexing import CASES
+
+from kgen import ir
 
 ROWS = [pytest.param(case, dtype, id=f"{case.name}-{str(dtype)[6:]}") for cases in CASES.values() for case in cases for dtype in case.dtypes]
 SYMBOLIC = [pytest.param(case, id=case.name) for cases in CASES.values() for case in cases if case.symbolic]
@@ -19,3 +24,21 @@ def test_static(case: Case, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", SYMBOLIC)
 def test_symbolic(case: Case) -> None:
     check(case.fn, case.make_inputs(case.dtypes[0]), "symbolic", case.externs)
+
+
+CONVOLUTIONS = [
+    pytest.param((2, 4, 9), (6, 4, 3), {"padding": 1}, id="1d"),
+    pytest.param((2, 4, 7, 8), (6, 4, 3, 2), {"stride": 2, "padding": (1, 0)}, id="2d"),
+    pytest.param((2, 4, 7, 8), (6, 2, 3, 3), {"groups": 2, "dilation": 2, "padding": 2}, id="groups"),
+    pytest.param((2, 4, 7, 8), (4, 1, 3, 3), {"groups": 4, "padding": 1}, id="depthwise"),
+    pytest.param((1, 2, 5, 4, 6), (3, 2, 2, 2, 2), {}, id="3d"),
+]
+
+
+@pytest.mark.parametrize("shape,weight,options", CONVOLUTIONS)
+@pytest.mark.parametrize("tracing", ["fake", "symbolic"])
+def test_convolution_is_a_contraction(shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], tracing: str) -> None:
+    call = [F.conv1d, F.conv2d, F.conv3d][len(shape) - 3]
+    inputs = [tensor(torch.float64, *shape), tensor(torch.float64, *weight)]
+    graph = check(lambda x, w: call(x.relu(), w, **options), inputs, tracing)
+    assert [type(n) for n in graph.nodes if isinstance(n, ir.Contraction | ir.Extern)] == [ir.Contraction]

@@ -148,7 +148,8 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included)."""
+    """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included).
+    A result other than 0 says that an index read from memory was out of range: the call raises IndexError."""
 
     index: int
     slots: tuple[int, ...]

@@ -25,6 +25,7 @@
 #endif
 
 #include <cmath>
+#include <limits>
 
 namespace {
 
@@ -46,7 +47,24 @@ auto lane0(V v) {
   v.store(lanes);
   return lanes[0];
 }
+
+// Sleef's fmod is exact while the quotient is a number, and NaN when that overflows.
+template <class V>
+V fmod_of(V x, V y) {
+  using T = typename V::value_type;
+  const V infinite = (x / y).abs() == V(std::numeric_limits<T>::infinity());
+  if (infinite.zero_mask() == (1 << V::size()) - 1) return x.fmod(y);
+  T a[V::size()], b[V::size()];
+  x.store(a);
+  y.store(b);
+  for (int i = 0; i < V::size(); ++i) a[i] = std::fmod(a[i], b[i]);
+  return V::loadu(a);
+}
 #endif
+
+// torch's vectors have these too, but overflow above the square root of the largest float
+template <class T> T at_asinh(T x) { return std::asinh(x); }
+template <class T> T at_acosh(T x) { return std::acosh(x); }
 
 // torch's scalar functions under the names of the table
 template <class T> T at_erfinv(T x) { return calc_erfinv(x); }
@@ -81,8 +99,9 @@ KGEN_FORWARD_UNARY(scaled_modified_bessel_k1)
 KGEN_FORWARD_UNARY(spherical_bessel_j0)
 KGEN_FORWARD_UNARY(airy_ai)
 
+// torch's recurrences leave their result unset when they start from NaN
 #define KGEN_FORWARD_POLYNOMIAL(name) \
-  template <class T> T at_##name(T x, T n) { return name##_forward(x, n); }
+  template <class T> T at_##name(T x, T n) { return std::isnan(x) && n >= 1 ? x : name##_forward(x, n); }
 KGEN_POLYNOMIALS(KGEN_FORWARD_POLYNOMIAL)
 
 }  // namespace
@@ -115,6 +134,13 @@ extern "C" {
 #define KGEN_DEFINE_SCALAR_BINARY(name)                                                 \
   float kgen_s_##name##_f32(float x, float y) noexcept { return at_##name(x, y); }      \
   double kgen_s_##name##_f64(double x, double y) noexcept { return at_##name(x, y); }
+
+#if KGEN_HAS_VECTORS
+FloatRegister kgen_v_fmod_f32(FloatRegister x, FloatRegister y) noexcept { return fmod_of(Floats(x), Floats(y)); }
+DoubleRegister kgen_v_fmod_f64(DoubleRegister x, DoubleRegister y) noexcept { return fmod_of(Doubles(x), Doubles(y)); }
+#endif
+float kgen_s_fmod_f32(float x, float y) noexcept { return std::fmod(x, y); }
+double kgen_s_fmod_f64(double x, double y) noexcept { return std::fmod(x, y); }
 
 KGEN_VECTOR_UNARY(KGEN_DEFINE_VECTOR_UNARY)
 KGEN_VECTOR_BINARY(KGEN_DEFINE_VECTOR_BINARY)

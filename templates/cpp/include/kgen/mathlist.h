@@ -5,13 +5,13 @@
 
 #define KGEN_VECTOR_UNARY(X) \
   X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) \
-  X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh) X(asinh) X(acosh) X(atanh) \
+  X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh) X(atanh) \
   X(erf) X(erfc) X(lgamma)
 
-#define KGEN_VECTOR_BINARY(X) X(pow) X(atan2) X(hypot) X(fmod)
+#define KGEN_VECTOR_BINARY(X) X(pow) X(atan2) X(hypot)  // and fmod, which vecmath.cpp defines by itself
 
 #define KGEN_SCALAR_UNARY(X) \
-  X(erfinv) X(digamma) X(i0) X(i0e) X(i1) X(i1e) X(ndtri) X(log_ndtr) X(erfcx) \
+  X(asinh) X(acosh) X(erfinv) X(digamma) X(i0) X(i0e) X(i1) X(i1e) X(ndtri) X(log_ndtr) X(erfcx) \
   X(bessel_j0) X(bessel_j1) X(bessel_y0) X(bessel_y1) \
   X(modified_bessel_i0) X(modified_bessel_i1) X(modified_bessel_k0) X(modified_bessel_k1) \
   X(scaled_modified_bessel_k0) X(scaled_modified_bessel_k1) X(spherical_bessel_j0) X(airy_ai)

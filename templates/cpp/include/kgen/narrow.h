@@ -29,8 +29,8 @@ KGEN_FN X constant_like(X, T value) {
   }
 }
 
-// A small float format: sign, exponent with bias Bias, Mantissa bits. Magnitudes whose float bits reach `overflow_from` become
-// `overflow_code`; NaN becomes `nan_code`. Formats without infinity say so by widening `infinity_code` and above to NaN.
+// A small float format: sign, exponent with bias Bias, Mantissa bits. Magnitudes whose float bits reach OverflowFrom become
+// OverflowCode; NaN becomes NanCode.
 template <int Bits, int Mantissa, int Bias, uint32_t OverflowFrom, uint32_t OverflowCode, uint32_t NanCode, bool HasInfinity>
 struct SmallFloat {
   static constexpr int drop = 23 - Mantissa;
@@ -70,8 +70,9 @@ template <>
 struct FormatOf<half> : SmallFloat<16, 10, 15, 0x47800000u, 0x7c00u, 0x7e00u, true> {};
 template <>
 struct FormatOf<float8_e5m2> : SmallFloat<8, 2, 15, 0x47800000u, 0x7cu, 0x7fu, true> {};
+// what rounds above 448 becomes 448, infinity too: this format has none, and torch (2.13) saturates
 template <>
-struct FormatOf<float8_e4m3fn> : SmallFloat<8, 3, 7, 0x43f00000u, 0x7fu, 0x7fu, false> {};
+struct FormatOf<float8_e4m3fn> : SmallFloat<8, 3, 7, 0x43e80001u, 0x7eu, 0x7fu, false> {};
 template <>
 struct FormatOf<bfloat16> {
   template <class U>

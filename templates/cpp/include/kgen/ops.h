@@ -405,32 +405,22 @@ KGEN_FN auto rounds_wrong(C rest, C b) {
   return and_(ne_(rest, T(0)), xor_(lt_(rest, T(0)), lt_(b, T(0))));
 }
 
-KGEN_FN int64_t gcd_scalar(int64_t a, int64_t b) {
-  uint64_t x = a < 0 ? -uint64_t(a) : uint64_t(a), y = b < 0 ? -uint64_t(b) : uint64_t(b);
-  while (y != 0) {
-    const uint64_t rest = x % y;
-    x = y;
-    y = rest;
+// Euclid's algorithm. Sizes wrap: the smallest integer stays negative, as in torch.
+template <class T>
+KGEN_FN T gcd_scalar(T a, T b) {
+  a = abs_(a);
+  b = abs_(b);
+  while (a != 0) {
+    const T rest = T(b % a);
+    b = a;
+    a = rest;
   }
-  return int64_t(x);
+  return b;
 }
 template <class A, class B>
 KGEN_FN auto gcd_(A a, B b) {
   using T = common_lane<A, B>;
-  return each_lane<T>(
-      [](T x, T y) {
-        if constexpr (std::is_signed_v<T>) {
-          return T(gcd_scalar(x, y));
-        } else {
-          while (y != 0) {
-            const T rest = T(x % y);
-            x = y;
-            y = rest;
-          }
-          return x;
-        }
-      },
-      a, b);
+  return each_lane<T>([](T x, T y) KGEN_INLINE { return gcd_scalar(x, y); }, a, b);
 }
 
 // a to the b by squaring, wrapping; with a negative exponent 0, or 1 and -1 for the bases 1 and -1.

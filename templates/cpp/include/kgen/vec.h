@@ -435,9 +435,6 @@ KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
 #endif
   } else if constexpr (from_float && std::is_integral_v<To> && sizeof(To) < 4) {
     return convert_register<To, int32_t, N>(convert_register<int32_t, From, N>(x));
-  } else if constexpr (from_float && std::is_same_v<To, uint32_t>) {
-    // through 64 bits, so that negative values wrap as a scalar conversion does
-    return convert_register<uint32_t, int64_t, N>(convert_register<int64_t, From, N>(x));
   } else if constexpr (from_float && std::is_same_v<To, uint64_t>) {
     using R = Register<From, N>;
     using I = Register<int64_t, N>;
@@ -489,6 +486,9 @@ KGEN_FN Vec<To, L> convert(Vec<From, L> v) {
     return v;
   } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From> && sizeof(To) == sizeof(From)) {
     return bitcast_<To>(v);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_same_v<To, uint32_t>) {
+    // through 64 bits, so that negative values wrap as a scalar conversion does
+    return convert<uint32_t>(convert<int64_t>(v));
   } else {
     return from_pieces<To, L, N>([&](auto piece) KGEN_INLINE { return convert_register<To, From, N>(piece_of<N, piece.value>(v)); });
   }
