@@ -1,8 +1,8 @@
 """Memory-bound patterns: eager, eager again, Inductor and kgen, taking turns in one process.
 
-    python -m bench.compare --threads 2 --json out.json
-    python -m bench.compare --patterns softmax layer_norm --which forward
-    python -m bench.compare --check            # compare results with eager's instead of timing
+python -m bench.compare --threads 2 --json out.json
+python -m bench.compare --patterns softmax layer_norm --which forward
+python -m bench.compare --check            # compare results with eager's instead of timing
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def check_all(options: argparse.Namespace, console: Console) -> int:
             if contender in COMPILERS:
                 problem = check_job(job, contender, options.megabytes)
                 wrong += bool(problem)
-                console.print(f"{'WRONG' if problem else 'right'}  {contender:10} {job.name}  {problem}", highlight=False, markup=False)
+                console.print(
+                    f"{'WRONG' if problem else 'right'}  {contender:10} {job.name}  {problem}", highlight=False, markup=False
+                )
     console.print(f"{wrong} wrong")
     return 1 if wrong else 0
 

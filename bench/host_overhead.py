@@ -1,6 +1,6 @@
 """What a call costs beside the work: microseconds above an AOT compiler that does nothing, for one tiny kernel and for ten.
 
-    python -m bench.host_overhead --json out.json
+python -m bench.host_overhead --json out.json
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         times = row["times"]
         plain = [f"{times[name]['median'] * 1e6:.1f}" for name in ("eager", FLOOR)]
         above = [
-            f"{times[c]['median'] * 1e6:.1f} ({row['above'][c] * 1e6:.1f})" if c in times else "failed" for c in options.contenders
+            f"{times[c]['median'] * 1e6:.1f} ({row['above'][c] * 1e6:.1f})" if c in times else "failed"
+            for c in options.contenders
         ]
         table.add_row(row["name"], *plain, *above)
     console = Console(width=None if sys.stdout.isatty() else 128)

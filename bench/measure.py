@@ -39,7 +39,9 @@ class Timing:
         return cls(statistics.median(ordered), ordered[quarter], ordered[-1 - quarter], len(ordered))
 
 
-def interleave(contenders: Mapping[str, Thunk], seconds: float = 1.0, sample: float = 2e-3, rounds: int = 7) -> dict[str, Timing]:
+def interleave(
+    contenders: Mapping[str, Thunk], seconds: float = 1.0, sample: float = 2e-3, rounds: int = 7
+) -> dict[str, Timing]:
     """Times each contender in turn, the order rotating from round to round, so that a drift of the machine meets all alike.
 
     A round calls a contender as often as fills `sample` seconds. At least `rounds` rounds, then more while `seconds` last.

@@ -119,7 +119,9 @@ def exponents(results: dict[int, dict[str, float]]) -> dict[str, float]:
     for row in results.values():
         for stage, seconds in row.items():
             series[stage].append(max(seconds, 1e-6))
-    return {stage: growth_exponent(list(results), times) for stage, times in series.items() if len(times) > 1 and times[0] > 1e-4}
+    return {
+        stage: growth_exponent(list(results), times) for stage, times in series.items() if len(times) > 1 and times[0] > 1e-4
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,13 +1,14 @@
 """Trains a GPT with a compiled forward, backward and optimizer step: checked against eager, timed against eager and Inductor.
 
-    python -m examples.transformer            # what `make demo` runs
-    python -m examples.transformer --quick    # float32 only, few rounds, no fresh processes
+python -m examples.transformer            # what `make demo` runs
+python -m examples.transformer --quick    # float32 only, few rounds, no fresh processes
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -130,10 +131,10 @@ def largest_difference(expected: list[Tensor], actual: list[Tensor]) -> float:
 def difference(expected: Tensor, actual: Tensor) -> float:
     """The norm of the difference over the norm of what is expected; infinite when the kinds differ."""
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
-        return float("inf")
+        return math.inf
     scale = expected.float().norm().clamp(min=1e-12)
     found = ((expected.float() - actual.float()).norm() / scale).item()
-    return found if found == found else float("inf")
+    return found if math.isfinite(found) else math.inf
 
 
 def check_dynamic(backend: str, setting: Setting) -> dict[str, Any]:
@@ -192,7 +193,9 @@ def fresh_process(backend: str, setting: Setting, options: argparse.Namespace, c
     command += ["--size", options.size, "--batch", str(setting.shape.batch), "--device", setting.device]
     command += ["--threads", str(torch.get_num_threads())]
     root = Path(__file__).resolve().parent.parent
-    done = subprocess.run(command, cwd=root, env=os.environ | cache_environment(cache), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | cache_environment(cache), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -248,7 +251,17 @@ def print_checks(rows: list[dict[str, Any]], console: Console) -> None:
 
 def print_measures(result: dict[str, Any], backends: list[str], console: Console) -> None:
     table = Table(title=f"A training step, {result['dtype']} (medians; contenders take turns)")
-    columns = ("backend", "step ms", "spread", "of eager", "fwd+bwd ms", "cold compile s", "warm compile s", "peak MB", "above rest MB")
+    columns = (
+        "backend",
+        "step ms",
+        "spread",
+        "of eager",
+        "fwd+bwd ms",
+        "cold compile s",
+        "warm compile s",
+        "peak MB",
+        "above rest MB",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     times = result["times"]
@@ -315,9 +328,7 @@ def measure(setting: Setting, options: argparse.Namespace, cache: Path) -> dict[
             result["cold"][name] = fresh_process(name, setting, options, cache)
             result["warm"][name] = fresh_process(name, setting, options, cache)
     compiled = [name for name in backends if name != "eager"]
-    result["checks"] = [
-        guarded(lambda name=name: check(name, setting), backend=name, dtype=setting.dtype) for name in compiled
-    ]
+    result["checks"] = [guarded(lambda name=name: check(name, setting), backend=name, dtype=setting.dtype) for name in compiled]
     working = ["eager", *(row["backend"] for row in result["checks"] if "error" not in row)]
     torch._dynamo.reset()
     result["times"] = time_steps(working, setting, options.rounds)

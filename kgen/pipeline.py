@@ -12,10 +12,10 @@ from kgen import ir, lowering, torch_adapter, verify
 from kgen.build import toolchain
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
-from kgen.explain import record
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Kernel, Schedule
+from kgen.record import record
 from kgen.scheduler import Options
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates.cpp.kernel import render_kernel

@@ -29,6 +29,8 @@ class Builder:
         self.numerics = numerics
         self.origin = Origin()
         self.current: Any = None
+        self.symbols: Any = None  # the graph's SymbolTable
+        self.env: dict[Any, Any] = {}  # FX node -> what it became
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}
         self._taken: dict[str, int] = {}

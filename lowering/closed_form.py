@@ -1,8 +1,8 @@
 """Recognises index arithmetic inside a computed index.
 
-Resampling and padding arrive from torch's decompositions as ``x[floor(arange(n) * scale).long()]``: index tensors that read no
-memory. An index that depends on one loop variable of known extent is tabulated and fitted, so that a doubling becomes ``i // 2``
-and a clamped neighbour ``min(i + 1, n - 1)`` instead of an unknown address with a bounds check.
+Resampling and padding arrive from torch's decompositions as ``x[floor(arange(n) * scale).long()]``: index tensors that read
+no memory. An index that depends on one loop variable of known extent is tabulated and fitted, so that a doubling becomes
+``i // 2`` and a clamped neighbour ``min(i + 1, n - 1)`` instead of an unknown address with a bounds check.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def fit(table: tuple[int, ...], variable: Var) -> Expr | None:
 
 
 def matches(expr: Expr, table: tuple[int, ...]) -> bool:
-    lanes = torch.arange(len(table))
-    if expr.as_int() is not None:
-        return all(t == expr.as_int() for t in table)
-    return all(t == ix.evaluate(expr, lambda atom, k=k: k) for k, t in enumerate(table)) if lanes.numel() else True
+    def point(k: int) -> int:
+        return int(ix.evaluate(expr, lambda atom: k))
+
+    return all(t == point(k) for k, t in enumerate(table))
 
 
 def _linear(table: tuple[int, ...], i: Expr) -> list[Expr]:

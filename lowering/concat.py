@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kgen import index as ix
+from kgen import ops
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
@@ -104,7 +105,9 @@ def _padded(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Tensor]:
         sizes, margins = list(x.sizes), {d: (p, q) for d, p, q in _margins(x, padding)}
         for dim, (before, after) in margins.items():
             sizes[dim] = x.sizes[dim] + before + after
-        return reindex(x, sizes, lambda *j: [fold(i - margins[d][0], x.sizes[d]) if d in margins else i for d, i in enumerate(j)])
+        return reindex(
+            x, sizes, lambda *j: [fold(i - margins[d][0], x.sizes[d]) if d in margins else i for d, i in enumerate(j)]
+        )
 
     return rule
 
@@ -115,7 +118,7 @@ def _padded_backward(fold: Callable[[Expr, Expr], Expr]) -> Callable[..., Tensor
     def rule(b: Builder, grad: Tensor, x: Tensor, padding: Sequence[Extent]) -> Tensor:
         margins = {d: p for d, p, _ in _margins(x, padding)}
         where = [fold(i - margins[d], x.sizes[d]) if d in margins else i for d, i in enumerate(grad.indices)]
-        wide = vs.ops.compute_dtype(x.dtype)
+        wide = ops.compute_dtype(x.dtype)
         total = b.copy(full(b, x.sizes, wide, x.device, 0))
         return convert(b.scatter(total, grad.sizes, where, grad.value, "add"), x.dtype)
 

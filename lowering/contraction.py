@@ -18,7 +18,14 @@ from kgen.values import Value
 
 
 def _product(
-    b: Builder, args: tuple[Any, ...], kwargs: dict[str, Any], lhs: Tensor, rhs: Tensor, out_vars: tuple[Var, ...], k: Var, where: Callable[..., tuple[list[Expr], list[Expr]]]
+    b: Builder,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lhs: Tensor,
+    rhs: Tensor,
+    out_vars: tuple[Var, ...],
+    k: Var,
+    where: Callable[..., tuple[list[Expr], list[Expr]]],
 ) -> Tensor:
     """The vendor call of the current node, wrapped as a Contraction over ``out_vars + (k,)``."""
     left, right = where(*(v.expr() for v in out_vars), k.expr())
@@ -34,22 +41,22 @@ def _product(
 
 def mm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
     m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[1]), ix.var("k", x.sizes[1])
-    return _product(b, (x, y), kwargs, x, y, (m, n), k, lambda i, j, l: ([i, l], [l, j]))
+    return _product(b, (x, y), kwargs, x, y, (m, n), k, lambda i, j, r: ([i, r], [r, j]))
 
 
 def bmm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
     batch, m, n, k = ix.var("b", x.sizes[0]), ix.var("m", x.sizes[1]), ix.var("n", y.sizes[2]), ix.var("k", x.sizes[2])
-    return _product(b, (x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, l: ([h, i, l], [h, l, j]))
+    return _product(b, (x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, r: ([h, i, r], [h, r, j]))
 
 
 def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
     m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[1]), ix.var("k", x.sizes[1])
-    return _product(b, (bias, x, y), kwargs, x, y, (m, n), k, lambda i, j, l: ([i, l], [l, j]))
+    return _product(b, (bias, x, y), kwargs, x, y, (m, n), k, lambda i, j, r: ([i, r], [r, j]))
 
 
 def baddbmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
     batch, m, n, k = ix.var("b", x.sizes[0]), ix.var("m", x.sizes[1]), ix.var("n", y.sizes[2]), ix.var("k", x.sizes[2])
-    return _product(b, (bias, x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, l: ([h, i, l], [h, l, j]))
+    return _product(b, (bias, x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, r: ([h, i, r], [h, r, j]))
 
 
 def convolution(
@@ -64,7 +71,7 @@ def convolution(
     if transposed or x.rank != weight.rank or any(not isinstance(n, int) for step in steps for n in step):
         result: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template")
         return result
-    sizes = b.symbols.sizes(b.current.meta["val"].shape)  # type: ignore[attr-defined]
+    sizes = b.symbols.sizes(b.current.meta["val"].shape)
     n, o = ix.var("n", sizes[0]), ix.var("o", sizes[1])
     spatial = tuple(ix.var(f"p{k}", s) for k, s in enumerate(sizes[2:]))
     c = ix.var("c", weight.sizes[1])
@@ -103,10 +110,18 @@ def library(reason: str) -> Callable[..., Any]:
 
 
 def attention(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return fallback.extern(b, b.current, args, kwargs, "attention without a template", lambda call: ir.Attention(call, b.origin))
+    return fallback.extern(
+        b, b.current, args, kwargs, "attention without a template", lambda call: ir.Attention(call, b.origin)
+    )
 
 
-_ATTENTION = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention fused_attention_overrideable".split()
+_ATTENTION = [
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+]
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.mm": mm,

@@ -39,7 +39,7 @@ def expected(b: Builder, position: int | None = None) -> Expected:
     found = meta if position is None else meta[position]
     if found.layout != torch.strided:
         raise Refused(f"layout {found.layout}")
-    return Expected(b.symbols.sizes(found.shape), found.dtype, found.device)  # type: ignore[attr-defined]
+    return Expected(b.symbols.sizes(found.shape), found.dtype, found.device)
 
 
 def filled(b: Builder, number: Operand) -> Tensor:
@@ -134,6 +134,11 @@ def triangle(op: str) -> Callable[..., Tensor]:
     return rule
 
 
+_ZERO_FILLED = (
+    "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted",
+    "_efficientzerotensor",
+)  # fmt: skip
+
 RULES: dict[str, Callable[..., Any]] = {
     "aten.full": full,
     "aten.full_like": full_like,
@@ -143,9 +148,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "prims.iota": iota,
     "aten.linspace": linspace,
     "aten.eye": eye,
+    "aten.tril": triangle("le"),
+    "aten.triu": triangle("ge"),
     "aten.ones": constant(1),
     "aten.ones_like": constant(1),
     "aten.new_ones": constant(1),
-    **{f"aten.{name}": constant(0) for name in "zeros zeros_like new_zeros empty empty_like new_empty empty_strided".split()},
-    **{f"aten.{name}": constant(0) for name in "new_empty_strided empty_permuted _efficientzerotensor".split()},
+    **{f"aten.{name}": constant(0) for name in _ZERO_FILLED},
 }

@@ -57,7 +57,7 @@ def extern(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any], r
     if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
         raise errors.MissingLowering(operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line)
     value = node.meta.get("val")
-    symbols = builder.symbols  # type: ignore[attr-defined]
+    symbols = builder.symbols
     flat = list(value) if isinstance(value, list | tuple) else [value]
     used = _used_results(node, len(flat)) if isinstance(value, list | tuple) else [True]
     specs: list[Any] = []

@@ -54,9 +54,9 @@ class _Lowering:
         self.context = context
         self.symbols = SymbolTable(context.shape_env)
         self.builder = Builder(context.name, context.numerics)
-        self.builder.symbols = self.symbols  # type: ignore[attr-defined]
+        self.builder.symbols = self.symbols
         self.env: dict[Node, Any] = {}
-        self.builder.env = self.env  # type: ignore[attr-defined]  # a write has to find the lazy readers of what it overwrites
+        self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
 
     def run(self) -> ir.Graph:
@@ -220,10 +220,10 @@ class _Lowering:
 
     def _output(self, result: Any, position: int) -> TensorArg | Expr | int | float | bool | None:
         if not isinstance(result, Node):
-            return self.symbols.expr(result) if isinstance(result, torch.SymInt) else result  # type: ignore[return-value]
+            return self.symbols.expr(result) if isinstance(result, torch.SymInt) else result
         lowered = self.env[result]
         if not isinstance(lowered, Tensor):
-            return lowered  # type: ignore[no-any-return]
+            return lowered
         value = meta_value(result)
         wanted = self.symbols.sizes(value.stride()) if _is_strided(value) else None
         self.builder.origin, self.builder.result_strides = _origin(result), wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
-from kgen.lowering.mutation import at_newest, write_in_place, written_back
+from kgen.lowering.mutation import Write, at_newest, write, write_in_place, written_back
 from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, reindex, reshape
 from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
 from kgen.values import Value
@@ -24,10 +25,14 @@ from kgen.values import Value
 CHEAP_SOURCE = 4
 
 
-def gather_source(b: Builder, x: Tensor) -> Tensor:
-    """`x` in a form that may be read at any index, any number of times."""
-    reads = vs.loads([x.value])
-    return x if not reads or vs.total_cost([x.value]) <= CHEAP_SOURCE else b.realize(x)
+def gather_source(b: Builder, x: Tensor, points: Expr | None = None) -> Tensor:
+    """`x` in a form that may be read at any index. `points` is how many elements will be read: reading fewer than there
+    are, it is cheaper to compute just those than to store all."""
+    if not vs.loads([x.value]) or vs.total_cost([x.value]) <= CHEAP_SOURCE:
+        return x
+    if points is not None and not any(s == 0 for s in x.sizes) and ix.lower_bound(x.numel() - points) >= 0:
+        return x
+    return b.realize(x)
 
 
 def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> Expr:
@@ -65,7 +70,8 @@ class Advanced:
         lanes = j[self.first : self.first + n]
         kept = iter((*j[: self.first], *j[self.first + n :]))
         return [
-            position(self.tensors[k], lanes, extent, wrap) if k in self.tensors else next(kept) for k, extent in enumerate(self.sizes)
+            position(self.tensors[k], lanes, extent, wrap) if k in self.tensors else next(kept)
+            for k, extent in enumerate(self.sizes)
         ]
 
 
@@ -95,7 +101,7 @@ def at_least_1d(x: Tensor) -> Tensor:
 def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     if any(s == 0 for s in index.sizes):  # torch lets an empty index have any rank
         return Tensor(index.sizes, x.dtype, x.device, vs.const(0, x.dtype))
-    source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
+    source, lanes, k = gather_source(b, at_least_1d(x), index.numel()), at_least_1d(index), axis(dim, x.rank)
 
     def where(*j: Expr) -> list[Expr]:
         return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]
@@ -150,6 +156,7 @@ def searchsorted(
 
 def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:
     """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them."""
+
     def number(n: int) -> Value:
         return vs.const(n, torch.int64)
 
@@ -171,12 +178,19 @@ def bucketize(b: Builder, x: Any, boundaries: Tensor, *, out_int32: bool = False
 # ---- writes to a region ---------------------------------------------------------------------------------------------
 
 
-def _region_write(b: Builder, base: Tensor, src: Tensor, part: Tensor, where: Sequence[Expr], otherwise: Callable[[], Value]) -> Tensor:
-    """`base` with the region that `part` views replaced by `src`. `where` maps an index of src to one of base; `otherwise`
-    gives the whole new value for the case that the old one stays."""
-    done = written_back(b, base, part.value, src)
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a tensor: `part` is the view of it, `where` maps an index of the view to one of the tensor."""
+
+    part: Tensor
+    where: Sequence[Expr]
+
+
+def _replace_region(b: Builder, base: Tensor, region: Region, src: Tensor, otherwise: Callable[[], Value]) -> Tensor:
+    """`base` with a region replaced by `src`; `otherwise` gives the whole new value for the case that the old one stays."""
+    done = written_back(b, base, region.part.value, src)
     if done is None:
-        done = write_in_place(b, base, part.sizes, where, src.value)
+        done = write_in_place(b, base, Write(region.part.sizes, region.where, src.value))
     return done if done is not None else base.with_value(otherwise())
 
 
@@ -196,7 +210,7 @@ def select_scatter(b: Builder, x: Tensor, src: Tensor, dim: int, index: Extent) 
         here = _equal(i[k], place)
         return vs.masked(here, at(src, [*i[:k], *i[k + 1 :]]), x.value)
 
-    return _region_write(b, x, src, part, [*j[:k], place, *j[k:]], otherwise)
+    return _replace_region(b, x, Region(part, [*j[:k], place, *j[k:]]), src, otherwise)
 
 
 def _equal(a: Expr, b: Expr) -> Value:
@@ -205,7 +219,9 @@ def _equal(a: Expr, b: Expr) -> Value:
     return vs.call("eq", vs.index_value(a), vs.index_value(b))
 
 
-def slice_scatter(b: Builder, x: Tensor, src: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1) -> Tensor:
+def slice_scatter(
+    b: Builder, x: Tensor, src: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1
+) -> Tensor:
     k = axis(dim, x.rank)
     begin, extent = slice_start(start, x.sizes[k]), x.sizes[k]
     sizes = (*x.sizes[:k], slice_length(begin, end, step, extent), *x.sizes[k + 1 :])
@@ -226,7 +242,7 @@ def slice_scatter(b: Builder, x: Tensor, src: Tensor, dim: int = 0, start: Exten
 
     if any(s == 0 for s in sizes):
         return x
-    return _region_write(b, x, src, part, [*j[:k], begin + j[k] * step, *j[k + 1 :]], otherwise)
+    return _replace_region(b, x, Region(part, [*j[:k], begin + j[k] * step, *j[k + 1 :]]), src, otherwise)
 
 
 def diagonal_scatter(b: Builder, x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -247,12 +263,14 @@ def diagonal_scatter(b: Builder, x: Tensor, src: Tensor, offset: int = 0, dim1: 
         here = _equal(i[q], i[p] + offset)
         return vs.masked(here, at(src, [*(i[k] for k in rest), i[p] - max(-offset, 0)]), x.value)
 
-    return _region_write(b, x, src, part, where(*indices(sizes)), otherwise)
+    return _replace_region(b, x, Region(part, where(*indices(sizes))), src, otherwise)
 
 
-def as_strided_scatter(b: Builder, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Extent | None = None) -> Tensor:
+def as_strided_scatter(
+    b: Builder, x: Tensor, src: Tensor, size: Any, stride: Any, storage_offset: Extent | None = None
+) -> Tensor:
     value = b.current.args[0].meta["val"]
-    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())  # type: ignore[attr-defined]
+    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())
     start = (offset if storage_offset is None else ix.as_expr(storage_offset)) - offset
     if not dense(x.sizes, strides) or start.bounds()[0] < 0:
         raise Refused("as_strided_scatter into a tensor that is not dense")
@@ -260,8 +278,7 @@ def as_strided_scatter(b: Builder, x: Tensor, src: Tensor, size: Any, stride: An
     if any(s == 0 for s in src.sizes):
         return x
     where = storage_index(ix.linearize(src.indices, stride, start), x.sizes, strides)
-    done = write_in_place(b, x, src.sizes, where, src.value)
-    return done if done is not None else b.scatter(b.copy(x), src.sizes, where, src.value)
+    return write(b, x, Write(src.sizes, where, src.value))
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
@@ -279,7 +296,17 @@ def masked_scatter(b: Builder, x: Tensor, mask: Tensor, source: Tensor) -> Tenso
     return x.with_value(vs.masked(mask.value, at(taken, [lane]), x.value))
 
 
-DATA_DEPENDENT = "nonzero nonzero_static masked_select unique_dim unique_consecutive _unique _unique2 unique_dim_consecutive bincount".split()
+DATA_DEPENDENT = [
+    "nonzero",
+    "nonzero_static",
+    "masked_select",
+    "unique_dim",
+    "unique_consecutive",
+    "_unique",
+    "_unique2",
+    "unique_dim_consecutive",
+    "bincount",
+]
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.index": index,

@@ -76,7 +76,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.isfinite": isfinite,
     "aten.isposinf": infinite_with("gt"),
     "aten.isneginf": infinite_with("lt"),
-    **{f"aten.bitwise_{name}": bitwise(f"bit{name}", name) for name in "and or xor".split()},
-    **{f"aten.logical_{name}": logical(name) for name in "and or xor not".split()},
-    **{f"aten.{name}": comparison(name) for name in "eq ne lt le gt ge".split()},
+    **{f"aten.bitwise_{name}": bitwise(f"bit{name}", name) for name in ("and", "or", "xor")},
+    **{f"aten.logical_{name}": logical(name) for name in ("and", "or", "xor", "not")},
+    **{f"aten.{name}": comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }

@@ -8,14 +8,16 @@ before a write, every value that still reads the storage and has consumers left 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from kgen import index as ix
-from kgen import ir
+from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Expr, ExprLike, Indirect
+from kgen.index import Expr, Indirect
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.table import operator_name
@@ -27,73 +29,84 @@ from kgen.values import Value
 INPLACE = "kgen_inplace"
 # Set as well where the result is already in place: the scatter of a changed view into the tensor it is a view of.
 WRITE_BACK = "kgen_write_back"
+# The same for a mutable custom operator: FX node of a tensor that it may write in place -> the node that owns its storage.
+INPLACE_BASES = "kgen_inplace_bases"
 
 
-def write(
-    b: Builder, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
-) -> Tensor:
-    """`base` with `value` (over ``axes(sizes)``) at the logical index `where`: in place where that is allowed, else a copy."""
-    done = write_in_place(b, base, sizes, where, value, mode, mask)
-    return done if done is not None else b.scatter(b.copy(base), sizes, where, value, mode, mask)
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Elements to change: over a loop space of shape `sizes`, the `value` for the logical index `where`, as in `ir.Scatter`."""
+
+    sizes: ir.Sizes
+    where: Sequence[Expr]
+    value: Value
+    mode: str = "set"
+    mask: Value | None = None
 
 
-def write_in_place(
-    b: Builder, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str = "set", mask: Value | None = None
-) -> Tensor | None:
-    """The write as a scatter into the storage of `base`, or None when that storage must keep its contents."""
-    name = _writable(b, base)
+def write(b: Builder, base: Tensor, change: Write) -> Tensor:
+    """`base` with the change: in place where that is allowed, else in a copy."""
+    done = write_in_place(b, base, change)
+    return done if done is not None else write_to(b, b.copy(base), change)
+
+
+def write_to(b: Builder, fresh: Tensor, change: Write) -> Tensor:
+    """The change to a buffer made for it."""
+    return b.scatter(fresh, change.sizes, change.where, change.value, change.mode, change.mask)
+
+
+def write_in_place(b: Builder, base: Tensor, change: Write) -> Tensor | None:
+    """The change as a scatter into the storage of `base`, or None when that storage must keep its contents."""
+    name = _writable(b, base, b.current.meta.get(INPLACE))
     if name is None:
         return None
     _settle_readers(b, name)
-    return _overwrite(b, name, base, sizes, where, value, mode, mask)
+    return _overwrite(b, name, base, change)
 
 
-def _writable(b: Builder, base: Tensor) -> str | None:
-    owner = b.current.meta.get(INPLACE)
+def _writable(b: Builder, base: Tensor, owner: Node | None) -> str | None:
     name = plain_load(base)
     if owner is None or name is None:
         return None
     name = newest(b, name)
     root = root_of(b, name)
     kind = b.graph.buffers[root].kind
-    if kind == "constant" or kind == "input" and (owner.op != "placeholder" or root != _buffer_of(b, owner)):
+    if kind == "constant" or (kind == "input" and (owner.op != "placeholder" or root != _buffer_of(b, owner))):
         return None  # a lazy clone of an input reads the input itself
     return name
 
 
 def _buffer_of(b: Builder, owner: Node) -> str | None:
-    tensor = b.env.get(owner)  # type: ignore[attr-defined]
+    tensor = b.env.get(owner)
     name = plain_load(tensor) if isinstance(tensor, Tensor) else None
     return root_of(b, name) if name is not None else None
 
 
-def _overwrite(
-    b: Builder, name: str, base: Tensor, sizes: Sequence[ExprLike], where: Sequence[Expr], value: Value, mode: str, mask: Value | None
-) -> Tensor:
+def _overwrite(b: Builder, name: str, base: Tensor, change: Write) -> Tensor:
     """The scatter node. A value or mask that reads other elements of the storage it is written to is stored first."""
-    where_of = {v: e for v, e in zip(base.axes, where, strict=True)}
-    index = tuple(ix.substitute(e, where_of) for e in base.value.attr[1])  # type: ignore[arg-type]
-    space = tuple(map(ix.as_expr, sizes))
-    index = tuple(_stored_indirects(b, name, e, space, base) for e in index)
+    where_of: dict[ix.Atom, Expr] = dict(zip(base.axes, change.where, strict=True))
+    index = tuple(_stored_indirects(b, name, ix.substitute(e, where_of), change.sizes) for e in base.value.attr[1])
+    value, mask = change.value, change.mask
     if _overlaps(b, name, value, index):
-        value = _stored(b, space, value, base)
+        narrow = change.mode == "set" and ops.compute_dtype(base.dtype) == value.dtype
+        value = _stored(b, change.sizes, value, base.dtype if narrow else value.dtype)
     if mask is not None and _overlaps(b, name, mask, index):
-        mask = _stored(b, space, mask, base)
+        mask = _stored(b, change.sizes, mask, mask.dtype)
     new = b.new_version(name)
-    b.graph.nodes.append(ir.Scatter(new.name, name, axes(space), index, value, mode, mask, b.origin))
+    b.graph.nodes.append(ir.Scatter(new.name, name, axes(change.sizes), index, value, change.mode, mask, b.origin))
     return base.with_value(vs.load(new.name, base.value.attr[1], base.dtype))
 
 
-def _stored(b: Builder, space: ir.Sizes, value: Value, like: Tensor) -> Value:
-    kept = like.dtype if not like.dtype.is_floating_point or value.dtype.is_floating_point else value.dtype
-    return b.copy(Tensor(space, kept if value.dtype == vs.ops.compute_dtype(kept) else value.dtype, like.device, value)).value
+def _stored(b: Builder, space: ir.Sizes, value: Value, dtype: torch.dtype) -> Value:
+    device = b.current.meta["val"].device
+    return b.copy(Tensor(space, dtype, device, value)).value
 
 
-def _stored_indirects(b: Builder, name: str, expr: Expr, space: ir.Sizes, like: Tensor) -> Expr:
+def _stored_indirects(b: Builder, name: str, expr: Expr, space: ir.Sizes) -> Expr:
     mapping: dict[ix.Atom, Expr] = {}
     for atom in ix.free_atoms(expr):
         if isinstance(atom, Indirect) and _reads_storage(b, name, atom.value):
-            mapping[atom] = ix.indirect(_stored(b, space, atom.value, like), atom.size).expr()
+            mapping[atom] = ix.indirect(_stored(b, space, atom.value, atom.value.dtype), atom.size).expr()
     return ix.substitute(expr, mapping) if mapping else expr
 
 
@@ -118,7 +131,7 @@ def plain_load(tensor: Tensor) -> str | None:
         return None
     if any(isinstance(a, Indirect) for e in value.attr[1] for a in ix.free_atoms(e)):
         return None
-    return value.attr[0]  # type: ignore[no-any-return]
+    return value.attr[0]
 
 
 def root_of(b: Builder, name: str) -> str:
@@ -155,7 +168,7 @@ def written_back(b: Builder, base: Tensor, region: Value, src: Tensor) -> Tensor
 
 def _settle_readers(b: Builder, name: str) -> None:
     """Stores what reads the storage of `name` and is still wanted after the current node, in its present state."""
-    env = b.env  # type: ignore[attr-defined]
+    env = b.env
     for node in _connected(b, name):
         if _wanted_later(node, b.current):
             env[node] = _copied(b, env[node], name)
@@ -169,7 +182,7 @@ def _copied(b: Builder, item: Any, name: str) -> Any:
 
 def _connected(b: Builder, name: str) -> Iterator[Node]:
     """The FX nodes lowered so far whose values read the storage of `name`: reading spreads only along the graph's edges."""
-    env = b.env  # type: ignore[attr-defined]
+    env = b.env
     stack, seen = list(b.current.all_input_nodes), set(b.current.all_input_nodes)
     while stack:
         node = stack.pop()
@@ -219,8 +232,8 @@ def copy_(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Ten
     if new.value is not current.value:
         name = newest(b, name)
         _settle_readers(b, name)
-        current = _overwrite(b, name, current, x.sizes, indices(x.sizes), new.value, "set", None)
-    b.env[b.current.args[0]] = current  # type: ignore[attr-defined]
+        current = _overwrite(b, name, current, Write(x.sizes, indices(x.sizes), new.value))
+    b.env[b.current.args[0]] = current
     return current
 
 
@@ -230,37 +243,49 @@ def copy(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tens
 
 
 def auto_functionalized(b: Builder, op: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """A mutable custom operator made functional: the call itself, on copies of what it writes."""
-    written = {a.name: b.copy(kwargs[a.name]) for a in _written(op) if isinstance(kwargs.get(a.name), Tensor)}
+    """A mutable custom operator made functional: the call itself, on copies of what it writes that must keep its contents."""
+    written = {a.name: _base(b, kwargs[a.name]) for a in _written(op) if isinstance(kwargs.get(a.name), Tensor)}
     results = _call_mutable(b, op, {**kwargs, **written}, written)
-    return (*results, *(b.load(b.graph.buffers[newest(b, _name(written[a.name]))]) if a.name in written else None for a in _written(op)))
+    return (*results, *(at_newest(b, written[a.name]) if a.name in written else None for a in _written(op)))
 
 
 def auto_functionalized_v2(b: Builder, op: Any, _all_bases: Sequence[Tensor], **kwargs: Any) -> tuple[Any, ...]:
     """As above, with the written arguments given as views of base tensors."""
-    bases = [b.copy(base) for base in _all_bases]
     nodes = b.current.kwargs["_all_bases"]
+    bases = [_base(b, base, node) for base, node in zip(_all_bases, nodes, strict=True)]
     plain = {k: v for k, v in kwargs.items() if not k.startswith("_")}
     views: dict[str, Any] = {}
     for argument in _written(op):
-        base_index = kwargs.get(f"_{argument.name}_base_index")
-        if base_index is None:
+        if f"_{argument.name}_length" in kwargs:
             raise fallback.Refused("a mutable operator that writes a list of tensors")
-        views[argument.name] = _view_of(b, bases[base_index], nodes[base_index], argument.name, kwargs)
-    results = _call_mutable(b, op, {**plain, **views}, views)
-    return (*results, *(b.load(b.graph.buffers[newest(b, _name(base))]) for base in bases))
+        base_index = kwargs.get(f"_{argument.name}_base_index")
+        views[argument.name] = (
+            None if base_index is None else _view_of(b, bases[base_index], nodes[base_index], argument.name, kwargs)
+        )
+    results = _call_mutable(b, op, {**plain, **views}, {k: v for k, v in views.items() if v is not None})
+    return (*results, *(at_newest(b, base) for base in bases))
+
+
+def _base(b: Builder, base: Tensor, node: Node | None = None) -> Tensor:
+    """The tensor for an operator to write to: the old one where the reinplace stage found its contents dead."""
+    owner = b.current.meta.get(INPLACE_BASES, {}).get(node)
+    name = _writable(b, base, owner)
+    if name is None:
+        return b.copy(base)
+    _settle_readers(b, name)
+    return at_newest(b, base)
 
 
 def _view_of(b: Builder, base: Tensor, node: Node, name: str, kwargs: dict[str, Any]) -> Tensor:
     """The written argument as a view of the copied base, from what torch recorded of it."""
-    if kwargs.get(f"_{name}_alias"):
+    if kwargs.get(f"_{name}_alias") or (f"_{name}_slice_dim" not in kwargs and f"_{name}_size" not in kwargs):
         return base
     dim = kwargs.get(f"_{name}_slice_dim")
     if dim is not None:
         start = slice_start(kwargs[f"_{name}_slice_start"], base.sizes[dim])
         return sliced(base, dim, start, slice_length(start, kwargs[f"_{name}_slice_end"], 1, base.sizes[dim]))
     value = node.meta["val"]
-    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())  # type: ignore[attr-defined]
+    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())
     if not dense(base.sizes, strides):
         raise fallback.Refused("a mutable operator that writes a view of a tensor that is not dense")
     start = ix.as_expr(kwargs[f"_{name}_storage_offset"]) - offset
@@ -285,7 +310,7 @@ def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str
     value = b.current.meta["val"]
     returned = list(value)[: len(op._schema.returns)] if isinstance(value, tuple | list) else []
     specs = [
-        (b.symbols.sizes(v.shape), v.dtype, v.device, b.symbols.sizes(v.stride())) if hasattr(v, "stride") else None  # type: ignore[attr-defined]
+        (b.symbols.sizes(v.shape), v.dtype, v.device, b.symbols.sizes(v.stride())) if hasattr(v, "stride") else None
         for v in returned
     ]
     pairs = [(n, b.new_version(n).name) for n in names]

@@ -232,7 +232,7 @@ def batch_norm_functional(
     if not training:
         return _inference(x, weight, bias, mean, var, eps), _none_saved(b, 1), _none_saved(b, 2), mean, var
     out, saved, rstd, moved_mean, moved_var = _training(b, x, (weight, bias), (mean, var), momentum, eps)
-    return out, _as_expected(b, saved, 1), _as_expected(b, rstd, 2), _as_expected(b, moved_mean, 3), _as_expected(b, moved_var, 4)
+    return out, *(_as_expected(b, t, k + 1) for k, t in enumerate((saved, rstd, moved_mean, moved_var)))
 
 
 def batch_norm_no_stats(

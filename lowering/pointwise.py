@@ -52,8 +52,8 @@ def value_in(tensor: Tensor | Operand, dtype: torch.dtype) -> Value:
 
 def rounded_in(operand: Operand, dtype: torch.dtype) -> Value:
     """`value_in`, rounded when `dtype` is a narrow float: eager compares, and divides with a remainder, in that very dtype,
-    so ``bf16(0.1) == 0.1`` holds."""
-    if dtype not in ops.NARROW_FLOATS or (isinstance(operand, Tensor) and operand.dtype == dtype):
+    so ``bf16(0.1) == 0.1`` holds, and ``x == x.max()`` somewhere although the maximum was stored and `x` was not."""
+    if dtype not in ops.NARROW_FLOATS:
         return value_in(operand, dtype)
     if isinstance(operand, int | float):
         return vs.const(torch.tensor(operand, dtype=dtype).item(), dtype)
@@ -156,7 +156,9 @@ def div(b: Builder, x: Operand, y: Operand, rounding_mode: str | None = None) ->
     if rounding_mode is None:
         return pointwise(lambda p, q: vs.call("truediv", p, q), x, y, compute=to_float(kind))
     if rounding_mode == "trunc" and kind in ops.NARROW_FLOATS:  # eager rounds the quotient before it cuts it off
-        return pointwise(lambda p, q: vs.call("trunc", vs.cast(vs.call("truediv", p, q), kind)), x, y, convert_operand=rounded_in)
+        return pointwise(
+            lambda p, q: vs.call("trunc", vs.cast(vs.call("truediv", p, q), kind)), x, y, convert_operand=rounded_in
+        )
     return _exact_division("floordiv" if rounding_mode == "floor" else "truncdiv", x, y)
 
 
@@ -251,14 +253,14 @@ def extreme_number(op: str, on_integer: str, on_bool: str) -> Rule:
     return formula(body)
 
 
-def clamp(b: Builder, x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    bounds = [o for o in (min, max) if o is not None]
+def clamp(b: Builder, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Tensor:
+    bounds = [o for o in (low, high) if o is not None]
     kind = promote(x, *bounds)
     above, below = ("or", "and") if kind is torch.bool else ("maximum", "minimum")
 
     def body(p: Value, *limits: Value) -> Value:
         left = list(limits)
-        if min is not None:
+        if low is not None:
             p = vs.call(above, p, left.pop(0))
         return vs.call(below, p, left.pop(0)) if left else p
 
@@ -355,8 +357,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.fmod": exact_division("fmod"),
     "aten.maximum": extreme("maximum", "or"),
     "aten.minimum": extreme("minimum", "and"),
-    "aten.fmax": extreme_number("fmax", "maximum", "or"),
-    "aten.fmin": extreme_number("fmin", "minimum", "and"),
+    **{f"{space}.fmax": extreme_number("fmax", "maximum", "or") for space in ("aten", "prims")},
+    **{f"{space}.fmin": extreme_number("fmin", "minimum", "and") for space in ("aten", "prims")},
     "aten.clamp": clamp,
     "aten.clamp_min": clamp,
     "aten.clamp_max": lambda b, x, high: clamp(b, x, None, high),
@@ -369,6 +371,10 @@ RULES: dict[str, Callable[..., Any]] = {
     "prims.convert_element_type": lambda b, x, dtype: convert(x, dtype),
     "prims.fma": lambda b, x, y, z: pointwise(lambda p, q, r: vs.call("fma", p, q, r), x, y, z),
     "aten.clone": identity,
-    **{f"aten.{name}": stays_real for name in "conj _conj conj_physical _conj_physical resolve_conj resolve_neg real".split()},
-    **{f"aten.{name}": on_floats(name) for name in "floor ceil trunc".split()},
+    "prims.copy_strided": identity,
+    **{
+        f"aten.{name}": stays_real
+        for name in ["conj", "_conj", "conj_physical", "_conj_physical", "resolve_conj", "resolve_neg", "real"]
+    },
+    **{f"aten.{name}": on_floats(name) for name in ("floor", "ceil", "trunc")},
 }

@@ -1,8 +1,8 @@
 """Pooling and resampling windows.
 
-A window of few elements is unrolled into one value, which vectorises over the output and fuses with its neighbours; a large one is
-a Reduction. Gradients gather: each input element asks the windows that contain it, so no write collides and the result does not
-depend on any order. Only where a window can lie anywhere (adaptive windows of unequal size) do they scatter.
+A window of few elements is unrolled into one value, which vectorises over the output and fuses with its neighbours; a large
+one is a Reduction. Gradients gather: each input element asks the windows that contain it, so no write collides and the result
+does not depend on any order. Where very many windows contain an element, they scatter.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def max_pool_with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def rule(
         b: Builder, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> tuple[Tensor, Tensor]:
-        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)  # type: ignore[attr-defined]
+        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
         windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding, dilation)
         if math.prod(windows.size) <= MAX_UNROLLED:
             return _max_unrolled(x, sizes, windows)
@@ -133,7 +133,7 @@ def _flat(place: Sequence[Expr], extents: Sizes) -> Value:
 
 
 def _max_reduced(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> tuple[Tensor, Tensor]:
-    spread, place = _spread(b, x, sizes, windows, ops.identity("max", x.dtype))
+    spread = _spread(b, x, sizes, windows, ops.identity("max", x.dtype))
     rank = windows.rank
     value, tap = b.reduce("argmax", spread, range(len(sizes), len(sizes) + rank))
     taps = ix.delinearize(vs.indirect(tap.value, ix.as_expr(math.prod(windows.size)), wrap=False), windows.size)
@@ -144,7 +144,7 @@ def _max_reduced(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> tuple
     return value, Tensor(sizes, torch.int64, x.device, lane)
 
 
-def _spread(b: Builder, x: Tensor, sizes: Sizes, windows: Windows, filler: Any) -> tuple[Tensor, list[Expr]]:
+def _spread(b: Builder, x: Tensor, sizes: Sizes, windows: Windows, filler: Any) -> Tensor:
     """The windows' elements as extra trailing dimensions, `filler` outside the tensor."""
     rank = windows.rank
     wide = (*sizes, *map(ix.as_expr, windows.size))
@@ -152,12 +152,20 @@ def _spread(b: Builder, x: Tensor, sizes: Sizes, windows: Windows, filler: Any) 
     place, real = windows.taps(j[len(sizes) - rank : len(sizes)], j[len(sizes) :])
     source = gather_source(b, x)
     read = vs.masked(real, at(source, [*j[: len(sizes) - rank], *place]), vs.const(filler, x.dtype))
-    return Tensor(wide, x.dtype, x.device, read), place
+    return Tensor(wide, x.dtype, x.device, read)
 
 
 def max_pool_backward(rank: int) -> Callable[..., Tensor]:
     def rule(
-        b: Builder, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, lanes: Tensor
+        b: Builder,
+        grad: Tensor,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        lanes: Tensor,
     ) -> Tensor:
         windows = _windows(rank, x.sizes, grad.sizes, kernel_size, stride, padding, dilation)
         own = _flat(x.indices[-rank:], windows.extents)
@@ -191,7 +199,9 @@ def _gathered(x: Tensor, windows: Windows, share: Callable[[Sequence[Expr]], Val
     for back in itertools.product(*(range(n - 1, -1, -1) for n in windows.covering())):
         window = [ix.floordiv(i + p, s) - n for i, p, s, n in zip(place, windows.padding, windows.stride, back, strict=True)]
         real = inside(window, windows.out)
-        for i, p, s, k, d, w in zip(place, windows.padding, windows.stride, windows.size, windows.dilation, window, strict=True):
+        for i, p, s, k, d, w in zip(
+            place, windows.padding, windows.stride, windows.size, windows.dilation, window, strict=True
+        ):
             real = vs.call("and", real, vs.compare("le", i + p - w * s, ix.as_expr((k - 1) * d)))
         given = vs.masked(real, share(window), vs.const(0, share(window).dtype))
         total = given if total is None else vs.call("add", total, given)
@@ -219,7 +229,7 @@ def avg_pool(rank: int) -> Callable[..., Tensor]:
 def _window_sum(b: Builder, x: Tensor, sizes: Sizes, windows: Windows) -> Value:
     rank, j = windows.rank, indices(sizes)
     if math.prod(windows.size) > MAX_UNROLLED:
-        spread, _ = _spread(b, x, sizes, windows, 0)
+        spread = _spread(b, x, sizes, windows, 0)
         (total,) = b.reduce("sum", spread, range(len(sizes), len(sizes) + rank), dtypes=[ops.compute_dtype(x.dtype)])
         return total.value
     x = gather_source(b, x)
@@ -267,7 +277,9 @@ def avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     return rule
 
 
-def _scattered_windows(b: Builder, grad: Tensor, x: Tensor, windows: Windows, part: Callable[[Sequence[Expr]], Value]) -> Tensor:
+def _scattered_windows(
+    b: Builder, grad: Tensor, x: Tensor, windows: Windows, part: Callable[[Sequence[Expr]], Value]
+) -> Tensor:
     """Each window adds its share to all of its elements."""
     rank = windows.rank
     wide = (*grad.sizes, *map(ix.as_expr, windows.size))
@@ -382,16 +394,20 @@ def _adaptive_scattered(b: Builder, grad: Tensor, x: Tensor, rank: int) -> Tenso
         real = vs.call("and", real, vs.compare("lt", e, span.bounds(o)[1]))
     value = _divided(at(grad, own), _count(spans, own[-rank:]), grad.dtype)
     total = b.copy(full(b, x.sizes, ops.compute_dtype(x.dtype), x.device, 0))
-    return convert(b.scatter(total, spread.sizes, [*own[:-rank], *place], value, "add", None if real.op == "const" else real), x.dtype)
+    return convert(
+        b.scatter(total, spread.sizes, [*own[:-rank], *place], value, "add", None if real.op == "const" else real), x.dtype
+    )
 
 
 def adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def rule(b: Builder, x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
-        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)  # type: ignore[attr-defined]
+        sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
         x = gather_source(b, x)
         spread, spans, _ = _adaptive(x, sizes, rank, ops.identity("max", x.dtype))
         value, tap = b.reduce("argmax", spread, range(len(sizes), len(sizes) + rank))
-        taps = ix.delinearize(vs.indirect(tap.value, ix.product(ix.as_expr(s.widest) for s in spans), wrap=False), [s.widest for s in spans])
+        taps = ix.delinearize(
+            vs.indirect(tap.value, ix.product(ix.as_expr(s.widest) for s in spans), wrap=False), [s.widest for s in spans]
+        )
         place = [s.bounds(o)[0] + t for s, o, t in zip(spans, value.indices[-rank:], taps, strict=True)]
         return value, Tensor(sizes, torch.int64, x.device, _flat(place, x.sizes[-rank:]))
 
@@ -480,4 +496,3 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.fractional_max_pool2d": library("random windows"),
     "aten.fractional_max_pool3d": library("random windows"),
 }
-

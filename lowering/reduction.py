@@ -230,7 +230,9 @@ def positioned(b: Builder, op: str, x: Tensor, dims: Sequence[int], keepdim: boo
     if all(x.sizes[d] == 1 for d in dims):
         here = drop(x, dims, keepdim)
         return here, here.with_value(vs.const(0, torch.int64), torch.int64)
-    value, where = b.reduce(op, x, dims, keepdim, [x.dtype, torch.int64])
+    # a 16-bit value that is not stored yet has more digits than the user may see: ties must be those of the rounded values
+    rounded = x.with_value(vs.cast(x.value, x.dtype))
+    value, where = b.reduce(op, rounded, dims, keepdim, [x.dtype, torch.int64])
     return value, where
 
 
@@ -279,26 +281,26 @@ def _absolute(x: Tensor) -> Tensor:
 
 
 def vector_norm(
-    b: Builder, x: Tensor, ord: Operand = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    b: Builder, x: Tensor, order: Operand = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     x = convert(x, dtype or x.dtype)
-    if not x.dtype.is_floating_point or not isinstance(ord, int | float):
+    if not x.dtype.is_floating_point or not isinstance(order, int | float):
         raise Refused("a norm of integers or of a symbolic order")
     dims = dims_of(x, dim)
     kind = accumulator(x.dtype)
-    if ord in (math.inf, -math.inf):
-        return reduce(b, "max" if ord > 0 else "min", _absolute(x), dims, keepdim)
-    if ord == 0:
+    if order in (math.inf, -math.inf):
+        return reduce(b, "max" if order > 0 else "min", _absolute(x), dims, keepdim)
+    if order == 0:
         hits = pointwise(lambda p: vs.cast(vs.call("ne", p, number(0, p)), p.dtype), x)
         return reduce(b, "sum", hits, dims, keepdim)
-    if ord == 1:
+    if order == 1:
         return reduce(b, "sum", _absolute(x), dims, keepdim)
-    if ord == 2:
+    if order == 2:
         squares = pointwise(lambda p: vs.call("mul", p, p), x)
         return narrowed(_root(reduce(b, "sum", squares, dims, keepdim, kind)), x.dtype)
-    powers = pointwise(lambda p: vs.call("pow", p, number(float(ord), p)), _absolute(x))
+    powers = pointwise(lambda p: vs.call("pow", p, number(float(order), p)), _absolute(x))
     added = reduce(b, "sum", powers, dims, keepdim, kind)
-    return narrowed(pointwise(lambda p: vs.call("pow", p, number(1 / float(ord), p)), added), x.dtype)
+    return narrowed(pointwise(lambda p: vs.call("pow", p, number(1 / float(order), p)), added), x.dtype)
 
 
 def norm(

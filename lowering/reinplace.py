@@ -1,8 +1,8 @@
 """Marks functional copies that may be writes into their first argument.
 
-AOTAutograd turns ``x[i] = v`` into ``select_scatter(x, v, 0, i)`` and a final ``copy_(x, result)``: a copy of all of x, twice. The
-write may go straight into the storage of x when nothing reads the old contents afterwards. The marks (`kgen.lowering.mutation`)
-say which; lowering then moves only what changed.
+AOTAutograd turns ``x[i] = v`` into ``select_scatter(x, v, 0, i)`` and a final ``copy_(x, result)``: a copy of all of x, twice.
+The write may go straight into the storage of x when nothing reads the old contents afterwards. The marks, which
+`kgen.lowering.mutation` names, say which; lowering then moves only what changed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,36 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from kgen.lowering.mutation import INPLACE, WRITE_BACK
+from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.views import is_view
 
 # Functional operators whose result is their first argument with some elements changed.
 WRITES = frozenset(
     f"aten::{name}"
-    for name in (
-        "select_scatter slice_scatter diagonal_scatter as_strided_scatter index_put _unsafe_index_put scatter scatter_add scatter_reduce"
-        " index_reduce index_add index_copy index_fill put _unsafe_masked_index_put_accumulate"
-    ).split()
+    for name in [
+        "select_scatter",
+        "slice_scatter",
+        "diagonal_scatter",
+        "as_strided_scatter",
+        "index_put",
+        "_unsafe_index_put",
+        "scatter",
+        "scatter_add",
+        "scatter_reduce",
+        "index_reduce",
+        "index_add",
+        "index_copy",
+        "index_fill",
+        "put",
+        "_unsafe_masked_index_put_accumulate",
+    ]
 )
 # A scatter of a whole region, and the view that reads the same region.
-INVERSE = {"aten::select_scatter": "aten::select", "aten::slice_scatter": "aten::slice", "aten::diagonal_scatter": "aten::diagonal"}
+INVERSE = {
+    "aten::select_scatter": "aten::select",
+    "aten::slice_scatter": "aten::slice",
+    "aten::diagonal_scatter": "aten::diagonal",
+}
 
 
 def reinplace(gm: GraphModule) -> GraphModule:
@@ -35,6 +52,8 @@ def reinplace(gm: GraphModule) -> GraphModule:
     for node in gm.graph.nodes:
         if node.op == "call_function" and _name(node) in WRITES and INPLACE not in node.meta:
             _try(node, storages, order)
+        elif _is_mutable_call(node):
+            _try_bases(node, storages, order)
         _place(node, storages)
     return gm
 
@@ -49,28 +68,75 @@ class _Storage:
 
 def _place(node: Node, storages: dict[Node, _Storage]) -> None:
     """Joins the storage that the node's result lives in."""
-    shared = INPLACE in node.meta or is_view(node.target) or _is_getitem(node) and is_view(node.args[0].target)  # type: ignore[union-attr]
-    source = node.args[0] if node.op == "call_function" and shared else None
-    found = storages.get(source) if isinstance(source, Node) else None
+    source = _shares(node)
+    found = storages.get(source) if source is not None else None
     storage = storages[node] = found or _Storage(node)
     storage.members.append(node)
 
 
+def _shares(node: Node) -> Node | None:
+    """The argument whose storage the result of the node is in."""
+    if node.op != "call_function":
+        return None
+    source: Any = node.args[0] if node.args else None
+    if _is_getitem(node):
+        if _is_mutable_call(source):
+            return _written_base(source, node.args[1])
+        return source if is_view(source.target) else None
+    return source if INPLACE in node.meta or is_view(node.target) else None
+
+
 def _try(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:
     storage = storages.get(node.args[0])  # type: ignore[arg-type]
-    if storage is None or storage.owner.op == "get_attr" or storage.owner.op == "placeholder" and not _copied_back(storage.owner, order[node], order):
-        return
     backs = list(_write_backs(node))
     allowed = {node, *backs}
-    at = order[node]
-    storage.members = [m for m in storage.members if m is storage.owner or any(order[u] >= at for u in m.users)]
-    for member in storage.members:
-        if any(order[user] > at and user not in allowed and not _is_copy_to(user, storage.owner) and not _is_size(user) for user in member.users):
-            return
+    if storage is None or not _dead_after(storage, order[node], allowed, order):
+        return
     for write in allowed:
         write.meta[INPLACE] = storage.owner
     for write in backs:
         write.meta[WRITE_BACK] = True
+
+
+def _dead_after(storage: _Storage, at: int, allowed: set[Node], order: dict[Node, int]) -> bool:
+    """Whether nothing but `allowed` reads the storage from position `at` on, and its owner lets it be overwritten."""
+    owner = storage.owner
+    if owner.op == "get_attr" or (owner.op == "placeholder" and not _copied_back(owner, at, order)):
+        return False
+    storage.members = [m for m in storage.members if m is owner or any(order[u] >= at for u in m.users)]
+    return not any(
+        order[user] > at and user not in allowed and not _is_copy_to(user, owner) and not _is_size(user)
+        for member in storage.members
+        for user in member.users
+    )
+
+
+# ---- mutable custom operators ---------------------------------------------------------------------------------------
+
+
+def _is_mutable_call(node: Any) -> bool:
+    return getattr(node, "op", "") == "call_function" and getattr(node.target, "__name__", "") == "auto_functionalized_v2"
+
+
+def _try_bases(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:
+    bases: Any = node.kwargs["_all_bases"]
+    owners = [storages[base].owner for base in bases]
+    node.meta[INPLACE_BASES] = {
+        base: owner
+        for base, owner in zip(bases, owners, strict=True)
+        if owners.count(owner) == 1 and _dead_after(storages[base], order[node], {node}, order)
+    }
+
+
+def _written_base(call: Node, position: Any) -> Node | None:
+    """The base that a result of the call is the new version of: they stand after the operator's own results."""
+    bases: Any = call.kwargs["_all_bases"]
+    first = max(len(call.args[0]._schema.returns), 1)  # type: ignore[union-attr]
+    base = bases[position - first] if position >= first else None
+    return base if base in call.meta.get(INPLACE_BASES, {}) else None
+
+
+# ---- regions --------------------------------------------------------------------------------------------------------
 
 
 def _write_backs(node: Node) -> Iterator[Node]:

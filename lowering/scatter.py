@@ -4,6 +4,7 @@ in eager on the CPU."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from kgen.ir import Sizes
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import Advanced, at_least_1d, position
-from kgen.lowering.mutation import write
+from kgen.lowering.mutation import Write, write, write_to
 from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape
 from kgen.lowering.views import axis
 from kgen.values import Value
@@ -28,9 +29,9 @@ def full(b: Builder, sizes: Sizes, dtype: torch.dtype, device: torch.device, num
     return Tensor(sizes, dtype, device, vs.const(number, dtype))
 
 
-def accumulate(b: Builder, base: Tensor, sizes: Sizes, where: Sequence[Expr], value: Value, mask: Value | None = None) -> Tensor:
+def accumulate(b: Builder, base: Tensor, change: Write) -> Tensor:
     """Adds into `base`; for bools a sum is an `or`."""
-    return write(b, base, sizes, where, value, "max" if base.dtype is torch.bool else "add", mask)
+    return write(b, base, replace(change, mode="max" if base.dtype is torch.bool else "add"))
 
 
 # ---- index_put ------------------------------------------------------------------------------------------------------
@@ -42,8 +43,8 @@ def index_put(b: Builder, x: Tensor, indices_: Sequence[Tensor | None], values: 
     plan = Advanced(x.sizes, indices_)
     sizes = plan.result_sizes() if plan.indexed else x.sizes
     values = broadcast(convert(values, x.dtype), sizes)
-    where = plan.source(indices(sizes)) if plan.indexed else indices(sizes)
-    return accumulate(b, x, sizes, where, values.value) if accumulate_ else write(b, x, sizes, where, values.value)
+    change = Write(sizes, plan.source(indices(sizes)) if plan.indexed else indices(sizes), values.value)
+    return accumulate(b, x, change) if accumulate_ else write(b, x, change)
 
 
 def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, accumulate_: bool) -> Tensor:
@@ -51,13 +52,10 @@ def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, ac
     tensors = [(k, t) for k, t in enumerate(indices_) if t is not None]
     first, mask = tensors[0]
     rest = x.rank - first - mask.rank
-    if len(tensors) > 1 or values.rank > rest and any(s != 1 for s in values.sizes[: values.rank - rest]):
+    if len(tensors) > 1 or (values.rank > rest and any(s != 1 for s in values.sizes[: values.rank - rest])):
         raise Refused("boolean mask: the number of elements depends on data")
     inside = vs.cast(at(mask, x.indices[first : first + mask.rank]), torch.bool)
-    if first:  # values align with (kept dimensions, positions, rest): only those for all positions alike are covered
-        values = _without_positions(values, first, rest)
-    else:
-        values = reshape(values, values.sizes[max(values.rank - rest, 0) :])
+    values = reshape(values, values.sizes[max(values.rank - rest, 0) :])
     lead = x.rank - values.rank
     new = at(convert(values, x.dtype), [ix.ZERO if s == 1 else i for s, i in zip(values.sizes, x.indices[lead:], strict=True)])
     if accumulate_:
@@ -65,26 +63,20 @@ def _masked_put(x: Tensor, indices_: Sequence[Tensor | None], values: Tensor, ac
     return x.with_value(vs.masked(inside, new, x.value))
 
 
-def _without_positions(values: Tensor, first: int, rest: int) -> Tensor:
-    if any(s != 1 for s in values.sizes[: max(values.rank - rest, 0)]):
-        raise Refused("boolean mask behind kept dimensions with values of their own")
-    return reshape(values, values.sizes[max(values.rank - rest, 0) :])
-
-
-def unsafe_masked_index_put_accumulate(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], values: Tensor) -> Tensor:
+def unsafe_masked_index_put_accumulate(
+    b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
     plan = Advanced(x.sizes, indices_)
     sizes = plan.result_sizes()
     values, inside = broadcast(convert(values, x.dtype), sizes), broadcast(mask, sizes)
-    return accumulate(b, x, sizes, plan.source(indices(sizes)), values.value, inside.value)
+    return accumulate(b, x, Write(sizes, plan.source(indices(sizes)), values.value, mask=inside.value))
 
 
 def put(b: Builder, x: Tensor, index: Tensor, source: Tensor, accumulate_: bool = False) -> Tensor:
     flat = reshape(x, (x.numel(),))
-    space = index.sizes
     where = [position(index, index.indices, flat.sizes[0], True)]
-    value = reshape(source, space).value
-    out = accumulate(b, flat, space, where, value) if accumulate_ else write(b, flat, space, where, value)
-    return reshape(out, x.sizes)
+    change = Write(index.sizes, where, reshape(source, index.sizes).value)
+    return reshape(accumulate(b, flat, change) if accumulate_ else write(b, flat, change), x.sizes)
 
 
 # ---- scatter along a dimension --------------------------------------------------------------------------------------
@@ -100,9 +92,16 @@ class Along:
         lane = position(self.index, j, self.x.sizes[self.dim], False)
         self.where = [lane if d == self.dim else i for d, i in enumerate(j)]
 
-    def value(self, src: Tensor | Number | Expr) -> Value:
+    def change(self, src: Tensor | Number | Expr, mode: str = "set") -> Write:
+        return Write(self.sizes, self.where, self._value(src), mode)
+
+    def _value(self, src: Tensor | Number | Expr) -> Value:
         if not isinstance(src, Tensor):
-            return vs.const(src, self.x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(self.x.dtype))
+            return (
+                vs.const(src, self.x.dtype)
+                if not isinstance(src, Expr)
+                else vs.index_value(src, ops.compute_dtype(self.x.dtype))
+            )
         return at(convert(at_least_1d(src), self.x.dtype), self.index.indices)
 
 
@@ -122,35 +121,57 @@ def scatter(b: Builder, x: Tensor, dim: int, index: Tensor, src: Any, *, reduce:
     mode = {None: "set", "add": "add", "multiply": "mul"}[reduce]
     if mode != "set" and x.dtype is torch.bool:
         mode = "max" if mode == "add" else "min"
-    return _shaped(write(b, plan.x, plan.sizes, plan.where, plan.value(src), mode), x)
+    if mode == "set" and _is_one_hot(plan, src):
+        return _shaped(_one_hot(plan, src), x)
+    return _shaped(write(b, plan.x, plan.change(src, mode)), x)
+
+
+def _is_one_hot(plan: Along, src: Any) -> bool:
+    """One write a row into a constant: the result needs no memory, each element knows whether it is the one."""
+    value = plan.x.value
+    sizes = tuple(s for d, s in enumerate(plan.x.sizes) if d != plan.dim)
+    rest = tuple(s for d, s in enumerate(plan.sizes) if d != plan.dim)
+    return value.op == "const" and plan.sizes[plan.dim] == 1 and sizes == rest and not isinstance(src, Tensor)
+
+
+def _one_hot(plan: Along, src: Number | Expr) -> Tensor:
+    """``where(position == index, src, constant)``: for the loss's gradient, which would otherwise fill and walk a tensor of
+    logits."""
+    x, dim = plan.x, plan.dim
+    at_row = [ix.ZERO if d == dim else i for d, i in enumerate(x.indices)]
+    hit = vs.call("eq", vs.index_value(x.indices[dim]), vs.cast(at(plan.index, at_row), torch.int64))
+    written = vs.const(src, x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(x.dtype))
+    return x.with_value(vs.where(hit, written, x.value))
 
 
 def scatter_add(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     if _nothing(index):
         return x
     plan = Along(x, dim, index)
-    return _shaped(accumulate(b, plan.x, plan.sizes, plan.where, plan.value(src)), x)
+    return _shaped(accumulate(b, plan.x, plan.change(src)), x)
 
 
 _MODES = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 _IDENTITIES = {"sum": "sum", "mean": "sum", "prod": "prod", "amax": "max", "amin": "min"}
 
 
-def scatter_reduce(b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+def scatter_reduce(
+    b: Builder, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     if _nothing(index):
         return x
     plan = Along(x, dim, index)
-    return _shaped(_reduce_into(b, plan.x, plan.sizes, plan.where, plan.value(src), reduce, include_self), x)
+    return _shaped(_reduce_into(b, plan.x, plan.change(src), reduce, include_self), x)
 
 
-def index_reduce(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    base, sizes, where, value = _along_index(x, dim, index, source)
-    return _shaped(_reduce_into(b, base, sizes, where, value, reduce, include_self), x)
-
-
-def _reduce_into(
-    b: Builder, base: Tensor, sizes: Sizes, where: Sequence[Expr], value: Value, reduce: str, include_self: bool
+def index_reduce(
+    b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
+    base, change = _along_index(x, dim, index, source)
+    return _shaped(_reduce_into(b, base, change, reduce, include_self), x)
+
+
+def _reduce_into(b: Builder, base: Tensor, change: Write, reduce: str, include_self: bool) -> Tensor:
     """A reduction of all values that go to one element; without `include_self` the old value counts only where none goes."""
     if base.dtype is torch.bool and reduce in ("sum", "prod", "mean"):
         reduce = {"sum": "amax", "prod": "amin", "mean": "mean"}[reduce]
@@ -158,35 +179,36 @@ def _reduce_into(
             raise Refused("mean of bools")
     start = base
     if not include_self:
-        start = write(b, base, sizes, where, vs.const(ops.identity(_IDENTITIES[reduce], base.dtype), base.dtype))
-    total = write(b, start, sizes, where, value, _MODES[reduce])
+        start = write(b, base, replace(change, value=vs.const(ops.identity(_IDENTITIES[reduce], base.dtype), base.dtype)))
+    total = write(b, start, replace(change, mode=_MODES[reduce]))
     if reduce != "mean":
         return total
     ones = full(b, base.sizes, torch.int64, base.device, 1 if include_self else 0)
-    count = b.scatter(b.copy(ones, f"{b.stem()}_count"), sizes, where, vs.const(1, torch.int64), "add")
+    count = write_to(b, b.copy(ones, f"{b.stem()}_count"), replace(change, value=vs.const(1, torch.int64), mode="add"))
     divisor = vs.cast(vs.call("maximum", count.value, vs.const(1, torch.int64)), total.value.dtype)
     return total.with_value(vs.call("truediv" if base.dtype.is_floating_point else "floordiv", total.value, divisor))
 
 
-def _along_index(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Sizes, list[Expr], Value]:
+def _along_index(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Write]:
     """Whole slices go to the positions of a one-dimensional index."""
     base, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*base.sizes[:k], lanes.sizes[0], *base.sizes[k + 1 :])
     j = indices(sizes)
     where = [position(lanes, [i], base.sizes[k], False) if d == k else i for d, i in enumerate(j)]
-    return base, sizes, where, reshape(convert(source, x.dtype), sizes).value
+    return base, Write(sizes, where, reshape(convert(source, x.dtype), sizes).value)
 
 
 def index_add(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    base, sizes, where, value = _along_index(x, dim, index, source)
+    base, change = _along_index(x, dim, index, source)
     if alpha != 1:
-        value = vs.call("and" if x.dtype is torch.bool else "mul", value, vs.const(alpha, x.dtype))
-    return _shaped(accumulate(b, base, sizes, where, value), x)
+        scaled = vs.call("and" if x.dtype is torch.bool else "mul", change.value, vs.const(alpha, x.dtype))
+        change = replace(change, value=scaled)
+    return _shaped(accumulate(b, base, change), x)
 
 
 def index_copy(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    base, sizes, where, value = _along_index(x, dim, index, source)
-    return _shaped(write(b, base, sizes, where, value), x)
+    base, change = _along_index(x, dim, index, source)
+    return _shaped(write(b, base, change), x)
 
 
 def index_fill(b: Builder, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
@@ -194,10 +216,12 @@ def index_fill(b: Builder, x: Tensor, dim: int, index: Tensor, value: Any) -> Te
     base, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
     sizes = (*base.sizes[:k], lanes.sizes[0], *base.sizes[k + 1 :])
     where = [position(lanes, [i], base.sizes[k], True) if d == k else i for d, i in enumerate(indices(sizes))]
-    return _shaped(write(b, base, sizes, where, broadcast(convert(filler, x.dtype), sizes).value), x)
+    return _shaped(write(b, base, Write(sizes, where, broadcast(convert(filler, x.dtype), sizes).value)), x)
 
 
-def embedding_dense_backward(b: Builder, grad: Tensor, indices_: Tensor, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool) -> Tensor:
+def embedding_dense_backward(
+    b: Builder, grad: Tensor, indices_: Tensor, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+) -> Tensor:
     rows = ix.as_expr(num_weights)
     flat = reshape(indices_, (indices_.numel(),))
     width = grad.sizes[indices_.rank :]
@@ -229,4 +253,3 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.index_fill": index_fill,
     "aten.embedding_dense_backward": embedding_dense_backward,
 }
-

@@ -7,6 +7,19 @@ from typing import Any
 
 from kgen.lowering.contraction import library
 
-OPERATORS = "sort argsort msort topk kthvalue median nanmedian mode histc histogram quantile nanquantile".split()
+OPERATORS = [
+    "sort",
+    "argsort",
+    "msort",
+    "topk",
+    "kthvalue",
+    "median",
+    "nanmedian",
+    "mode",
+    "histc",
+    "histogram",
+    "quantile",
+    "nanquantile",
+]
 
 RULES: dict[str, Callable[..., Any]] = {f"aten.{name}": library("sort-like") for name in OPERATORS}

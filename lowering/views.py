@@ -22,7 +22,7 @@ Extent = Expr | int
 
 def result_sizes(b: Builder) -> Sizes:
     """The shape that torch gives the operator under lowering."""
-    return b.symbols.sizes(b.current.meta["val"].shape)  # type: ignore[attr-defined,no-any-return]
+    return b.symbols.sizes(b.current.meta["val"].shape)
 
 
 def axis(dim: int, rank: int) -> int:
@@ -137,7 +137,9 @@ def sliced(x: Tensor, dim: int, start: Expr, length: Extent, step: int = 1) -> T
     return reindex(x, sizes, lambda *j: [start + i * step if k == dim else i for k, i in enumerate(j)])
 
 
-def slice_tensor(b: Builder, x: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1) -> Tensor:
+def slice_tensor(
+    b: Builder, x: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1
+) -> Tensor:
     k = axis(dim, x.rank)
     return sliced(x, k, slice_start(start, x.sizes[k]), result_sizes(b)[k], step)
 
@@ -159,7 +161,7 @@ def split(b: Builder, x: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor,
     if isinstance(split_size, list | tuple):
         return split_with_sizes(b, x, split_size, dim)
     k = axis(dim, x.rank)
-    extents = [b.symbols.sizes(v.shape)[k] for v in b.current.meta["val"]]  # type: ignore[attr-defined]
+    extents = [b.symbols.sizes(v.shape)[k] for v in b.current.meta["val"]]
     return split_with_sizes(b, x, extents, dim)
 
 
@@ -199,7 +201,9 @@ def unfold(b: Builder, x: Tensor, dim: int, size: Extent, step: Extent) -> Tenso
 
 def flip(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
     turned = {axis(d, x.rank) for d in dims}
-    return reindex(x, x.sizes, lambda *j: [x.sizes[k] - 1 - i if k in turned and x.sizes[k] != 1 else i for k, i in enumerate(j)])
+    return reindex(
+        x, x.sizes, lambda *j: [x.sizes[k] - 1 - i if k in turned and x.sizes[k] != 1 else i for k, i in enumerate(j)]
+    )
 
 
 def roll(b: Builder, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
@@ -235,7 +239,7 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Extent]) -> Tensor:
     lead = len(repeats) - x.rank
 
     def where(*j: Expr) -> list[Expr]:
-        return [ix.ZERO if s == 0 or s == 1 else ix.mod(i, s) for s, i in zip(x.sizes, j[lead:], strict=True)]
+        return [ix.ZERO if s.as_int() in (0, 1) else ix.mod(i, s) for s, i in zip(x.sizes, j[lead:], strict=True)]
 
     return reindex(x, result_sizes(b), where)
 
@@ -243,15 +247,17 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Extent]) -> Tensor:
 # ---- storage --------------------------------------------------------------------------------------------------------
 
 
-def as_strided(b: Builder, x: Tensor, size: Sequence[Extent], stride: Sequence[Extent], storage_offset: Extent | None = None) -> Tensor:
+def as_strided(
+    b: Builder, x: Tensor, size: Sequence[Extent], stride: Sequence[Extent], storage_offset: Extent | None = None
+) -> Tensor:
     """A view by storage offsets. Where the tensor below is dense in eager, an offset into its storage names one of its
     elements, whatever layout kgen gives it; an input that is not dense is addressed through a one-dimensional alias."""
     inner = b.current.args[0]
-    own_offset = b.symbols.expr(inner.meta["val"].storage_offset())  # type: ignore[attr-defined]
+    own_offset = b.symbols.expr(inner.meta["val"].storage_offset())
     start = own_offset if storage_offset is None else ix.as_expr(storage_offset)
     base, node = _storage_owner(b, x, inner)
     value = node.meta["val"]
-    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())  # type: ignore[attr-defined]
+    strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())
 
     def linear(j: Sequence[Expr]) -> Expr:
         return ix.linearize(j, stride, start - offset)
@@ -266,17 +272,19 @@ def as_strided(b: Builder, x: Tensor, size: Sequence[Extent], stride: Sequence[E
         raise Refused("as_strided beyond the tensor it is applied to")
     below = b.graph.buffers[base.value.attr[0]]
     name = b.fresh(f"{below.name}_storage")
-    b.graph.buffers[name] = Buffer(name, x.dtype, x.device, (reach - (start - offset) + 1,), (ix.ONE,), start - offset, alias_of=below.name)
+    b.graph.buffers[name] = Buffer(
+        name, x.dtype, x.device, (reach - (start - offset) + 1,), (ix.ONE,), start - offset, alias_of=below.name
+    )
     flat = b.load(b.graph.buffers[name])
     return reindex(flat, size, lambda *j: [linear(j) - (start - offset)])
 
 
 def _storage_owner(b: Builder, x: Tensor, node: Any) -> tuple[Tensor, Any]:
     """The tensor at the root of a chain of views, and its FX node."""
-    env = b.env  # type: ignore[attr-defined]
+    env = b.env
     while node.op == "call_function" and is_view(node.target) and isinstance(env.get(node.args[0]), Tensor):
         node = node.args[0]
-    return (env[node] if node in env else x), node
+    return env.get(node, x), node
 
 
 def dense(sizes: Sizes, strides: Sizes) -> bool:
@@ -309,7 +317,9 @@ _VIEW_RULES: dict[str, Callable[..., Any]] = {
     "select": select, "slice": slice_tensor, "split": split, "split_with_sizes": split_with_sizes, "squeeze": squeeze, "t": t,
     "transpose": transpose, "unbind": unbind, "unfold": unfold, "unsqueeze": unsqueeze, "view": view,
 }  # fmt: skip
-_ALIASES = frozenset([*(f"aten::{n}" for n in _VIEW_RULES), "aten::reshape", "aten::_reshape_alias", "aten::_unsafe_view", "aten::lift_fresh"])
+_ALIASES = frozenset(
+    [*(f"aten::{n}" for n in _VIEW_RULES), "aten::reshape", "aten::_reshape_alias", "aten::_unsafe_view", "aten::lift_fresh"]
+)
 
 
 def is_view(target: Any) -> bool:

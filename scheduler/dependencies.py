@@ -31,10 +31,11 @@ def edges(graph: ir.Graph) -> list[set[int]]:
             later = overwriter.get(name)
             if later is not None and later != i:
                 after[i].add(later)
-            for alias in _aliases(graph, name):
-                writer = overwriter.get(alias)
-                if writer is not None and writer != i and alias not in producer:
-                    after[i].add(writer)
+            if name not in producer:  # another view of a storage: read it before the storage changes
+                for alias in _aliases(graph, name):
+                    writer = overwriter.get(alias)
+                    if writer is not None and writer != i:
+                        after[i].add(writer)
         if isinstance(node, ir.Extern) and node.effect:
             if effect is not None:
                 after[effect].add(i)

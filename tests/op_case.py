@@ -60,7 +60,9 @@ def externs_of(graph: ir.Graph) -> set[str]:
     return {str(n.target) for n in graph.nodes if isinstance(n, ir.Extern)}
 
 
-def check(fn: Callable[..., Any], inputs: Sequence[Any], tracing: str = "fake", externs: frozenset[str] = frozenset()) -> ir.Graph:
+def check(
+    fn: Callable[..., Any], inputs: Sequence[Any], tracing: str = "fake", externs: frozenset[str] = frozenset()
+) -> ir.Graph:
     """Lowers and evaluates `fn` and compares results and mutated inputs with eager's."""
     ours = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
     theirs = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from op_case import ANY, FLOATS, INTEGERS, Case, tensor
 
 _aten = torch.ops.aten
@@ -53,7 +53,9 @@ VIEWS = [
     Case("roll", lambda x: (x.roll(2), x.roll(-1, 0), x.roll((1, 7), (0, 1))), one(5, 3), ANY[:2], True),
     Case("roll_empty", lambda x: x.roll(2, 0), one(0, 3), ANY[:1]),
     Case("rot90", lambda x: (x.rot90(), x.rot90(2), x.rot90(3), x.rot90(-1)), one(5, 3), ANY[:1]),
-    Case("diagonal", lambda x: (x.diagonal(), x.diagonal(1, 0, 2), x.diagonal(-2, -1, 1), x.diagonal(9)), one(4, 3, 5), ANY[:1]),
+    Case(
+        "diagonal", lambda x: (x.diagonal(), x.diagonal(1, 0, 2), x.diagonal(-2, -1, 1), x.diagonal(9)), one(4, 3, 5), ANY[:1]
+    ),
     Case("unfold", lambda x: (x.unfold(0, 2, 1), x.unfold(-1, 3, 2)), one(5, 7), ANY[:1], True),
     Case("as_strided", lambda x: (x.as_strided((2, 3), (1, 2)), x.as_strided((3,), (4,), 1)), one(3, 5), ANY[:1]),
     Case("as_strided_computed", lambda x: (x + 1).as_strided((2, 3), (1, 2), 2), one(3, 5), ANY[:1]),
@@ -181,6 +183,7 @@ CONCAT = [
     Case("repeat_interleave_tensor", lambda x: x.repeat_interleave(ints(1, 0, 3), 0, output_size=4), one(3, 4), FLOATS),
     Case("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), two((3,), (4,)), ANY[:1]),
 ]  # fmt: skip
+
 
 def _infinite(dtype: torch.dtype) -> list[Any]:
     x = torch.full((1, 1, 5, 6), float("-inf"), dtype=dtype)

@@ -101,14 +101,14 @@ def signature(op: str, dtype: torch.dtype) -> tuple[torch.dtype, tuple[torch.dty
 
 def widths_of(op: str, dtype: torch.dtype) -> tuple[int, ...]:
     # all widths where the number of registers differs most, else what a kernel would mostly use: compile time
-    return WIDTHS if dtype in (torch.float32, torch.int64, torch.int8) and ops.OPS[op].cost < 60 else (1, 16)
+    return WIDTHS if dtype in (torch.float32, torch.int64, torch.int8) and ops.OPS[op].cost < 60 and not REDUCED else (1, 16)
 
 
 # Under another instruction set (KGEN_ISA) only the exact operations and the inline functions are checked again.
 LIBRARY_ONLY = {n for n, row in ops.OPS.items() if row.cost >= 20}
 REDUCED = "KGEN_ISA" in os.environ
 DTYPES = FLOATS + INTEGERS + (torch.bool,)
-TESTED_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool) if REDUCED else DTYPES
+TESTED_DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bool) if REDUCED else DTYPES
 TESTED_OPS = [n for n in ops.OPS if not (REDUCED and n in LIBRARY_ONLY)]
 
 
@@ -274,8 +274,11 @@ def test_operation(operations, op):
 
 # ---- conversions
 
-KINDS = (torch.float32, torch.float64, torch.int8, torch.int32, torch.int64, torch.uint8, torch.uint32, torch.uint64, torch.bool)
-COMPUTE = KINDS[:5] if REDUCED else ops.COMPUTE_DTYPES
+COMPUTE = (torch.float32, torch.int64, torch.uint8, torch.bool) if REDUCED else ops.COMPUTE_DTYPES
+
+
+def cast_widths(source: torch.dtype, target: torch.dtype) -> tuple[int, ...]:
+    return (1, 16) if {source, target} & {torch.float32, torch.bool} else (16,)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +287,7 @@ def conversions() -> Callable[[str], Callable[..., None]]:
     for source in COMPUTE:
         for target in COMPUTE:
             text = CPP_STRUCTURAL["cast"].format("a", type=CPP_TYPES[target].compute)
-            for width in (1, 16):
+            for width in cast_widths(source, target):
                 body += map_function(f"cast_{short(source)}_{short(target)}_{width}", width, target, (source,), text)
     rounding = ""
     for narrow in ops.NARROW_FLOATS:
@@ -311,7 +314,7 @@ def test_cast(conversions, source):
             # what lies outside the target is undefined in C++; only wrapping of small negative numbers is promised
             info = torch.iinfo(target)
             a = torch.where(a.isfinite(), a, 0).clamp(max(info.min, -100), min(info.max, 2**52))
-        for width in (1, 16):
+        for width in cast_widths(source, target):
             got = torch.empty(N, dtype=target)
             conversions(f"cast_{short(source)}_{short(target)}_{width}")(got, a, N)
             want = a.long().to(target) if source.is_floating_point and target in UNSIGNED else a.to(target)
@@ -362,7 +365,9 @@ def test_bitcast(conversions, source, target):
 
 # ---- memory
 
-MEMORY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.int8, torch.int64)
+MEMORY_DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.float8_e4m3fn, torch.int8, torch.float64)
+MEMORY_DTYPES = MEMORY_DTYPES[:4] if REDUCED else MEMORY_DTYPES
+MEMORY_WIDTHS = (1, 16) if REDUCED else WIDTHS
 MEMORY = """
 template <class T, int L> void memory(T** out, const T* in, const int64_t* index, const bool* mask, int64_t n) {
   loop<L>(n, [&](int64_t i, auto w) {
@@ -398,7 +403,7 @@ template <class T, int L> void combine(T** out, const T* in, const int64_t* inde
 def memory() -> Callable[[str], Callable[..., None]]:
     body = MEMORY
     for dtype in MEMORY_DTYPES:
-        for width in WIDTHS:
+        for width in MEMORY_WIDTHS:
             name, kind = f"{short(dtype)}_{width}", stored(dtype)
             pointers = f"{kind}** out, const {kind}* in, const int64_t* index"
             body += f'extern "C" void memory_{name}({pointers}, const bool* mask, int64_t n) {{ '
@@ -412,7 +417,7 @@ def pointers(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.tensor([t.data_ptr() for t in tensors], dtype=torch.int64)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", MEMORY_WIDTHS)
 @pytest.mark.parametrize("dtype", MEMORY_DTYPES, ids=short)
 def test_memory(memory, dtype, width):
     generator = torch.Generator().manual_seed(4)
@@ -445,7 +450,7 @@ def test_memory(memory, dtype, width):
         assert not g[len(w) :].any(), f"result {number} was written beyond its end"
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", MEMORY_WIDTHS)
 @pytest.mark.parametrize("dtype", [d for d in MEMORY_DTYPES if d is not torch.bool], ids=short)
 def test_scatter_combine(memory, dtype, width):
     n = 107
@@ -541,11 +546,16 @@ template <class T, int L> void variance(const T* in, int64_t rows, int64_t n, co
 """
 
 
+FOLDED_DTYPES = (torch.float32, torch.int64) if REDUCED else (torch.float32, torch.int64, torch.float64, torch.int32, torch.bfloat16)
+FOLDED_FLOATS = [d for d in FOLDED_DTYPES if d.is_floating_point]
+FOLDED_WIDTHS = (1, 8, 16) if REDUCED else (1, 4, 8, 16, 64)
+
+
 @pytest.fixture(scope="module")
 def reductions() -> Callable[[str], Callable[..., None]]:
     body = REDUCTIONS
-    for width in (1, 4, 8, 16, 64):
-        for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16):
+    for width in FOLDED_WIDTHS:
+        for dtype in FOLDED_DTYPES:
             name, kind, out = f"{short(dtype)}_{width}", stored(dtype), CPP_TYPES[dtype].compute
             body += f'extern "C" void reduce_{name}(const {kind}* in, int64_t n, {out}* out) {{ reduce<{kind}, {width}>(in, n, out); }}\n'
             if dtype.is_floating_point:
@@ -555,8 +565,8 @@ def reductions() -> Callable[[str], Callable[..., None]]:
     return build("reductions", body)
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 16, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64, torch.bfloat16], ids=short)
+@pytest.mark.parametrize("width", FOLDED_WIDTHS)
+@pytest.mark.parametrize("dtype", FOLDED_DTYPES, ids=short)
 def test_reduce(reductions, dtype, width):
     generator = torch.Generator().manual_seed(6)
     for n in (1, 3, width, 5 * width + 1, 331):
@@ -586,7 +596,7 @@ def test_extremes_propagate_nan_and_its_first_position(reductions, width):
     assert out[[4, 5]].tolist() == [-math.inf, 0]
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 16, 64])
+@pytest.mark.parametrize("width", FOLDED_WIDTHS)
 def test_reduce_booleans(reductions, width):
     for values in ([True] * 75, [False] * 75, [True] * 70 + [False], [False] * 70 + [True]):
         x = torch.tensor(values)
@@ -595,8 +605,8 @@ def test_reduce_booleans(reductions, width):
         assert out.tolist() == [any(values), all(values), values.index(max(values)), values.index(min(values))]
 
 
-@pytest.mark.parametrize("width", [1, 4, 8, 16, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=short)
+@pytest.mark.parametrize("width", FOLDED_WIDTHS)
+@pytest.mark.parametrize("dtype", FOLDED_FLOATS, ids=short)
 def test_welford(reductions, dtype, width):
     for rows, n in ((1, 1), (1, 300), (7, 53), (2, 2)):
         x = (torch.randn(rows, n, generator=torch.Generator().manual_seed(7)) + 100).to(dtype)
@@ -636,14 +646,15 @@ extern "C" void mixtures(float* out, const float* in) {
   store(out + 80, 7.0f, Full<16>{});
 }
 """
-TILE_TYPES = ("uint8_t", "bfloat16", "float", "double")
+TILE_TYPES = ("float", "uint8_t", "bfloat16", "double")[: 2 if REDUCED else 4]
+TILE_WIDTHS = (16,) if REDUCED else (8, 16, 32)
 
 
 @pytest.fixture(scope="module")
 def others() -> Callable[[str], Callable[..., None]]:
     body = OTHERS
     for kind in TILE_TYPES:
-        for width in (8, 16, 32):
+        for width in TILE_WIDTHS:
             names = f"{kind}* to, const {kind}* from, int64_t stride, int64_t rows, int64_t cols"
             call = f"load_tile<{kind}, {width}>(from, stride, to, rows, cols)"
             back = f"store_tile<{kind}, {width}>(to, stride, from, rows, cols)"
@@ -684,7 +695,7 @@ def test_scalars_and_vectors_mix(others):
     torch.testing.assert_close(out, torch.stack(want))
 
 
-@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("width", TILE_WIDTHS)
 @pytest.mark.parametrize("kind", TILE_TYPES)
 def test_tiles(others, kind, width):
     dtype = {"uint8_t": torch.uint8, "bfloat16": torch.bfloat16, "float": torch.float32, "double": torch.float64}[kind]

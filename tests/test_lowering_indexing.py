@@ -6,17 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from op_case import Case, check, tensor
 from op_table_indexing import CASES
 
 from kgen import ir
 
-ROWS = [pytest.param(case, dtype, id=f"{case.name}-{str(dtype)[6:]}") for cases in CASES.values() for case in cases for dtype in case.dtypes]
+ROWS = [
+    pytest.param(case, dtype, id=f"{case.name}-{str(dtype)[6:]}")
+    for cases in CASES.values()
+    for case in cases
+    for dtype in case.dtypes
+]
 SYMBOLIC = [pytest.param(case, id=case.name) for cases in CASES.values() for case in cases if case.symbolic]
 
 
-@pytest.mark.parametrize("case,dtype", ROWS)
+@pytest.mark.parametrize(("case", "dtype"), ROWS)
 def test_static(case: Case, dtype: torch.dtype) -> None:
     check(case.fn, case.make_inputs(dtype), "fake", case.externs)
 
@@ -35,9 +40,11 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.parametrize("shape,weight,options", CONVOLUTIONS)
+@pytest.mark.parametrize(("shape", "weight", "options"), CONVOLUTIONS)
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])
-def test_convolution_is_a_contraction(shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], tracing: str) -> None:
+def test_convolution_is_a_contraction(
+    shape: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], tracing: str
+) -> None:
     call = [F.conv1d, F.conv2d, F.conv3d][len(shape) - 3]
     inputs = [tensor(torch.float64, *shape), tensor(torch.float64, *weight)]
     graph = check(lambda x, w: call(x.relu(), w, **options), inputs, tracing)

@@ -82,7 +82,7 @@ WRITES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fn,elements", WRITES, ids=lambda p: getattr(p, "__name__", str(p)))
+@pytest.mark.parametrize(("fn", "elements"), WRITES, ids=lambda p: getattr(p, "__name__", str(p)))
 def test_only_what_changes_is_written(fn: Callable[..., Any], elements: int) -> None:
     graph = check(fn, [tensor(F32, 6, 8), tensor(F32, 8)])
     assert written(graph) <= elements + (2 if fn in (indexed, indexed_in_slice) else 0)
@@ -195,5 +195,3 @@ def test_many_writes_stay_linear() -> None:
 
     graph = check(rows, [tensor(F32, 64, 4), tensor(F32, 4)])
     assert written(graph) == 256
-
-

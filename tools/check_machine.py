@@ -14,7 +14,9 @@ MINIMUM_COMPILER = 11
 def problems():
     """Yields one sentence a problem: what is missing and how to get it."""
     if sys.version_info < MINIMUM_PYTHON:
-        yield "Python %d.%d is too old: install python3 3.11 or newer, or name one with `make PYTHON=...`" % sys.version_info[:2]
+        yield (
+            "Python %d.%d is too old: install python3 3.11 or newer, or name one with `make PYTHON=...`" % sys.version_info[:2]
+        )
     yield from missing_modules()
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
         yield "Python.h is missing: install the headers of this Python (on Debian and Ubuntu: python3-dev)"
