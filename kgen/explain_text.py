@@ -70,7 +70,9 @@ def sections(report: Explanation) -> Iterator[Section]:
 
 def _graph(graph: GraphReport) -> Iterator[Section]:
     ratio = f" ({graph.bytes_moved / graph.bytes_minimal:.2f}x the fewest)" if graph.bytes_minimal else ""
-    yield Heading(f"{graph.role} {graph.name}: moves {bytes_text(graph.bytes_moved)}{ratio}, plans {bytes_text(graph.peak_memory)}")
+    yield Heading(
+        f"{graph.role} {graph.name}: moves {bytes_text(graph.bytes_moved)}{ratio}, plans {bytes_text(graph.peak_memory)}"
+    )
     if graph.kernels:
         rows = (
             (k.name, _short(k.operators), k.loops, bytes_text(k.bytes_read), bytes_text(k.bytes_written), _first(k.lines))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from kgen import ir, lowering, torch_adapter, verify
+from kgen import debug, ir, lowering, torch_adapter, verify
 from kgen.build import toolchain
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
@@ -27,6 +27,7 @@ REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead."""
+    debug.write_graph(gm, info, config)
     return lowering.reinplace(gm)
 
 
@@ -36,6 +37,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs
     )  # fmt: skip
     graph = lowering.lower(gm, context)
+    debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
@@ -44,7 +46,9 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    return gm, make_schedule(graph, Options(config.fusion, demands()))
+    plan = make_schedule(graph, Options(config.fusion, demands()))
+    debug.write_schedule(plan, info, config)
+    return gm, plan
 
 
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
@@ -67,7 +71,7 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1
     blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage))
-    record(info, plan, units, blueprint, config)
+    debug.write_code(record(info, plan, units, blueprint, config), gm)
     return HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
 
 

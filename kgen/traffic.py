@@ -148,7 +148,7 @@ def _variables(index: Iterable[Expr]) -> list[Var]:
     found: dict[Var, None] = {}
     for expr in index:
         for atom in ix.free_atoms(expr):
-            for a in (atom.value.free_atoms() if isinstance(atom, ix.Indirect) else (atom,)):
+            for a in atom.value.free_atoms() if isinstance(atom, ix.Indirect) else (atom,):
                 if isinstance(a, Var):
                     found[a] = None
     return list(found)

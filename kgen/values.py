@@ -272,8 +272,15 @@ def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Va
                 out.append(value)
                 continue
             stack.append((value, True))
-            stack.extend((child, False) for child in sorted(below(value), key=lambda v: -v.serial) if child not in done)
+            found = [child for child in below(value) if child not in done]
+            if len(found) > 1:
+                found.sort(key=_latest_first)
+            stack.extend((child, False) for child in found)
     return out
+
+
+def _latest_first(value: Value) -> int:
+    return -value.serial
 
 
 def loads(roots: Iterable[Value]) -> list[Value]:

@@ -135,8 +135,8 @@ def triangle(op: str) -> Callable[..., Tensor]:
 
 
 _ZERO_FILLED = (
-    "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted",
-    "_efficientzerotensor",
+    "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided",
+    "empty_permuted", "_efficientzerotensor",
 )  # fmt: skip
 
 RULES: dict[str, Callable[..., Any]] = {

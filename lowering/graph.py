@@ -18,8 +18,10 @@ from kgen.ir import Buffer, GraphInput, Origin, TensorArg
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder, dense_strides
 from kgen.lowering.families import RULES
+from kgen.lowering.mutation import root_of
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, axes
+from kgen.lowering.views import owner_of
 from kgen.symbols import SymbolTable
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
@@ -58,6 +60,7 @@ class _Lowering:
         self.env: dict[Node, Any] = {}
         self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
+        self.shown: dict[str, Node] = {}  # storages that are results already, and whose they are in eager
 
     def run(self) -> ir.Graph:
         for node in self.gm.graph.nodes:
@@ -229,7 +232,7 @@ class _Lowering:
         self.builder.origin, self.builder.result_strides = _origin(result), wanted
         visible = self.context.user_visible is None or position in self.context.user_visible
         view = self.builder.as_view(lowered)
-        if view is not None and (not visible or self._fix_strides(view, wanted)):
+        if view is not None and self._may_share(view, result) and (not visible or self._fix_strides(view, wanted)):
             self.builder.freeze(view.buffer)
             return view
         stored = self.builder.copy(lowered)
@@ -240,6 +243,16 @@ class _Lowering:
         assert arg is not None
         self.builder.freeze(name)
         return arg
+
+    def _may_share(self, view: TensorArg, result: Node) -> bool:
+        """Whether a result may be the storage of an input or of an earlier result: only where it is a view of it in eager too.
+        Lowering makes no copy for `clone`, and the reinplace stage computes in an input's storage."""
+        root = root_of(self.builder, view.buffer)
+        owner = owner_of(result)
+        kind = self.builder.graph.buffers[root].kind
+        if kind != "intermediate":
+            return kind == "input" and owner.op == "placeholder"
+        return self.shown.setdefault(root, owner) is owner
 
     def _fix_strides(self, view: TensorArg, wanted: ir.Sizes | None) -> bool:
         """Whether the view has eager's strides, fixing the layout of its buffer so that it does when that is still open."""

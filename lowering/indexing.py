@@ -131,9 +131,15 @@ def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
 
 
 def searchsorted(
-    b: Builder, sequence: Tensor, x: Tensor | int | float, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    b: Builder,
+    sequence: Tensor,
+    x: Tensor | int | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
     sorter: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side)."""
     x = x if isinstance(x, Tensor) else Tensor((), sequence.dtype, sequence.device, vs.const(x, sequence.dtype))
     count = sequence.sizes[-1].as_int()

@@ -214,9 +214,15 @@ def _gathered(x: Tensor, windows: Windows, share: Callable[[Sequence[Expr]], Val
 
 def avg_pool(rank: int) -> Callable[..., Tensor]:
     def rule(
-        b: Builder, x: Tensor, kernel_size: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+        b: Builder,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         sizes = result_sizes(b)
         windows = _windows(rank, x.sizes, sizes, kernel_size, stride, padding)
         total = _window_sum(b, x, sizes, windows)
@@ -260,9 +266,16 @@ def _divided(total: Value, divisor: Expr, dtype: torch.dtype) -> Value:
 
 def avg_pool_backward(rank: int) -> Callable[..., Tensor]:
     def rule(
-        b: Builder, grad: Tensor, x: Tensor, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+        b: Builder,
+        grad: Tensor,
+        x: Tensor,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
         divisor_override: int | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         windows = _windows(rank, x.sizes, grad.sizes, kernel_size, stride, padding)
 
         def part(at_grad: Sequence[Expr]) -> Value:
@@ -296,7 +309,8 @@ def _scattered_windows(
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Adaptive windows: `out` spans that cover a dimension of size `extent`; window o is [o*extent//out, ceil((o+1)*extent/out))."""
+    """Adaptive windows: `out` spans that cover a dimension of size `extent`. Window o runs from ``o*extent // out`` up to
+    ``ceil((o+1)*extent / out)``; the widest has `widest` elements."""
 
     extent: Expr
     out: Expr

@@ -308,6 +308,17 @@ def storage_index(linear: Expr, sizes: Sizes, strides: Sizes) -> list[Expr]:
     return where
 
 
+def owner_of(node: Any) -> Any:
+    """The FX node at the root of a chain of views: in eager, the tensor that owns the storage of `node`."""
+    while node.op == "call_function" and node.args:
+        source = node.args[0]
+        split = getattr(node.target, "__name__", "") == "getitem" and is_view(getattr(source, "target", None))
+        if not split and not is_view(node.target):
+            break
+        node = source
+    return node
+
+
 def identity(b: Builder, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 

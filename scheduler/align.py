@@ -55,11 +55,15 @@ def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     if a_exprs:
         return _adapt(a, b, {**a_exprs, **{p: c.expr() for p, c in pairs}})
     if b_exprs:
-        flipped = _adapt(b, a, {**b_exprs, **{c: p.expr() for p, c in pairs}})
-        if isinstance(flipped, Reason):
-            return flipped
-        return Space(flipped.outer, flipped.inner, flipped.map_b, flipped.map_a, flipped.b_inner, flipped.a_inner)
+        return _flipped(_adapt(b, a, {**b_exprs, **{c: p.expr() for p, c in pairs}}))
     return _join(a, b, pairs)
+
+
+def _flipped(space: Space | Reason) -> Space | Reason:
+    """The same space with the sides exchanged."""
+    if isinstance(space, Reason):
+        return space
+    return Space(space.outer, space.inner, space.map_b, space.map_a, space.b_inner, space.a_inner)
 
 
 def _join(a: Group, b: Group, pairs: list[tuple[Var, Var]]) -> Space | Reason:
@@ -69,12 +73,11 @@ def _join(a: Group, b: Group, pairs: list[tuple[Var, Var]]) -> Space | Reason:
     if not a.inner and not b.inner:
         return _join_flat(a, b, to_a, to_b)
     if a.inner and b.inner:
+        if len(b.items) > len(a.items):
+            return _flipped(_join_nested(b, a, to_b, to_a))
         return _join_nested(a, b, to_a, to_b)
     if b.inner:
-        flipped = _join_into(b, a, to_b)
-        if isinstance(flipped, Reason):
-            return flipped
-        return Space(flipped.outer, flipped.inner, flipped.map_b, flipped.map_a, flipped.b_inner, flipped.a_inner)
+        return _flipped(_join_into(b, a, to_b))
     return _join_into(a, b, to_a)
 
 
@@ -83,7 +86,9 @@ def _join_flat(a: Group, b: Group, to_a: dict[Var, Var], to_b: dict[Var, Var]) -
     rest_b = [v for v in b.outer if v not in to_a and v.extent != 1]
     if rest_a and rest_b:
         return Reason.SPACE_MISMATCH
-    big, small, names = (a, b, to_a) if rest_a else (b, a, to_b)
+    # of two equal spaces the larger group's stays: its items need no rewriting then
+    keep_a = bool(rest_a) or (not rest_b and len(a.items) >= len(b.items))
+    big, small, names = (a, b, to_a) if keep_a else (b, a, to_b)
     rest = rest_a or rest_b
     outer = tuple(v for v in big.outer if v not in rest)
     mapping: Mapping = {v: names[v].expr() for v in small.outer if v in names}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Atom, Expr, Size, Var
-from kgen.scheduler.items import Group, Item
+from kgen.scheduler.items import Item, Members
 from kgen.verdict import Reason
 
 # A row longer than this (in points) is worth sharing among threads when there are fewer rows than MIN_ROWS.
@@ -48,13 +48,13 @@ def bytes_of_access(sizes: Sizes, buffer: ir.Buffer, item: Item) -> int:
     return min(sizes.bytes(buffer), loops)
 
 
-def unprofitable(sizes: Sizes, items: list[Item], outer: tuple[Var, ...], inner: tuple[Var, ...]) -> Reason | None:
+def unprofitable(sizes: Sizes, a: Members, b: Members, outer: tuple[Var, ...], inner: tuple[Var, ...]) -> Reason | None:
     """Why the joint kernel would be worse although it moves less memory."""
-    if len(items) > MAX_ITEMS or sum(i.cost for i in items) > MAX_COST:
+    if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
         return Reason.TOO_LARGE
-    if len({r.buffer for i in items for r in i.reads} | {o for i in items for o in i.outs}) > MAX_BUFFERS:
+    if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
         return Reason.TOO_LARGE
-    if inner and sizes.points(inner) > LONG_ROW and sizes.points(outer) < MIN_ROWS and _revisits(items):
+    if inner and sizes.points(inner) > LONG_ROW and sizes.points(outer) < MIN_ROWS and _revisits(a.joined(b).items):
         return Reason.PARALLELISM
     return None
 

@@ -14,11 +14,16 @@ from dataclasses import dataclass, field
 from kgen import errors, ir
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space
-from kgen.scheduler.items import Group, Item
-from kgen.scheduler.legality import illegal, joined_items
+from kgen.scheduler.items import Group, Members
+from kgen.scheduler.legality import illegal, moved
+from kgen.values import Index
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256
+# Pairs of accesses tried before two groups count as not alignable.
+MAX_ALIGNMENTS = 12
+# A buffer with more readers than this pairs with the first ones only, and makes no siblings.
+MAX_READERS = 32
 
 
 @dataclass(slots=True)
@@ -32,20 +37,22 @@ class Fuser:
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
     producer: dict[str, Group] = field(default_factory=dict)
-    readers: dict[str, list[Group]] = field(default_factory=dict)
+    readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
+    before: dict[int, set[Group]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
-    _heap: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    _heap: list[tuple[int, int, int, int]] = field(default_factory=list)
     _by_serial: dict[int, Group] = field(default_factory=dict)
     _buffers: dict[tuple[int, int], str] = field(default_factory=dict)
-    _version: dict[int, int] = field(default_factory=dict)
+    _bytes: dict[str, int] = field(default_factory=dict)
+    _blocked: dict[int, dict[int, str]] = field(default_factory=dict)  # pairs that a path kept apart: tried again after merges
 
     def run(self) -> list[Group]:
         self._by_serial = {g.serial: g for g in self.groups}
         for group in self.groups:
-            self._push_candidates(group)
+            self._push_candidates(group, (*group.writes, *group.reads))
         while self._heap:
-            _, _, left, right, _ = heapq.heappop(self._heap)
+            _, _, left, right = heapq.heappop(self._heap)
             a, b = self._by_serial.get(left), self._by_serial.get(right)
             buffer = self._buffers.pop((left, right), None)
             if a is None or b is None or buffer is None or not (a.alive and b.alive):
@@ -56,46 +63,53 @@ class Fuser:
 
     # ---- candidates -------------------------------------------------------------------------------------------------
 
-    def _push_candidates(self, group: Group) -> None:
-        for buffer in group.writes:
-            for reader in self.readers.get(buffer, ()):
-                self._push(group, reader, buffer)
-        for buffer in self._read_buffers(group):
+    def _push_candidates(self, group: Group, buffers: Iterable[str]) -> None:
+        """Queues the pairs that `group` forms over `buffers`."""
+        for buffer in buffers:
             producer = self.producer.get(buffer)
+            readers = self.readers.get(buffer, {})
+            if producer is group:
+                for reader in list(readers.values())[:MAX_READERS]:
+                    self._push(group, reader, buffer)
+                continue
             if producer is not None:
                 self._push(producer, group, buffer)
-            siblings = self.readers.get(buffer, [])
-            at = siblings.index(group) if len(siblings) <= 64 and group in siblings else None
-            if at is not None:
-                for neighbour in siblings[max(0, at - 1) : at] + siblings[at + 1 : at + 2]:
+            if group.serial in readers and len(readers) <= MAX_READERS:
+                for neighbour in _neighbours(group, readers.values()):
                     self._push(*sorted((group, neighbour), key=lambda g: g.first), buffer)
 
     def _push(self, a: Group, b: Group, buffer: str) -> None:
         if a is b or not (a.alive and b.alive):
             return
         key = (a.serial, b.serial)
-        if key in self._buffers:
-            return
-        self._buffers[key] = buffer
-        saved = self._saved(a, b)
-        heapq.heappush(self._heap, (-saved, max(a.last, b.last) - min(a.first, b.first), a.serial, b.serial, saved))
-
-    def _read_buffers(self, group: Group) -> list[str]:
-        return sorted({r.buffer for i in group.items for r in i.reads} | (set(ir.reads(group.call)) if group.call else set()))
+        if key not in self._buffers:
+            self._buffers[key] = buffer
+            distance = max(a.last, b.last) - min(a.first, b.first)
+            heapq.heappush(self._heap, (-self._saved(a, b), distance, a.serial, b.serial))
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""
         if a.call or b.call:
             return 0
         total = 0
-        written = set(a.writes) | set(b.writes)
-        read_a, read_b = set(self._read_buffers(a)), set(self._read_buffers(b))
-        for name in (read_a & read_b) | (written & (read_a | read_b)):
-            nbytes = self.sizes.bytes(self.graph.buffers[name])
+        for name in self._common(a, b):
+            nbytes = self._bytes.get(name)
+            if nbytes is None:
+                nbytes = self._bytes[name] = self.sizes.bytes(self.graph.buffers[name])
             total += nbytes
-            if name in written and name not in self.outputs and all(r is a or r is b for r in self.readers.get(name, ())):
+            made = name in a.members.made or name in b.members.made
+            if made and name not in self.outputs and self._only_readers(name, a, b):
                 total += nbytes  # nobody else needs it: it is never stored
         return total
+
+    def _only_readers(self, name: str, a: Group, b: Group) -> bool:
+        readers = self.readers.get(name, {})
+        return len(readers) <= 2 and all(r is a or r is b for r in readers.values())
+
+    def _common(self, a: Group, b: Group) -> list[str]:
+        """Buffers that both touch, at least one of them by reading."""
+        small, large = (a, b) if len(a.items) <= len(b.items) else (b, a)
+        return [n for n in dict.fromkeys((*small.members.made, *small.members.reads)) if large.touches(n)]
 
     # ---- one decision -----------------------------------------------------------------------------------------------
 
@@ -109,69 +123,73 @@ class Fuser:
         if any(not d.wanted and _matches(d, a, b) for d in self.demands):
             self._say(a, b, Outcome.UNPROFITABLE, Reason.FORBIDDEN)
             return
-        flows = any(o in self._reads_set(b) for o in a.writes) or any(o in self._reads_set(a) for o in b.writes)
-        space = self._space(a, b, buffer)
-        if isinstance(space, Reason):
-            self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, space)
+        common = self._common(a, b)
+        flows = any(n in a.members.made or n in b.members.made for n in common)
+        joint = self._joint(a, b, buffer, common)
+        if isinstance(joint, Reason):
+            self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
             return
-        items = joined_items(a, b, space)
-        reason = illegal(self.graph, items) or self._path(a, b)
-        if reason:
-            self._say(a, b, Outcome.ILLEGAL, reason)
+        path = self._path(a, b)
+        if path:
+            self._blocked.setdefault(a.serial, {})[b.serial] = buffer
+            self._blocked.setdefault(b.serial, {})[a.serial] = buffer
+            self._say(a, b, Outcome.ILLEGAL, path)
             return
-        reason = cost.unprofitable(self.sizes, items, space.outer, space.inner)
+        space, left, right = joint
+        reason = cost.unprofitable(self.sizes, left, right, space.outer, space.inner)
         saved = self._saved(a, b)
         if reason is None and saved <= 0:
             reason = Reason.NO_SAVING
         if reason:
             self._say(a, b, Outcome.UNPROFITABLE, reason)
             return
-        self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
-        self._merge(a, b, space, items)
+        self._say(a, b, Outcome.FUSED, self._why(a, flows), saved)
+        joined = left.joined(right)
+        if len(a.items) >= len(b.items):
+            self._merge(a, b, space, joined)
+        else:
+            self._merge(b, a, space, joined)
 
-    def _why(self, a: Group, b: Group, flows: bool) -> Reason:
+    def _why(self, a: Group, flows: bool) -> Reason:
         if not flows:
             return Reason.SIBLINGS
-        if any(i.reduces for i in a.items):
-            return Reason.BROADCAST_BACK
-        return Reason.SHARED_DATA
+        return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
-    def _reads_set(self, group: Group) -> set[str]:
-        return {r.buffer for i in group.items for r in i.reads}
-
-    def _space(self, a: Group, b: Group, buffer: str) -> Space | Reason:
+    def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
         """Tries the accesses to the shared buffer (then to any other) until one aligns the loops legally."""
-        best: Space | Reason = Reason.SPACE_MISMATCH
+        best: Reason = Reason.SPACE_MISMATCH
         tried = 0
-        for name in self._shared(a, b, buffer):
+        for name in self._by_promise(a, b, buffer, common):
             for left in self._indices(a, name):
                 for right in self._indices(b, name):
                     tried += 1
-                    if tried > 12:
+                    if tried > MAX_ALIGNMENTS:
                         return best
-                    space = align(a, b, left, right)
-                    if isinstance(space, Space):
-                        if illegal(self.graph, joined_items(a, b, space)) is None:
-                            return space
-                        best = Reason.INDEX_MISMATCH
-                    elif best is Reason.SPACE_MISMATCH:
-                        best = space
-        same = identity_space(a, b)
-        if isinstance(same, Space) and illegal(self.graph, joined_items(a, b, same)) is None:
-            return same
-        return best
+                    found = self._legal(a, b, align(a, b, left, right))
+                    if not isinstance(found, Reason):
+                        return found
+                    best = found if best is Reason.SPACE_MISMATCH else best
+        found = self._legal(a, b, identity_space(a, b))
+        return best if isinstance(found, Reason) else found
 
-    def _shared(self, a: Group, b: Group, first: str) -> list[str]:
-        touched_a = self._reads_set(a) | set(a.writes)
-        touched_b = self._reads_set(b) | set(b.writes)
-        flows = [n for n in (*a.writes, *b.writes) if n in touched_a and n in touched_b and n != first]
-        rest = sorted((touched_a & touched_b) - {first, *flows})
-        head = [first] if first in touched_a and first in touched_b else []
-        return (flows + head if first not in (*a.writes, *b.writes) else head + flows) + rest
+    def _legal(self, a: Group, b: Group, space: Space | Reason) -> tuple[Space, Members, Members] | Reason:
+        if isinstance(space, Reason):
+            return space
+        left, right = moved(a, space, True), moved(b, space, False)
+        reason = illegal(left, right)
+        return reason if reason else (space, left, right)
 
-    def _indices(self, group: Group, name: str) -> list[tuple]:  # type: ignore[type-arg]
-        found = [i.store for i in group.items if name in i.outs]
-        found += sorted({r.index for i in group.items for r in i.reads if r.buffer == name}, key=str)
+    def _by_promise(self, a: Group, b: Group, first: str, common: list[str]) -> list[str]:
+        """The pair's own buffer first, then what flows between the two, then what both read."""
+        flows = [n for n in common if n in a.members.made or n in b.members.made]
+        rest = [n for n in common if n not in flows]
+        head = [first] if first in common else []
+        return list(dict.fromkeys((*head, *flows, *rest) if first in flows else (*flows, *head, *rest)))
+
+    def _indices(self, group: Group, name: str) -> list[Index]:
+        maker = group.members.made.get(name)
+        found = [maker.store] if maker is not None else []
+        found += [index for _, index in group.members.reads.get(name, ())]
         return list(dict.fromkeys(found))[:3]
 
     def _path(self, a: Group, b: Group) -> Reason | None:
@@ -195,31 +213,40 @@ class Fuser:
                         stack.append(nxt)
         return None
 
-    def _merge(self, a: Group, b: Group, space: Space, items: list[Item]) -> None:
-        a.outer, a.inner, a.items = space.outer, space.inner, items
+    def _merge(self, a: Group, b: Group, space: Space, joined: Members) -> None:
+        """`a` takes over everything of `b`, the smaller one, and its candidates are those that `b` brings."""
+        fresh = list(dict.fromkeys((*b.members.made, *b.members.reads)))
+        a.outer, a.inner, a.members = space.outer, space.inner, joined
         a.first, a.last = min(a.first, b.first), max(a.last, b.last)
         b.alive = False
         del self._by_serial[b.serial]
-        for buffer in b.writes:
+        for buffer in b.members.made:
             self.producer[buffer] = a
-        for buffer in self._reads_set(b):
-            old = self.readers.get(buffer, [])
-            self.readers[buffer] = [g for g in old if g is not b and g is not a] + [a]
+        for buffer in b.members.reads:
+            readers = self.readers.setdefault(buffer, {})
+            readers.pop(b.serial, None)
+            readers[a.serial] = a
+        self._rewire(a, b)
+        self._push_candidates(a, fresh)
+        for serial, buffer in (*self._blocked.pop(a.serial, {}).items(), *self._blocked.pop(b.serial, {}).items()):
+            other = self._by_serial.get(serial)
+            if other is not None:
+                self._push(*sorted((a, other), key=lambda g: g.first), buffer)
+
+    def _rewire(self, a: Group, b: Group) -> None:
+        """Replaces `b` by `a` in the group graph."""
         successors = (self.after.pop(b.serial, set()) | self.after.get(a.serial, set())) - {a, b}
         self.after[a.serial] = successors
-        for group in self._before.pop(b.serial, set()):
+        for group in self.before.pop(b.serial, set()):
             if group is not a and group.alive:
                 self.after[group.serial].discard(b)
                 self.after[group.serial].add(a)
-                self._before.setdefault(a.serial, set()).add(group)
+                self.before.setdefault(a.serial, set()).add(group)
         for group in successors:
-            back = self._before.setdefault(group.serial, set())
+            back = self.before.setdefault(group.serial, set())
             back.discard(b)
             back.add(a)
-        self._before.get(a.serial, set()).discard(b)
-        self._push_candidates(a)
-
-    _before: dict[int, set[Group]] = field(default_factory=dict)
+        self.before.get(a.serial, set()).discard(b)
 
     def _say(self, a: Group, b: Group, outcome: Outcome, reason: Reason, saved: int = 0) -> None:
         self.verdicts.append(Verdict(a.name, b.name, outcome, reason, saved))
@@ -241,6 +268,13 @@ class Fuser:
                 raise errors.FusionRequired(producer=demand.producer, consumer=demand.consumer, reason=reason, change=change)
             if not demand.wanted and shared:
                 raise errors.FusionForbidden(producer=demand.producer, consumer=demand.consumer, kernel=shared[0].name)
+
+
+def _neighbours(group: Group, readers: Iterable[Group]) -> list[Group]:
+    """The readers just before and after `group` in program order."""
+    order = sorted(readers, key=lambda g: (g.first, g.serial))
+    at = order.index(group)
+    return [*order[max(0, at - 1) : at], *order[at + 1 : at + 2]]
 
 
 def _operators(group: Group) -> Iterable[str]:

@@ -45,6 +45,11 @@ class Item:
         return ir.outs(self.node)
 
     @cached_property
+    def own(self) -> tuple[tuple[Var, Expr], ...]:
+        """The loop variables with themselves as expressions: the identity mapping."""
+        return tuple((v, v.expr()) for v in self.outer + self.inner)
+
+    @cached_property
     def roots(self) -> tuple[Value, ...]:
         indirect = tuple(
             a.value for e in self.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)
@@ -52,15 +57,17 @@ class Item:
         return (self.value, *indirect, *(() if self.mask is None else (self.mask,)))
 
     @cached_property
-    def reads(self) -> frozenset[Access]:
-        return frozenset(Access(v.attr[0], v.attr[1]) for v in vs.loads(self.roots))
+    def reads(self) -> tuple[Access, ...]:
+        return tuple(dict.fromkeys(Access(v.attr[0], v.attr[1]) for v in vs.loads(self.roots)))
 
     @cached_property
     def cost(self) -> int:
         return vs.total_cost(self.roots)
 
     def substituted(self, mapping: Mapping, outer: tuple[Var, ...], inner: tuple[Var, ...]) -> Item:
-        """The item over other loop variables."""
+        """The item over other loop variables; itself when nothing changes, so that what it has cached stays."""
+        if outer == self.outer and inner == self.inner and all(mapping.get(v, e) is e for v, e in self.own):
+            return self
         roots = vs.substitute_all([self.value, *([] if self.mask is None else [self.mask])], mapping)
         memo: dict[Expr, Expr] = {}
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
@@ -162,6 +169,39 @@ def _variables_of(value: Value) -> set[Var]:
     return found
 
 
+@dataclass(slots=True)
+class Members:
+    """Items with the questions of legality and cost answered once: who reads, makes and overwrites which buffer."""
+
+    items: list[Item]
+    reads: dict[str, list[tuple[Item, Index]]] = field(default_factory=dict)
+    made: dict[str, Item] = field(default_factory=dict)
+    mutated: dict[str, Item] = field(default_factory=dict)
+    cost: int = 0
+
+    @classmethod
+    def of(cls, items: list[Item]) -> Members:
+        found = cls(items)
+        for item in items:
+            found.cost += item.cost
+            for access in item.reads:
+                found.reads.setdefault(access.buffer, []).append((item, access.index))
+            for out in item.outs:
+                found.made[out] = item
+            if isinstance(item.node, ir.Scatter):
+                found.mutated[item.node.target] = item
+        return found
+
+    def joined(self, other: Members) -> Members:
+        """The union, in program order."""
+        both = Members(sorted(self.items + other.items, key=lambda i: i.position), dict(self.reads), cost=self.cost + other.cost)
+        for name, entries in other.reads.items():
+            both.reads[name] = both.reads.get(name, []) + entries
+        both.made = {**self.made, **other.made}
+        both.mutated = {**self.mutated, **other.mutated}
+        return both
+
+
 @dataclass(slots=True, eq=False)
 class Group:
     """Items that will be one kernel, all rewritten onto `outer` and `inner`. An extern is a group with `call` and no items."""
@@ -169,17 +209,26 @@ class Group:
     serial: int
     outer: tuple[Var, ...] = ()
     inner: tuple[Var, ...] = ()
-    items: list[Item] = field(default_factory=list)
+    members: Members = field(default_factory=lambda: Members([]))
     call: ir.Node | None = None
     first: int = 0  # smallest and largest position among the nodes: bounds the search for paths
     last: int = 0
     alive: bool = True
 
     @property
+    def items(self) -> list[Item]:
+        return self.members.items
+
+    @property
     def writes(self) -> tuple[str, ...]:
-        if self.call is not None:
-            return ir.outs(self.call)
-        return tuple(o for item in self.items for o in item.outs)
+        return ir.outs(self.call) if self.call is not None else tuple(self.members.made)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return ir.reads(self.call) if self.call is not None else tuple(self.members.reads)
+
+    def touches(self, name: str) -> bool:
+        return name in self.members.reads or name in self.members.made
 
     @property
     def name(self) -> str:

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kgen import index as ix
 from kgen import ir
 from kgen.scheduler.align import Space
-from kgen.scheduler.items import Group, Item
+from kgen.scheduler.items import Group, Item, Members
+from kgen.values import Index
 from kgen.verdict import Reason
 
 
-def joined_items(a: Group, b: Group, space: Space) -> list[Item]:
-    """Both groups' items over the joint loops, in program order."""
-    items = [_moved(i, space, space.map_a, space.a_inner, bool(a.inner)) for i in a.items]
-    items += [_moved(i, space, space.map_b, space.b_inner, bool(b.inner)) for i in b.items]
-    return sorted(items, key=lambda i: i.position)
+def moved(group: Group, space: Space, first: bool) -> Members:
+    """The group's items over the joint loops; `first` says which side of the space the group is."""
+    mapping, run_inner = (space.map_a, space.a_inner) if first else (space.map_b, space.b_inner)
+    had_inner = bool(group.inner)
+    items = [i.substituted(mapping, space.outer, space.inner if (bool(i.inner) if had_inner else run_inner) else ()) for i in group.items]
+    if all(new is old for new, old in zip(items, group.items, strict=True)):
+        return group.members
+    return Members.of(items)
 
 
-def _moved(item: Item, space: Space, mapping: dict, was_inner: bool, group_had_inner: bool) -> Item:  # type: ignore[type-arg]
-    inner = bool(item.inner) if group_had_inner else was_inner
-    return item.substituted(mapping, space.outer, space.inner if inner else ())
+def illegal(a: Members, b: Members) -> Reason | None:
+    """The first rule that one kernel of both would break, or None. Each rule compares (buffer, index) pairs over the same
+    loops; rules within one side held when that side was made. Costs what the smaller side has of reads and writes."""
+    small, large = (a, b) if len(a.items) <= len(b.items) else (b, a)
+    for name, entries in small.reads.items():
+        reason = _bad_reads(entries, large.made.get(name), large.mutated.get(name))
+        if reason:
+            return reason
+    for name, producer in small.made.items():
+        reason = _bad_reads(large.reads.get(name, ()), producer, None)
+        if reason:
+            return reason
+    for name, writer in small.mutated.items():
+        reason = _bad_reads(large.reads.get(name, ()), None, writer)
+        if reason:
+            return reason
+    return _bad_chain(small, large) or _bad_chain(large, small)
 
 
-def illegal(graph: ir.Graph, items: list[Item]) -> Reason | None:
-    """The first rule that the joint items break, or None. Every rule looks at (buffer, index) pairs over the same loops."""
-    written: dict[str, Item] = {}
-    for item in items:
-        for out in item.outs:
-            written[out] = item
-    mutated = {item.node.target: item for item in items if isinstance(item.node, ir.Scatter)}
-    for item in items:
-        for access in item.reads:
-            producer = written.get(access.buffer)
-            if producer is not None and producer is not item:
-                reason = _bad_flow(producer, item, access.index)
-                if reason:
-                    return reason
-            writer = mutated.get(access.buffer)
-            if writer is not None and not _same_element(writer, access.index):
-                return Reason.MUTATION
-    return _bad_chain(graph, mutated, written)
+def _bad_reads(entries: Iterable[tuple[Item, Index]], producer: Item | None, writer: Item | None) -> Reason | None:
+    """Reads of a buffer that the other side makes, or whose storage it overwrites."""
+    for item, index in entries:
+        if producer is not None:
+            reason = _bad_flow(producer, item, index)
+            if reason:
+                return reason
+        if writer is not None and not _same_element(writer, index):
+            return Reason.MUTATION
+    return None
 
 
 def _bad_flow(producer: Item, consumer: Item, index: tuple[ix.Expr, ...]) -> Reason | None:
@@ -64,12 +76,12 @@ def _same_element(writer: Item, index: tuple[ix.Expr, ...]) -> bool:
     return writer.store == index and loops <= covered
 
 
-def _bad_chain(graph: ir.Graph, mutated: dict[str, Item], written: dict[str, Item]) -> Reason | None:
+def _bad_chain(first: Members, second: Members) -> Reason | None:
     """Two writes of one storage in one kernel must hit the same element at each point, or they might swap."""
-    for target, second in mutated.items():
-        first = written.get(target)
-        if first is not None and first.store != second.store:
-            return Reason.MUTATION
-        if first is not None and isinstance(first.node, ir.Scatter) and not _same_element(second, first.store):
+    for target, later in second.mutated.items():
+        earlier = first.made.get(target)
+        if earlier is None:
+            continue
+        if earlier.store != later.store or (isinstance(earlier.node, ir.Scatter) and not _same_element(later, earlier.store)):
             return Reason.MUTATION
     return None

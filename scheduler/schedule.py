@@ -11,7 +11,7 @@ from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler.cost import Sizes
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
-from kgen.scheduler.items import Group, make_item
+from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.memory import plan_memory
 from kgen.scheduler.sections import make_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -39,16 +39,17 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
-        for name in dict.fromkeys(ir.reads(group.call) if group.call else [r.buffer for i in group.items for r in sorted(i.reads, key=str)]):
-            fuser.readers.setdefault(name, []).append(group)
+        for name in group.reads:
+            fuser.readers.setdefault(name, {})[group.serial] = group
     for n, targets in enumerate(after):
         source = groups[position[n]]
         fuser.after[source.serial] = {groups[position[t]] for t in targets}
         for target in fuser.after[source.serial]:
-            fuser._before.setdefault(target.serial, set()).add(source)
+            fuser.before.setdefault(target.serial, set()).add(source)
     alive = fuser.run()
     verdicts = fuser.verdicts
-    steps = [_step(g, fuser, outputs, verdicts) for g in _ordered(alive, fuser)]
+    shared = _storage_shared(graph)
+    steps = [_step(g, fuser, outputs, shared, verdicts) for g in _ordered(alive, fuser)]
     result = Schedule(graph, _distinct_names(steps), verdicts)
     steps = result.steps
     result.local = _locals(graph, steps)
@@ -67,7 +68,7 @@ def _group(node: ir.Node, position: int) -> Group:
         inner = _renamed("y", item.inner, renamed)
         if item.inner and not inner:
             inner = (ix.var("y0", 1),)
-        group.items = [item.substituted(renamed, outer, inner)]
+        group.members = Members.of([item.substituted(renamed, outer, inner)])
         group.outer, group.inner = outer, inner
     else:
         group.call = node
@@ -93,7 +94,7 @@ def _ordered(groups: list[Group], fuser: Fuser) -> list[Group]:
     return [by_number[k] for k in topological(after, fuser.graph.name)]
 
 
-def _step(group: Group, fuser: Fuser, outputs: frozenset[str], verdicts: list[Verdict]) -> Step:
+def _step(group: Group, fuser: Fuser, outputs: frozenset[str], shared: frozenset[str], verdicts: list[Verdict]) -> Step:
     if group.call is not None:
         node = group.call
         call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
@@ -103,18 +104,15 @@ def _step(group: Group, fuser: Fuser, outputs: frozenset[str], verdicts: list[Ve
         return Call(call)
     needed = frozenset(
         name for name in group.writes
-        if name in outputs or any(r is not group for r in fuser.readers.get(name, ())) or _persists(fuser.graph, name)
+        if name in outputs or any(r is not group for r in fuser.readers.get(name, {}).values()) or name in shared
     )  # fmt: skip
     return make_kernel(group, fuser.graph, fuser.sizes, needed, verdicts)
 
 
-def _persists(graph: ir.Graph, name: str) -> bool:
-    """A new version of existing storage is memory whether or not anybody reads it by that name; aliases read it too."""
-    return graph.buffers[name].alias_of is not None or name in graph_aliased(graph)
-
-
-def graph_aliased(graph: ir.Graph) -> set[str]:
-    return {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+def _storage_shared(graph: ir.Graph) -> frozenset[str]:
+    """Buffers whose storage has another name as well: memory whether or not anybody reads them by this one."""
+    aliases = {b.name: b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+    return frozenset((*aliases, *aliases.values()))
 
 
 def _distinct_names(steps: list[Step]) -> list[Step]:

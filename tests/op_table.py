@@ -307,7 +307,8 @@ ACTIVATIONS = [
         for name, fn in {
             "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish, "elu": F.elu,
             "celu": lambda x: F.celu(x, 0.7), "selu": F.selu, "leaky_relu": F.leaky_relu, "hardtanh": F.hardtanh,
-            "relu6": F.relu6,            "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "softplus": F.softplus, "logsigmoid": F.logsigmoid,
+            "relu6": F.relu6, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish,
+            "softplus": F.softplus, "logsigmoid": F.logsigmoid,
             "softshrink": F.softshrink, "hardshrink": F.hardshrink, "tanhshrink": F.tanhshrink, "softsign": F.softsign,
             "threshold": lambda x: F.threshold(x, 0.1, 20),
         }.items()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from op_case import Case, check, tensor
 from op_table_indexing import CASES
 
+from kgen import index as ix
 from kgen import ir
 
 ROWS = [
@@ -49,3 +50,14 @@ def test_convolution_is_a_contraction(
     inputs = [tensor(torch.float64, *shape), tensor(torch.float64, *weight)]
     graph = check(lambda x, w: call(x.relu(), w, **options), inputs, tracing)
     assert [type(n) for n in graph.nodes if isinstance(n, ir.Contraction | ir.Extern)] == [ir.Contraction]
+
+
+def test_resampling_by_a_whole_factor_is_affine() -> None:
+    graph = check(lambda x: F.interpolate(x, scale_factor=2), [tensor(torch.float32, 1, 2, 5, 6)])
+    atoms = {a for n in graph.nodes for root in ir.roots(n) for a in root.free_atoms()}
+    assert not any(isinstance(a, ix.Indirect) for a in atoms)
+
+
+def test_cat_of_few_is_one_value() -> None:
+    graph = check(lambda x, y: torch.cat([x, y, x]).relu() * 2, [tensor(torch.float32, 3, 4), tensor(torch.float32, 2, 4)])
+    assert [type(n) for n in graph.nodes] == [ir.Pointwise]

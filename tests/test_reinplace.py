@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from op_case import check, tensor
+from op_case import check, lowered, tensor
 
 from kgen import index as ix
 from kgen import ir
+from kgen.evaluate import evaluate_graph
 
 F32 = torch.float32
 
@@ -77,9 +78,18 @@ def added(x: Any, v: Any) -> None:
 
 
 WRITES = [
-    (row_only, 8), (row_add, 8), (block, 2), (through_view, 8), (through_turned_view, 8), (indexed, 16), (indexed_in_slice, 16),
-    (diagonal, 6), (many_rows, 40), (filled, 8), (added, 16),
-]  # fmt: skip
+    (row_only, 8),
+    (row_add, 8),
+    (block, 2),
+    (through_view, 8),
+    (through_turned_view, 8),
+    (indexed, 16),
+    (indexed_in_slice, 16),
+    (diagonal, 6),
+    (many_rows, 40),
+    (filled, 8),
+    (added, 16),
+]
 
 
 @pytest.mark.parametrize(("fn", "elements"), WRITES, ids=lambda p: getattr(p, "__name__", str(p)))
@@ -173,9 +183,23 @@ def whole(x: Any, v: Any) -> None:
 
 
 READERS = [
-    row, shifted, reversed_rows, turned, old_value_returned, old_value_used, old_row_used, gathered_from_itself, swapped, everything,
-    two_results, clone_written, intermediate, view_of_intermediate_later, constant, whole,
-]  # fmt: skip
+    row,
+    shifted,
+    reversed_rows,
+    turned,
+    old_value_returned,
+    old_value_used,
+    old_row_used,
+    gathered_from_itself,
+    swapped,
+    everything,
+    two_results,
+    clone_written,
+    intermediate,
+    view_of_intermediate_later,
+    constant,
+    whole,
+]
 
 
 @pytest.mark.parametrize("fn", READERS, ids=lambda f: f.__name__)
@@ -195,3 +219,31 @@ def test_many_writes_stay_linear() -> None:
 
     graph = check(rows, [tensor(F32, 64, 4), tensor(F32, 4)])
     assert written(graph) == 256
+
+
+def cloned(x: Any, v: Any) -> Any:
+    return x.clone()
+
+
+def result_and_clone(x: Any, v: Any) -> Any:
+    y = x.flip(0).cumsum(0)
+    return y, y.clone()
+
+
+def computed_then_copied(x: Any, v: Any) -> Any:
+    y = x.index_fill(0, torch.tensor([1]), 5.0)
+    x.copy_(y)
+    return y
+
+
+def constant_result(x: Any, v: Any) -> Any:
+    return torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize("fn", [cloned, result_and_clone, computed_then_copied, constant_result], ids=lambda f: f.__name__)
+def test_results_share_no_storage_that_eager_does_not_share(fn: Callable[..., Any]) -> None:
+    x, v = tensor(F32, 6, 8), tensor(F32, 8)
+    graph = lowered(fn, [x, v])
+    results = [r for r in evaluate_graph(graph, [x, v]) if isinstance(r, torch.Tensor)]
+    storages = [t.untyped_storage().data_ptr() for t in (*results, x, v, *graph.constants.values())]
+    assert len(set(storages)) == len(storages)

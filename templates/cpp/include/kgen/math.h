@@ -232,7 +232,8 @@ KGEN_FN R size_of(R x) {
 template <class R>
 KGEN_FN R tanh_register(R x) {
   const R size = size_of(x), square = x * x;
-  const R tail = polynomial(square, -3.333328068e-01f, 1.333144158e-01f, -5.373964831e-02f, 2.063888870e-02f, -5.704785232e-03f);
+  const R tail =
+      polynomial(square, -3.333328068e-01f, 1.333144158e-01f, -5.373964831e-02f, 2.063888870e-02f, -5.704785232e-03f);
   const R small = mul_add(x * square, tail, x);
   const R large = lit<R>(1.0f) - lit<R>(2.0f) / (exp_register(size + size) + lit<R>(1.0f));
   return size < lit<R>(0.625f) ? small : with_sign_of(large, x);

@@ -43,9 +43,10 @@ KGEN_FN Vec<T, L> load_raw(const T* p, Mask<L> mask) {
     KGEN_UNROLL for (int i = 0; i < out.K; ++i) {
       using R = typename Vec<T, L>::reg;
       const auto* from = p + i * out.W;
-      if constexpr (sizeof(R) == 32 && sizeof(T) == 4) out.r[i] = (R)_mm256_maskload_epi32((const int*)from, (__m256i)wide.r[i]);
-      if constexpr (sizeof(R) == 32 && sizeof(T) == 8) out.r[i] = (R)_mm256_maskload_epi64((const long long*)from, (__m256i)wide.r[i]);
-      if constexpr (sizeof(R) == 16 && sizeof(T) == 4) out.r[i] = (R)_mm_maskload_epi32((const int*)from, (__m128i)wide.r[i]);
+      constexpr int B = sizeof(R), S = sizeof(T);
+      if constexpr (B == 32 && S == 4) out.r[i] = (R)_mm256_maskload_epi32((const int*)from, (__m256i)wide.r[i]);
+      if constexpr (B == 32 && S == 8) out.r[i] = (R)_mm256_maskload_epi64((const long long*)from, (__m256i)wide.r[i]);
+      if constexpr (B == 16 && S == 4) out.r[i] = (R)_mm_maskload_epi32((const int*)from, (__m128i)wide.r[i]);
     }
     return out;
   }

@@ -1,5 +1,5 @@
-// Exact operations: arithmetic, comparisons, logic, bits, rounding, selection. Names end in an underscore. Every argument may be
-// a Vec or a scalar, which is splatted; with scalars alone the result is a scalar.
+// Exact operations: arithmetic, comparisons, logic, bits, rounding, selection. Names end in an underscore. Every argument may
+// be a Vec or a scalar, which is splatted; with scalars alone the result is a scalar.
 #pragma once
 
 #include "vec.h"
@@ -327,8 +327,8 @@ KGEN_FN auto fma_(A a, B b, C c) {
   if constexpr (lanes_of<V> == 1) {
     return sizeof(V) == 4 ? V(__builtin_fmaf(a, b, c)) : V(__builtin_fma(a, b, c));
   } else {
-    return map_registers<V>([](auto x, auto y, auto z) KGEN_INLINE { return fma_register(x, y, z); }, coerce<V>(a), coerce<V>(b),
-                            coerce<V>(c));
+    const auto fused = [](auto x, auto y, auto z) KGEN_INLINE { return fma_register(x, y, z); };
+    return map_registers<V>(fused, coerce<V>(a), coerce<V>(b), coerce<V>(c));
   }
 }
 

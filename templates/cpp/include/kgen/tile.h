@@ -49,13 +49,16 @@ inline constexpr int tile_block = smaller(smaller(L, 16), kRegisterBytes / int(s
 
 // Out of line: one copy serves a kernel's full and partial tiles.
 template <class T, int L>
-[[gnu::noinline]] void transpose_tile(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
+[[gnu::noinline]] void transpose_tile(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t rows,
+                                      int64_t cols) {
   constexpr int N = tile_block<T, L>;
   using U = unsigned_of_size<sizeof(T)>;
   for (int64_t r = 0; r < rows; r += N) {
     for (int64_t c = 0; c < cols; c += N) {
-      transpose_block<N>(reinterpret_cast<U*>(to) + c * to_stride + r, to_stride, reinterpret_cast<const U*>(from) + r * from_stride + c,
-                         from_stride, smaller<int64_t>(N, rows - r), smaller<int64_t>(N, cols - c));
+      auto* block_to = reinterpret_cast<U*>(to) + c * to_stride + r;
+      const auto* block_from = reinterpret_cast<const U*>(from) + r * from_stride + c;
+      transpose_block<N>(block_to, to_stride, block_from, from_stride, smaller<int64_t>(N, rows - r),
+                         smaller<int64_t>(N, cols - c));
     }
   }
 }

@@ -86,7 +86,8 @@ struct CommonLane {
   using B = typename CommonLane<Rest...>::type;
   static constexpr bool a_decides = lanes_of<A> > 1, b_decides = lanes_of<Rest...> > 1;
   static_assert(!(a_decides && b_decides) || std::is_same_v<lane_t<A>, B>, "vectors of different lane types");
-  using scalar = typename std::conditional_t<std::is_same_v<lane_t<A>, B>, std::type_identity<B>, std::common_type<lane_t<A>, B>>::type;
+  using both = std::conditional_t<std::is_same_v<lane_t<A>, B>, std::type_identity<B>, std::common_type<lane_t<A>, B>>;
+  using scalar = typename both::type;  // not common_type for equal types: it would be int for two int8_t
   using type = std::conditional_t<a_decides, lane_t<A>, std::conditional_t<b_decides, B, scalar>>;
 };
 template <class A>
@@ -428,7 +429,8 @@ KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
   if constexpr (std::is_same_v<To, From>) {
     return x;
 #if KGEN_X86
-  } else if constexpr (std::is_integral_v<From> && std::is_integral_v<To> && sizeof(To) > sizeof(From) && N * sizeof(To) >= 16) {
+  } else if constexpr (std::is_integral_v<From> && std::is_integral_v<To> && sizeof(To) > sizeof(From) &&
+                       N * sizeof(To) >= 16) {
     return widen_integers<To, From, N>(x);
   } else if constexpr (std::is_integral_v<From> && std::is_integral_v<To> && sizeof(To) < sizeof(From) && sizeof(x) >= 16) {
     return narrow_integers<To, From, N>(x);
@@ -490,7 +492,9 @@ KGEN_FN Vec<To, L> convert(Vec<From, L> v) {
     // through 64 bits, so that negative values wrap as a scalar conversion does
     return convert<uint32_t>(convert<int64_t>(v));
   } else {
-    return from_pieces<To, L, N>([&](auto piece) KGEN_INLINE { return convert_register<To, From, N>(piece_of<N, piece.value>(v)); });
+    return from_pieces<To, L, N>([&](auto piece) KGEN_INLINE {
+      return convert_register<To, From, N>(piece_of<N, piece.value>(v));
+    });
   }
 }
 
@@ -620,7 +624,10 @@ KGEN_FN Vec<T, L> select(Mask<L> mask, Vec<T, L> yes, Vec<T, L> no) {
 #else
 #define KGEN_MASK_OP(name, op) \
   template <int L>             \
-  KGEN_FN Mask<L> name(Mask<L> a, Mask<L> b) { return {map_registers<Vec<int32_t, L>>([](auto x, auto y) KGEN_INLINE { return x op y; }, a.lanes, b.lanes)}; }
+  KGEN_FN Mask<L> name(Mask<L> a, Mask<L> b) { \
+    const auto apply = [](auto x, auto y) KGEN_INLINE { return x op y; }; \
+    return {map_registers<Vec<int32_t, L>>(apply, a.lanes, b.lanes)}; \
+  }
 #endif
 KGEN_MASK_OP(operator&, &)
 KGEN_MASK_OP(operator|, |)

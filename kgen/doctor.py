@@ -1,0 +1,174 @@
+"""What `python -m kgen doctor` checks: each check says what it found and, where that is bad, what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kgen import cache
+from kgen.backend import kgen_backend
+from kgen.build import cpp, toolchain
+from kgen.errors import KgenError
+
+__all__ = ["BAD", "NOTE", "OK", "Check", "checks"]
+
+OK, NOTE, BAD = "ok", "note", "BAD"
+OLDEST_TORCH = (2, 11)
+NEWEST_TESTED = (2, 13)
+OLDEST_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`status` is ok, note (works, with a remark) or BAD; `advice` is what to do, where there is something to do."""
+
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """All checks, from what the others need to what needs the others. One that cannot be answered is bad, never an exception."""
+    for name, check in _CHECKS.items():
+        try:
+            yield check(name)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with the machine, the other checks still help
+            yield _failed(name, getattr(error, "inner_exception", error))  # Dynamo wraps what a back end raises
+
+
+def _failed(name: str, error: Exception) -> Check:
+    if isinstance(error, KgenError):
+        text, _, hint = str(error).partition("\n  try: ")
+        return Check(name, BAD, text, hint)
+    return Check(name, BAD, f"{type(error).__name__}: {error}", "this check itself failed: please report it")
+
+
+def _python(name: str) -> Check:
+    good = sys.version_info[:2] >= OLDEST_PYTHON
+    advice = "" if good else "install Python {}.{} or newer".format(*OLDEST_PYTHON)
+    return Check(name, OK if good else BAD, platform.python_version(), advice)
+
+
+def _torch(name: str) -> Check:
+    major, minor = (int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
+    if (major, minor) < OLDEST_TORCH:
+        return Check(name, BAD, torch.__version__, "install torch {}.{} or newer".format(*OLDEST_TORCH))
+    if (major, minor) > NEWEST_TESTED:
+        tested = "kgen uses private parts of torch and was tested up to {}.{}".format(*NEWEST_TESTED)
+        return Check(name, NOTE, torch.__version__, f"{tested}: run its tests before you rely on it")
+    return Check(name, OK, torch.__version__)
+
+
+def _triton(name: str) -> Check:
+    try:
+        return Check(name, OK, importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        needed = torch.cuda.is_available()
+        return Check(name, BAD if needed else NOTE, "not installed", "install triton to generate GPU kernels")
+
+
+def _entry_point(name: str) -> Check:
+    found = importlib.metadata.entry_points(group="torch_dynamo_backends", name="kgen")
+    if found:
+        return Check(name, OK, 'torch.compile(f, backend="kgen") finds kgen')
+    return Check(
+        name,
+        NOTE,
+        "kgen is importable but not installed",
+        'install it (pip install -e .), or use kgen.compile instead of backend="kgen"',
+    )
+
+
+def _compiler(name: str) -> Check:
+    found = toolchain.compiler()
+    return Check(name, OK, f"{found.family} {'.'.join(map(str, found.version))} ({' '.join(found.command)})")
+
+
+def _isa(name: str) -> Check:
+    found = toolchain.isa()
+    if found.name == "generic":
+        advice = "kernels use 16-byte vectors; on an x86 machine with AVX2, check KGEN_ISA and that /proc/cpuinfo can be read"
+        return Check(name, NOTE, "generic", advice)
+    forced = " (set by KGEN_ISA)" if os.environ.get("KGEN_ISA") else ""
+    return Check(name, OK, found.name + forced)
+
+
+def _cache(name: str) -> Check:
+    return Check(name, OK, str(cache.cache_dir()))
+
+
+def _header(name: str) -> Check:
+    header = cpp.kernel_include_dir() / "kgen" / "kernel.h"
+    made = cpp.precompiled_header(header, (*toolchain.kernel_flags(), f"-I{cpp.kernel_include_dir()}"))
+    if made is None:
+        return Check(
+            name,
+            NOTE,
+            "cannot be precompiled",
+            "kernels still build, but each takes longer; check that the compiler and the disk are in order",
+        )
+    return Check(name, OK, "builds")
+
+
+def _runtime(name: str) -> Check:
+    cpp.runtime_library()
+    cpp.math_library()
+    return Check(name, OK, "runtime and vector math build and load")
+
+
+def _openmp(name: str) -> Check:
+    """Two OpenMP libraries in one process are two pools of threads that fight for the cores."""
+    cpp.math_library()
+    found = loaded_openmp(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
+    if not found:
+        return Check(
+            name,
+            NOTE,
+            "torch has loaded no OpenMP library",
+            "kernels run in their own threads; that is fine unless torch uses others",
+        )
+    if len(found) == 1:
+        return Check(name, OK, f"torch and kernels share {found[0]}")
+    advice = "kernels and torch use different thread pools, which costs time; a torch wheel with its own libgomp avoids it"
+    return Check(name, NOTE, ", ".join(found), advice)
+
+
+def loaded_openmp(maps: str) -> list[str]:
+    """The OpenMP runtimes among a process's mapped files (text of /proc/self/maps)."""
+    files = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
+    return sorted(f for f in files if re.search(r"/lib(gomp|omp|iomp5)[^/]*\.so", f))
+
+
+def _end_to_end(name: str) -> Check:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2 + 1, -1)
+
+    x = torch.randn(16, 33)
+    compiled = torch.compile(shifted, backend=lambda gm, inputs: kgen_backend(gm, inputs, options={"cache": False}))
+    if torch.allclose(compiled(x), shifted(x), atol=1e-6):
+        return Check(name, OK, "a small graph compiles, runs and is right")
+    return Check(name, BAD, "a small graph gives wrong numbers", "please report this, with all lines above")
+
+
+_CHECKS: dict[str, Callable[[str], Check]] = {
+    "Python": _python,
+    "torch": _torch,
+    "triton": _triton,
+    "entry point": _entry_point,
+    "C++ compiler": _compiler,
+    "instruction set": _isa,
+    "cache folder": _cache,
+    "kernel header": _header,
+    "native libraries": _runtime,
+    "OpenMP": _openmp,
+    "a compilation": _end_to_end,
+}

@@ -1,0 +1,313 @@
+"""Drives many small functions through the real C++ back end at the price of few compiler runs.
+
+`run_rows` traces every row as AOTAutograd does, lowers, schedules and renders it, then builds the kernels of all rows together
+(equal kernels once), and runs each row through the native runtime against eager. One row's failure, a compile error too, is
+that row's alone.
+
+``python tests/codegen.py NAME...`` runs the table's rows whose name starts with one of the arguments and prints their kernels.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._functorch.aot_autograd import aot_function
+from torch.fx import GraphModule
+
+from kgen.build import cpp, toolchain
+from kgen.build.unit import PRELUDE, canonical_text
+from kgen.decompositions import table
+from kgen.errors import KernelBuildFailed
+from kgen.host import native
+from kgen.host.assemble import KernelCall, assemble
+from kgen.lowering import LoweringContext, lower, reinplace
+from kgen.pipeline import REGISTER_BYTES
+from kgen.plan import Schedule
+from kgen.scheduler import schedule
+from kgen.templates.cpp.kernel import render_kernel
+from kgen.verify import verify
+import op_table
+from op_case import ANY, same
+from op_table_indexing import CASES
+
+# Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
+PER_UNIT = 40
+
+Check = Callable[[Sequence[Any], Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function with the argument lists to call it with, all through one graph: the first is traced, with symbolic sizes when
+    `dynamic`. `agrees(args, got, want)` raises when results differ; `externs` are the operators that may be library calls (None:
+    any)."""
+
+    name: str
+    fn: Callable[..., Any]
+    samples: Sequence[Sequence[Any]]
+    agrees: Check
+    externs: frozenset[str] | None = frozenset()
+    dynamic: bool = False
+
+
+@dataclass
+class _Graph:
+    """One graph of a row between its stages; `run` is set once its kernels are loaded."""
+
+    plan: Schedule
+    eager: GraphModule
+    calls: dict[str, KernelCall] = field(default_factory=dict)
+    symbols: set[str] = field(default_factory=set)
+    run: Callable[[list[Any]], Any] | None = None
+
+    def __call__(self, *args: Any) -> Any:
+        return self.eager(*args) if self.run is None else self.run(list(args))
+
+
+@dataclass
+class _Job:
+    row: Row
+    compiled: Callable[..., Any] | None = None
+    graphs: list[_Graph] = field(default_factory=list)
+    error: str = ""
+
+
+def run_rows(rows: Iterable[Row], *, show: bool = False) -> dict[str, str]:
+    """The failures by row name: empty when every row agrees with eager."""
+    jobs = [_Job(row) for row in rows]
+    functions = _Functions()
+    for job in jobs:
+        _attempt(job, lambda job=job: _trace(job, functions))
+    if show:
+        print("\n".join(functions.texts.values()))
+    broken, libraries = functions.build()
+    for job in jobs:
+        for graph in job.graphs:
+            for symbol in graph.symbols & broken.keys():
+                job.error = job.error or broken[symbol]
+        if not job.error:
+            _attempt(job, lambda job=job: _run(job, libraries))
+    return {job.row.name: job.error for job in jobs if job.error}
+
+
+def report(failures: dict[str, str]) -> str:
+    """All failures, the short ones first: what a person reads."""
+    return "\n".join(f"{name}: {error}" for name, error in sorted(failures.items(), key=lambda item: len(item[1])))
+
+
+def _attempt(job: _Job, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as cause:  # one row must not take the others along
+        where = traceback.extract_tb(cause.__traceback__)[-1]
+        job.error = f"{type(cause).__name__}: {str(cause).strip()[:700]} [{where.filename.rsplit('/', 1)[-1]}:{where.lineno}]"
+
+
+# ---- from a function to kernels -------------------------------------------------------------------------------------
+
+
+def _trace(job: _Job, functions: _Functions) -> None:
+    """Traces on the first sample. The first call runs the graph in eager: its kernels do not exist yet."""
+
+    def compile_graph(gm: GraphModule, _: Any) -> Callable[..., Any]:
+        graph = _Graph(plan_of(gm), gm)
+        functions.add(graph)
+        job.graphs.append(graph)
+        return graph
+
+    row = job.row
+    job.compiled = aot_function(
+        row.fn, compile_graph, decompositions=table(), keep_inference_input_mutations=True, dynamic=row.dynamic
+    )
+    with torch.no_grad():
+        job.compiled(*copied(row.samples[0]))
+    if row.externs is not None:
+        found = [str(c.node.target) for g in job.graphs for c in g.plan.calls]
+        left = [name for name in found if name.split(".")[1] not in row.externs]
+        assert not left, f"library calls: {left}"
+
+
+def plan_of(gm: GraphModule) -> Schedule:
+    """The schedule of a traced graph, which stays as it is."""
+    values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    env = next((v.fake_mode.shape_env for v in values if hasattr(v, "fake_mode")), None)
+    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"))
+
+
+def _copy(gm: GraphModule) -> GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return GraphModule(gm, graph)
+
+
+class _Functions:
+    """The distinct kernels of many graphs, and the libraries made of them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.known: dict[str, str] = {}  # canonical text -> symbol
+        self.serial = 0
+
+    def add(self, graph: _Graph) -> None:
+        self.serial += 1
+        width = REGISTER_BYTES[toolchain.isa().name]
+        for number, kernel in enumerate(graph.plan.kernels):
+            symbol = f"c{self.serial}_{number}_{kernel.name}"
+            made = render_kernel(kernel, graph.plan.graph, symbol, width)
+            canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
+            symbol = self.known.setdefault(canonical, symbol)
+            self.texts.setdefault(symbol, made.text)
+            graph.calls[kernel.name] = KernelCall(symbol, made.buffers, made.sizes)
+            graph.symbols.add(symbol)
+
+    def build(self) -> tuple[dict[str, str], list[Any]]:
+        """(compiler messages by symbol, loaded libraries)."""
+        broken: dict[str, str] = {}
+        while True:
+            groups = _groups({s: t for s, t in self.texts.items() if s not in broken})
+            units = [cpp.Unit(f"codegen{k}", _source(group)) for k, group in enumerate(groups)]
+            try:
+                return broken, [cpp.load_library(path) for path in cpp.build_units(units)]
+            except KernelBuildFailed as failure:
+                found = _blame(failure, {s for group in groups for s in group})
+                broken.update(found or self._alone(groups[int(failure.kernel.removeprefix("codegen"))]))
+
+    def _alone(self, group: dict[str, str]) -> dict[str, str]:
+        """Which functions of a unit do not compile, found by compiling each."""
+        broken = {}
+        for symbol, text in group.items():
+            try:
+                cpp.build_unit("codegen0", _source({symbol: text}))
+            except KernelBuildFailed as failure:
+                broken[symbol] = str(failure)[:2000]
+        if not broken:
+            raise AssertionError(f"a unit fails although each of its kernels compiles: {', '.join(group)}")
+        return broken
+
+
+def _groups(texts: dict[str, str]) -> list[dict[str, str]]:
+    items = list(texts.items())
+    return [dict(items[k : k + PER_UNIT]) for k in range(0, len(items), PER_UNIT)]
+
+
+def _source(group: dict[str, str]) -> str:
+    """The functions, each under a file name of its own, so that the compiler's messages say whose fault it is."""
+    return PRELUDE + "".join(f'#line 1 "{symbol}"\n{text}\n' for symbol, text in group.items())
+
+
+def _blame(failure: KernelBuildFailed, symbols: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in failure.output.splitlines():
+        match = re.match(r"(c\d+_\d+_\w*):(\d+)", line)
+        if match and match[1] in symbols:
+            found.setdefault(match[1], f"does not compile:\n{failure.output[:2000]}")
+    return found
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+def _run(job: _Job, libraries: list[Any]) -> None:
+    assert job.compiled is not None
+    for graph in job.graphs:
+        assembled = assemble(graph.plan, graph.calls)
+        graph.run = native.load(assembled.program, libraries, assembled.constants, assembled.callables)
+    for sample in job.row.samples:
+        ours, theirs = copied(sample), copied(sample)
+        with torch.no_grad():
+            got, want = job.compiled(*ours), job.row.fn(*theirs)
+        job.row.agrees(sample, got, want)
+        for given, mine, eagers in zip(tensors(sample), tensors(ours), tensors(theirs), strict=True):
+            if torch.equal(eagers.nan_to_num(), given.nan_to_num()):
+                assert torch.equal(mine.nan_to_num(), given.nan_to_num()), "changed an input"
+            else:
+                job.row.agrees(sample, mine, eagers)
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """The arguments with tensors of their own, in the same layout (at the same offset from an aligned address)."""
+    return [_copied(a) for a in args]
+
+
+def _copied(arg: Any) -> Any:
+    if isinstance(arg, list | tuple):
+        return type(arg)(_copied(a) for a in arg)
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    storage = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage().clone())  # type: ignore[call-overload]
+    return storage.as_strided(arg.size(), arg.stride(), arg.storage_offset())
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Every tensor of nested lists and tuples."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    return [t for item in tree for t in tensors(item)] if isinstance(tree, list | tuple) else []
+
+
+# ---- the two op tables ----------------------------------------------------------------------------------------------
+
+
+def _table_row(case: op_table.Case, samples: Sequence[Any], name: str, dynamic: bool = False) -> Row:
+    entry = case.entry
+
+    def agrees(args: Sequence[Any], got: Any, want: Any) -> None:
+        op_table.assert_agrees(entry.fn, tuple(args), got, want, entry.tolerance)
+
+    return Row(name, entry.fn, samples, agrees, None if entry.extern else frozenset(), dynamic)
+
+
+def elementwise_rows(dtypes: Sequence[torch.dtype], *, every_sample: bool = False) -> list[Row]:
+    """Rows of `op_table.TABLE`: one a sample."""
+    rows = []
+    for case in op_table.cases(op_table.TABLE):
+        if case.dtype in dtypes:
+            samples = case.samples()
+            chosen = range(len(samples)) if every_sample else telling(samples)
+            rows += [_table_row(case, [samples[k]], f"{case}-{k}") for k in chosen]
+    return rows
+
+
+def telling(samples: Sequence[Any]) -> list[int]:
+    """The samples that find most for their compile time: the one with most elements, and the last (special floats)."""
+    sizes = [sum(t.numel() for t in tensors(s)) for s in samples]
+    last = len(samples) - 1
+    return sorted({sizes.index(max(sizes)), last})
+
+
+def indexing_rows(dtypes: Sequence[torch.dtype]) -> list[Row]:
+    """Rows of `op_table_indexing.CASES`."""
+    rows = []
+    for case in (c for family in CASES.values() for c in family):
+        for dtype in case.dtypes:
+            if dtype in dtypes:
+                name = f"{case.name}-{str(dtype).removeprefix('torch.')}"
+                rows.append(Row(name, case.fn, [case.make_inputs(dtype)], _same, case.externs))
+    return rows
+
+
+def _same(_: Sequence[Any], got: Any, want: Any) -> None:
+    left, right = tensors(got), tensors(want)
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        same(a, b)
+
+
+def main(names: Sequence[str]) -> int:
+    every = (*ANY, torch.float16, torch.int8, torch.int16)
+    rows = [*elementwise_rows(every, every_sample=True), *indexing_rows(every)]
+    chosen = [row for row in rows if any(row.name.startswith(name) for name in names)]
+    failures = run_rows(chosen, show=True)
+    print(f"{len(chosen)} rows, {len(failures)} failed")
+    print(report(failures))
+    return bool(failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
