@@ -19,7 +19,7 @@ from kgen.index import Atom, Expr, Var
 from kgen.plan import Statement
 from kgen.scheduler.loops import Nest
 from kgen.templates.cpp.expression import IndexText
-from kgen.templates.cpp.table import CPP_OPS, CPP_TYPES
+from kgen.templates.cpp.table import CPP_OPS, CPP_SCATTER, CPP_TYPES
 from kgen.values import Value
 
 
@@ -59,6 +59,7 @@ class Emitter:
         self.made_names: set[str] = set()
         self.counter = 0
         self.rows: dict[str, str] = {}
+        self.guard: str | None = None  # name of the mask of the access that is being printed
         self.accumulators: dict[str, str] = {}  # C++ name -> reduction
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
@@ -201,10 +202,15 @@ class Emitter:
 
     def _scatter(self, s: Statement) -> None:
         value = self.emit(s.value)
+        mask = None if s.mask is None else self.emit(s.mask)
+        self.guard = mask
+        self._scatter_text(s, value, mask)
+        self.guard = None
+
+    def _scatter_text(self, s: Statement, value: str, mask: str | None) -> None:
         pointer = self._pointer(s.outs[0])
         offset = s.store[0]
         printer = self._index(offset)
-        mask = None if s.mask is None else self.emit(s.mask)
         varies = printer.depends(offset) or (self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask))))
         index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
         if varies and not printer.depends(offset):
@@ -212,7 +218,7 @@ class Emitter:
         active = self._active() if varies else "one"
         name = "scatter" if s.op == "set" else "scatter_combine"
         suffix = "" if mask is None else "_masked"
-        template = "" if s.op == "set" else f"<{_COMBINE[s.op]}>"
+        template = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
         self.scope.lines.append(f"{name}{suffix}{template}({pointer}, {index}, {value}{given}, {active});")
 
@@ -293,10 +299,16 @@ class Emitter:
         return row.format(*args)
 
     def _load(self, value: Value) -> str:
+        mask = self.emit(value.args[0]) if value.args else None
+        saved, self.guard = self.guard, mask
+        text = self._load_text(value, mask)
+        self.guard = saved
+        return text
+
+    def _load_text(self, value: Value, mask: str | None) -> str:
         name, (offset,), _ = value.attr
         pointer = self._pointer(name)
         printer = self._index(offset)
-        mask = self.emit(value.args[0]) if value.args else None
         lanes, active = ("L", self._active()) if self._in_lanes() else ("1", "one")
         at = printer.scalar(offset)
         if name in self.kernel.rows:
@@ -386,13 +398,14 @@ class Emitter:
         name = self.emit(value)
         inner = self.scope is self.inner and self._is_inner(value)
         scope = self.inner if inner else self.outer
-        key = ("checked", value, extent)
+        key = ("checked", value, extent, self.guard)
         found = scope.names.get(key) or self.outer.names.get(key)  # type: ignore[call-overload]
         if found is None:
             found = self._fresh("at")
             active = "w" if self._in_lanes() and self._varies(value) else "one"
             size = IndexText(None, 1, self._indirect).scalar(extent)
-            scope.lines.append(f"const auto {found} = checked_index({name}, {size}, {active}, failed);")
+            guard = "" if self.guard is None else f"{self.guard}, "  # where the mask is false the index means nothing
+            scope.lines.append(f"const auto {found} = checked_index({name}, {size}, {guard}{active}, failed);")
             scope.names[key] = found  # type: ignore[index]
         return found
 
@@ -430,7 +443,5 @@ class Emitter:
         suffix = "ULL" if number > 2**63 - 1 else ""
         return f"{kind}({number}{suffix})"
 
-
-_COMBINE = {"add": "Add", "mul": "Mul", "max": "Maximum", "min": "Minimum"}
 
 __all__ = ["Emitter", "Section", "Var"]

@@ -93,20 +93,22 @@ struct Row {
   Row& operator=(const Row&) = delete;
 };
 
-// An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place.
+// An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place. With a mask, only
+// indices where it holds count.
+template <class I, class M, class W>
+KGEN_FN auto checked_index(I index, int64_t size, M mask, W w, std::atomic<int>& failed) {
+  const auto bad = or_(lt_(index, int64_t(0)), ge_(index, size));
+  const auto counts = and_(bad, mask);
+  if constexpr (lanes_of<I, M> == 1) {
+    if (__builtin_expect(counts, 0)) failed.store(1, std::memory_order_relaxed);
+  } else {
+    if (__builtin_expect(fold_any(and_(counts, w.mask())), 0)) failed.store(1, std::memory_order_relaxed);
+  }
+  return where_(bad, int64_t(0), index);
+}
 template <class I, class W>
 KGEN_FN auto checked_index(I index, int64_t size, W w, std::atomic<int>& failed) {
-  const auto bad = or_(lt_(index, int64_t(0)), ge_(index, size));
-  if constexpr (lanes_of<I> == 1) {
-    if (__builtin_expect(bad, 0)) {
-      failed.store(1, std::memory_order_relaxed);
-      return I(0);
-    }
-    return index;
-  } else {
-    if (__builtin_expect(fold_any(and_(bad, w.mask())), 0)) failed.store(1, std::memory_order_relaxed);
-    return where_(bad, int64_t(0), index);
-  }
+  return checked_index(index, size, true, w, failed);
 }
 
 inline int64_t ipow(int64_t base, int64_t exponent) {

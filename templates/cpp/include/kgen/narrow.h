@@ -1,7 +1,7 @@
 // Conversions between float and the storage formats of 8 and 16 bits: exact widening, narrowing to nearest even.
 #pragma once
 
-#include "vec.h"
+#include "mask.h"
 
 namespace kgen {
 

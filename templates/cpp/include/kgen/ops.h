@@ -2,7 +2,7 @@
 // be a Vec or a scalar, which is splatted; with scalars alone the result is a scalar.
 #pragma once
 
-#include "vec.h"
+#include "mask.h"
 
 namespace kgen {
 
