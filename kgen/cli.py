@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib
 import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -145,16 +145,15 @@ def _cache(options: argparse.Namespace) -> int:
         return OK
     if options.action == "list":
         for entry in cache.list_entries(options.kind):
-            when = datetime.datetime.fromtimestamp(entry.modified).strftime("%Y-%m-%d %H:%M")
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
             print(f"{when}  {bytes_text(entry.bytes):>8}  {entry.kind:<8} {entry.key}")
         return OK
     print(f"{cache.cache_dir()}")
     table = {kind: row for kind, row in cache.stats().items() if options.kind in (None, kind)}
     for kind, row in table.items():
         print(f"  {kind:<8} {row['entries']:>6} entries  {bytes_text(row['bytes']):>8}")
-    print(
-        f"  {'all':<8} {sum(r['entries'] for r in table.values()):>6} entries  {bytes_text(sum(r['bytes'] for r in table.values())):>8}"
-    )
+    entries, size = (sum(row[what] for row in table.values()) for what in ("entries", "bytes"))
+    print(f"  {'all':<8} {entries:>6} entries  {bytes_text(size):>8}")
     return OK
 
 

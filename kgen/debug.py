@@ -1,4 +1,4 @@
-"""The debug folder (`KGEN_DEBUG=dir` or options={"debug": dir}): for each compiled graph what every stage made of it, for people.
+"""The debug folder (`KGEN_DEBUG=dir` or options={"debug": dir}): what every stage made of each compiled graph, for people.
 
 A graph's folder appears when its compilation starts, and each file as soon as its stage is done, so that a compilation that
 fails leaves everything up to there. Folders are numbered in order of compilation; a later run, or another process,

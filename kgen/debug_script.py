@@ -51,7 +51,8 @@ def _header(record: Record, reference: str) -> list[str]:
         f'"""{info.role} graph {info.name}: {len(plan.kernels)} kernels, {len(plan.calls)} library calls ({machine}).', "",
         "Operators:", *(f"    {op}" for op in operators), "",
         "Source:", *(f"    {line}" for line in sources), "",
-        "Run this file: it builds kernels.cpp beside it, draws random inputs, checks the results against", f"{reference}, and times a call.",
+        "Run this file: it builds kernels.cpp beside it, draws random inputs, checks the results against",
+        f"{reference}, and times a call.",
         '"""', "",
     ]  # fmt: skip
     return [line.replace("\\", "\\\\").replace('"""', "'''") if 0 < k < len(text) - 2 else line for k, line in enumerate(text)]
@@ -271,9 +272,8 @@ def _index_bound(graph: ir.Graph, name: str | None) -> int | None:
         if not from_input:
             continue
         stores = node.index if isinstance(node, ir.Scatter) else ()
-        for expr in (*stores, *(e for v in values for e in vs.index_exprs(v))):
-            for atom in ix.free_atoms(expr):
-                if isinstance(atom, Indirect) and from_input & set(vs.topological([atom.value])):
-                    bounds.append(sizes.of(atom.size))
+        atoms = {a for e in (*stores, *(e for v in values for e in vs.index_exprs(v))) for a in ix.free_atoms(e)}
+        indirect = [a for a in atoms if isinstance(a, Indirect) and from_input & set(vs.topological([a.value]))]
+        bounds += [sizes.of(a.size) for a in indirect]
         derived |= {out for out in ir.outs(node) if not graph.buffers[out].dtype.is_floating_point}
     return min(bounds) if bounds else None

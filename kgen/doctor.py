@@ -37,7 +37,7 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """All checks, from what the others need to what needs the others. One that cannot be answered is bad, never an exception."""
+    """All checks, from what the others need to what needs the others. One that fails is bad, never an exception."""
     for name, check in _CHECKS.items():
         try:
             yield check(name)

@@ -154,7 +154,8 @@ class Explanation:
 
 def _verdict_dict(v: Verdict) -> dict[str, Any]:
     return {
-        "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name, "because": v.reason.value,
+        "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name,
+        "because": v.reason.value,
         "bytes_saved": v.bytes_saved, "detail": v.detail, "measured": list(v.measured), "change": v.change,
     }  # fmt: skip
 
@@ -283,11 +284,15 @@ def _extern_reports(record: Record) -> tuple[ExternReport, ...]:
         groups.setdefault((str(call.node.target), call.node.reason), []).append(call)
     return tuple(
         ExternReport(
-            record.info.name, operator, reason, len(calls), tuple(dict.fromkeys(c.node.origin.line for c in calls if c.node.origin.line)),
+            record.info.name, operator, reason, len(calls), _lines(calls),
             sum(traffic.call_traffic(c, record.plan).total for c in calls),
         )
         for (operator, reason), calls in groups.items()
     )  # fmt: skip
+
+
+def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(c.node.origin.line for c in calls if c.node.origin.line))
 
 
 def function_source(units: Sequence[str], symbol: str) -> str:

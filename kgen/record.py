@@ -1,4 +1,4 @@
-"""What was compiled, kept for whoever asks while it happens: `kgen.explain`, the command line, tests. Free while nobody does."""
+"""What was compiled, kept for whoever asks while it happens: `kgen.explain`, the command line, tests."""
 
 from __future__ import annotations
 

@@ -23,17 +23,20 @@ from kgen.values import Value
 
 GATHER = 6.0
 SPLAT = 0.25
+# Iterations of a tiled loop: one cache line of float32.
+TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Nest:
     """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
-    (None: scalar code), `lanes` how many; it is last in its list. `block` is the run of a vector outer loop per task."""
+    (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
+    blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is near."""
 
     kernel: Kernel
     vector: Var | None
     lanes: int
-    block: int | None = None
+    tile: Var | None = None
 
     @property
     def vertical(self) -> bool:
@@ -57,7 +60,8 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     else:
         kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
     lanes = _lanes(kernel, vector, sizes, register_bytes)
-    return Nest(kernel, vector if lanes > 1 else None, lanes)
+    tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
+    return Nest(kernel, vector if lanes > 1 else None, lanes, tile)
 
 
 # ---- linear offsets -------------------------------------------------------------------------------------------------
@@ -271,6 +275,20 @@ def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
         if best is None or (score, -rank) < best[:2]:
             best = (score, -rank, v)
     return None if best is None else best[2]
+
+
+def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> Var | None:
+    """An outer loop along which a load is contiguous that walks with a stride along the vector loop (a transposed input)."""
+    if kernel.inner or vector not in kernel.outer or sizes.of(vector.extent) < 2 * TILE:
+        return None
+    for touch in touches:
+        stride = _stride(touch.offset, vector, sizes)
+        if touch.store or stride is None or abs(stride) <= 1:
+            continue
+        for v in kernel.outer:
+            if v is not vector and _stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= 2 * TILE:
+                return v
+    return None
 
 
 def _inner_candidates(kernel: Kernel) -> list[Var]:

@@ -12,7 +12,7 @@ from kgen import ir
 from kgen.index import Expr, Var
 from kgen.plan import Kernel
 from kgen.scheduler.cost import Sizes
-from kgen.scheduler.loops import Nest, choose_loops
+from kgen.scheduler.loops import TILE, Nest, choose_loops
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
@@ -60,15 +60,20 @@ def render_kernel(kernel: Kernel, graph: ir.Graph, name: str, register_bytes: in
 
 def _slots(nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, name: str, split: bool) -> SimpleNamespace:
     """Everything a template asks for."""
-    loops = [v for v in nest.kernel.outer if v is not nest.vector]
+    loops = [v for v in nest.kernel.outer if v is not nest.vector and v is not nest.tile]
     vector_outer = nest.vertical
-    flat = vector_outer and not loops and not nest.kernel.inner
+    flat = vector_outer and not loops and not nest.kernel.inner and nest.tile is None
     text = _Text(emitter)
     blocks, block = _blocks(nest, sizes) if vector_outer and not flat else (ix.ONE, None)
-    tasks = ix.product(v.extent for v in loops) * blocks
+    strips = ix.ONE if nest.tile is None else ix.ceildiv(nest.tile.extent, TILE)
+    tasks = ix.product(v.extent for v in loops) * strips * blocks
     slots = SimpleNamespace(name=name, lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None)
     slots.tasks = text(tasks)
-    slots.decode = _decode(loops, nest.vector if block is not None else None, blocks, text)
+    digits = [(v.name, v.extent) for v in loops]
+    digits += [("strip", strips)] if nest.tile is not None else []
+    digits += [("block", blocks)] if block is not None else []
+    slots.decode = _decode(digits, text)
+    slots.tile = None if nest.tile is None else _tile_slot(nest.tile, text)
     slots.vector = _vector_slot(nest, block, text) if vector_outer else None
     slots.grain = _grain(nest, sizes, flat, tasks)
     slots.rows = [f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;" for b, row in emitter.rows.items()]
@@ -92,18 +97,19 @@ def _blocks(nest: Nest, sizes: Sizes) -> tuple[Expr, int | None]:
     """How many tasks a vector outer loop is cut into, and how long each is (None: not cut)."""
     assert nest.vector is not None
     extent = nest.vector.extent
-    block = max(nest.lanes, 64) if nest.kernel.inner else BLOCK
+    block = max(nest.lanes, 64) if nest.kernel.inner else 16 * TILE if nest.tile is not None else BLOCK
     if sizes.of(extent) <= block:
         return ix.ONE, None
     return ix.ceildiv(extent, block), block
 
 
-def _decode(loops: list[Var], vector: Var | None, blocks: Expr, text: _Text) -> list[str]:
+def _tile_slot(tile: Var, text: _Text) -> SimpleNamespace:
+    return SimpleNamespace(name=tile.name, lo=f"strip * {TILE}", hi=f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))")
+
+
+def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:
     """Statements that turn a task number into loop variables, the last one fastest."""
     out: list[str] = []
-    digits: list[tuple[str, Expr]] = [(v.name, v.extent) for v in loops]
-    if vector is not None:
-        digits.append(("block", blocks))
     if len(digits) == 1:
         return [f"const int64_t {digits[0][0]} = task;"]
     rest = "task"

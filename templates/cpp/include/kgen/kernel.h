@@ -1,4 +1,4 @@
-// Everything a generated kernel uses. See base.h for the design, vec.h for values, mask.h for masks, memory.h for loads and stores.
+// Everything a generated kernel uses: base.h has the design, vec.h the values, mask.h masks, memory.h loads and stores.
 #pragma once
 
 #include "base.h"
