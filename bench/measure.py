@@ -61,8 +61,10 @@ def interleave(
 
 
 def _repeats(call: Thunk, sample: float) -> int:
-    """Calls that fill `sample` seconds; also the warm-up."""
+    """Calls that fill `sample` seconds; also the warm-up. No sample: one call, for what takes long anyway."""
     call()
+    if not sample:
+        return 1
     once = min(_time(call, 1) for _ in range(3))
     return max(1, math.ceil(sample / max(once, 1e-7)))
 

@@ -319,18 +319,21 @@ def guarded(job: Callable[[], dict[str, Any]], **labels: str) -> dict[str, Any]:
         return {**labels, "ok": False, "error": f"{type(cause).__name__}: {' '.join(lines[:2])}"}
 
 
-def measure(setting: Setting, options: argparse.Namespace, cache: Path) -> dict[str, Any]:
+def measure(setting: Setting, options: argparse.Namespace, cache: Path, console: Console) -> dict[str, Any]:
     """All numbers of one dtype. The fresh processes fill the cache that this process then compiles from."""
     backends = options.backends
     result: dict[str, Any] = {"dtype": setting.dtype, "cold": {}, "warm": {}}
     if not options.quick:
         for name in backends:
+            console.print(f"{setting.dtype}: {name} in two fresh processes, cold and warm", style="dim")
             result["cold"][name] = fresh_process(name, setting, options, cache)
             result["warm"][name] = fresh_process(name, setting, options, cache)
     compiled = [name for name in backends if name != "eager"]
+    console.print(f"{setting.dtype}: comparing {', '.join(compiled)} with eager", style="dim")
     result["checks"] = [guarded(lambda name=name: check(name, setting), backend=name, dtype=setting.dtype) for name in compiled]
     working = ["eager", *(row["backend"] for row in result["checks"] if "error" not in row)]
     torch._dynamo.reset()
+    console.print(f"{setting.dtype}: timing", style="dim")
     result["times"] = time_steps(working, setting, options.rounds)
     return result
 
@@ -345,7 +348,7 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             cache = Path(folder) / dtype
             os.environ.update(cache_environment(cache))
             setting = Setting(shape, dtype, device)
-            report["dtypes"].append(measure(setting, options, cache))
+            report["dtypes"].append(measure(setting, options, cache, console))
             print_checks(report["dtypes"][-1]["checks"], console)
             print_measures(report["dtypes"][-1], options.backends, console)
         if "kgen" in options.backends:

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from kgen import config as configuration
 from kgen import pipeline, rng, torch_adapter
+from kgen.build import cpp
 from kgen.aot_cache import CompiledGraph
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
@@ -69,6 +70,7 @@ def kgen_backend(
 
     Raises UnknownMode, UnknownOption or BadOptionValue; torch wraps them in its BackendCompilerFailed."""
     config = configuration.from_call(mode, {**(options or {}), **unknown})
+    cpp.prepare()
     return torch_adapter.capture(
         gm,
         example_inputs,

@@ -10,7 +10,7 @@ Random numbers
 giving four 32-bit words w0..w3 for each (seed, counter). Then
 
 * ``rand     = float32(w0 >> 8) * 2**-24``, in [0, 1);
-* ``randn    = sqrt(-2 * log(1 - u0)) * cos(2 * pi * u1)`` with ``u_k = float32(w_k >> 8) * 2**-24``, in float32;
+* ``randn    = sqrt(-2 * log(u0 + 2**-24)) * cos(2 * pi * u1)`` with ``u_k = float32(w_k >> 8) * 2**-24``, in float32;
 * ``randbits = int64(w0 | w1 << 32)``.
 
 An element's number depends on nothing else, so it is the same in every loop order, tiling and back end.
@@ -254,7 +254,7 @@ def _uniform(word: Tensor) -> Tensor:
 
 
 def _normal(w0: Tensor, w1: Tensor) -> Tensor:
-    return torch.sqrt(-2 * torch.log(1 - _uniform(w0))) * torch.cos(2 * math.pi * _uniform(w1))
+    return torch.sqrt(-2 * torch.log(_uniform(w0) + 2.0**-24)) * torch.cos(2 * math.pi * _uniform(w1))
 
 
 RANDOM: dict[str, Callable[..., Tensor]] = {

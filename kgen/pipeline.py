@@ -15,6 +15,7 @@ from kgen.config import Config
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Kernel, Schedule
+from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import Options
 from kgen.scheduler import schedule as make_schedule
@@ -36,7 +37,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs
     )  # fmt: skip
-    graph = lowering.lower(gm, context)
+    graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")

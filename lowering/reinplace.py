@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.views import is_view
 
@@ -46,7 +47,8 @@ INVERSE = {
 
 
 def reinplace(gm: GraphModule) -> GraphModule:
-    """Marks the writes of the graph that may go to existing storage; the graph's text stays as it is."""
+    """Marks the writes of the graph that may go to existing storage, after turning sums with a sparse gradient into writes."""
+    accumulate(gm)
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     storages: dict[Node, _Storage] = {}
     for node in gm.graph.nodes:

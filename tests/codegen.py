@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp, toolchain
 from kgen.build.unit import PRELUDE, canonical_text
@@ -33,7 +34,7 @@ from kgen.scheduler import schedule
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verify import verify
 import op_table
-from op_case import ANY, same
+from op_case import ANY, capture, same
 from op_table_indexing import CASES
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
@@ -54,6 +55,7 @@ class Row:
     agrees: Check
     externs: frozenset[str] | None = frozenset()
     dynamic: bool = False
+    constants: bool = False  # the function uses tensors of its own, which AOTAutograd alone does not take
 
 
 @dataclass
@@ -115,18 +117,22 @@ def _attempt(job: _Job, action: Callable[[], None]) -> None:
 def _trace(job: _Job, functions: _Functions) -> None:
     """Traces on the first sample. The first call runs the graph in eager: its kernels do not exist yet."""
 
-    def compile_graph(gm: GraphModule, _: Any) -> Callable[..., Any]:
-        graph = _Graph(plan_of(gm), gm)
-        functions.add(graph)
+    def compile_graph(gm: GraphModule, _: Any = None) -> Callable[..., Any]:
+        with _disable_current_modes():  # as kgen.torch_adapter does: reading constants needs real tensors
+            graph = _Graph(plan_of(gm), gm)
+            functions.add(graph)
         job.graphs.append(graph)
         return graph
 
     row = job.row
-    job.compiled = aot_function(
-        row.fn, compile_graph, decompositions=table(), keep_inference_input_mutations=True, dynamic=row.dynamic
-    )
     with torch.no_grad():
-        job.compiled(*copied(row.samples[0]))
+        if row.constants:
+            made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
+            job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))
+        else:
+            options: dict[str, Any] = {"decompositions": table(), "keep_inference_input_mutations": True}
+            job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)
+            job.compiled(*copied(row.samples[0]))
     if row.externs is not None:
         found = [str(c.node.target) for g in job.graphs for c in g.plan.calls]
         left = [name for name in found if name.split(".")[1] not in row.externs]
@@ -176,7 +182,7 @@ class _Functions:
                 return broken, [cpp.load_library(path) for path in cpp.build_units(units)]
             except KernelBuildFailed as failure:
                 found = _blame(failure, {s for group in groups for s in group})
-                broken.update(found or self._alone(groups[int(failure.kernel.removeprefix("codegen"))]))
+                broken.update(found or self._alone(groups[int(failure.details["kernel"].removeprefix("codegen"))]))
 
     def _alone(self, group: dict[str, str]) -> dict[str, str]:
         """Which functions of a unit do not compile, found by compiling each."""
@@ -202,11 +208,14 @@ def _source(group: dict[str, str]) -> str:
 
 
 def _blame(failure: KernelBuildFailed, symbols: set[str]) -> dict[str, str]:
+    """The first error of each function that the compiler's messages name."""
     found: dict[str, str] = {}
-    for line in failure.output.splitlines():
-        match = re.match(r"(c\d+_\d+_\w*):(\d+)", line)
-        if match and match[1] in symbols:
-            found.setdefault(match[1], f"does not compile:\n{failure.output[:2000]}")
+    current = ""
+    for line in failure.details["output"].splitlines():
+        match = re.match(r"(c\d+_\d+_\w*):", line)
+        current = match[1] if match and match[1] in symbols else current
+        if current and "error:" in line:
+            found.setdefault(current, f"does not compile: {line}")
     return found
 
 
@@ -288,7 +297,7 @@ def indexing_rows(dtypes: Sequence[torch.dtype]) -> list[Row]:
         for dtype in case.dtypes:
             if dtype in dtypes:
                 name = f"{case.name}-{str(dtype).removeprefix('torch.')}"
-                rows.append(Row(name, case.fn, [case.make_inputs(dtype)], _same, case.externs))
+                rows.append(Row(name, case.fn, [case.make_inputs(dtype)], _same, case.externs, constants=True))
     return rows
 
 

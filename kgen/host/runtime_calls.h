@@ -151,9 +151,9 @@ PyObject* Frame::run(PyObject* boxed) {
   {
     Object sequence = checked(PySequence_Fast(boxed, "a compiled graph takes one list of inputs"));
     bind(PySequence_Fast_ITEMS(sequence.ptr), PySequence_Fast_GET_SIZE(sequence.ptr));
+    for (const Compute& item : program_.computes) compute(item, regs_.data());
+    check_inputs(PySequence_Fast_ITEMS(sequence.ptr));
   }
-  for (const Compute& item : program_.computes) compute(item, regs_.data());
-  check_inputs();
   if (PyList_Check(boxed) && PyList_SetSlice(boxed, 0, PyList_GET_SIZE(boxed), nullptr) != 0) checked(nullptr);
   for (const Input& input : program_.inputs)
     if (input.kind == Input::Tensor) adopt(input.slot, std::move(slots_[input.slot].tensor), false, "");

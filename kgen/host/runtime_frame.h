@@ -80,7 +80,7 @@ class Frame {
 
  private:
   void bind(PyObject* const* args, Py_ssize_t count);
-  void check_inputs() const;
+  void check_inputs(PyObject* const* args) const;
   void execute(Gil& gil);
   void fail(size_t position, const std::string& actual, const std::string& expected) const;
   std::string expected(const Input& input) const;
@@ -156,10 +156,7 @@ void Frame::bind(PyObject* const* args, Py_ssize_t count) {
     if (input.kind == Input::Int) {
       if (!PyLong_Check(args[i])) fail(i, c10::str("type ", Py_TYPE(args[i])->tp_name), "an int");
       const int64_t value = integer(args[i]);
-      if (!input.check)
-        regs_[input.reg] = value;
-      else if (value != regs_[input.reg])
-        fail(i, c10::str("the value ", value), c10::str(regs_[input.reg]));
+      if (!input.check) regs_[input.reg] = value;
     } else if (input.kind == Input::Tensor) {
       if (!THPVariable_Check(args[i])) fail(i, c10::str("type ", Py_TYPE(args[i])->tp_name), "a tensor");
       const at::Tensor& tensor = THPVariable_Unpack(args[i]);
@@ -171,9 +168,14 @@ void Frame::bind(PyObject* const* args, Py_ssize_t count) {
   }
 }
 
-void Frame::check_inputs() const {
+// After the computes: what an input is held to may be a function of other inputs' sizes.
+void Frame::check_inputs(PyObject* const* args) const {
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const Input& input = program_.inputs[i];
+    if (input.kind == Input::Int && input.check) {
+      const int64_t value = integer(args[i]);
+      if (value != regs_[input.reg]) fail(i, c10::str("the value ", value), c10::str(regs_[input.reg]));
+    }
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = slots_[input.slot].tensor;
     bool same = tensor.scalar_type() == input.dtype && tensor.device().type() == input.device;

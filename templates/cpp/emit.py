@@ -165,8 +165,7 @@ class Emitter:
         if s.op in ("welford", "argmax", "argmin"):
             folded = self._fresh("total")
             self.outer.lines.append(f"const auto {folded} = {accumulator}.fold();" if fold else f"const auto& {folded} = {accumulator};")
-            fields = ("mean", "m2") if s.op == "welford" else ("value", "index")
-            names = [f"{folded}.{f}" for f in fields]
+            names = [f"{folded}.mean", f"{folded}.m2"] if s.op == "welford" else self._extreme(s, folded)
         else:
             names = [self._fresh(s.op)]
             text = f"fold_{s.op}({accumulator})" if fold else accumulator
@@ -175,6 +174,11 @@ class Emitter:
             self.locals[out] = name
             if stored:
                 self._store(out, s.store[0], name, None)
+
+    def _extreme(self, s: Statement, name: str) -> list[str]:
+        """Value and index of an ArgExtreme, which keeps bools as bytes."""
+        value = f"{name}.value"
+        return [f"cast_<bool>({value})" if s.value.dtype is torch.bool else value, f"{name}.index"]
 
     def _scan(self, s: Statement, before: list[str]) -> None:
         carry = self._fresh("carry")
@@ -185,7 +189,7 @@ class Emitter:
         if s.op in ("argmax", "argmin"):
             assert s.rank is not None
             self.scope.lines.append(f"{carry}.step_last({value}, {self._index(s.rank).vectorized(s.rank)}, {self._active()});")
-            names = [f"{carry}.value", f"{carry}.index"]
+            names = self._extreme(s, carry)
         elif s.op == "logaddexp":
             self.scope.lines.append(f"{carry} = logaddexp_({carry}, {value});")
             names = [carry]

@@ -93,6 +93,14 @@ struct Row {
   Row& operator=(const Row&) = delete;
 };
 
+// log(exp(a) + exp(b)) without overflow; infinities of one sign give that infinity.
+template <class A, class B>
+KGEN_FN auto logaddexp_(A a, B b) {
+  const auto high = maximum_(a, b), low = minimum_(a, b);
+  const auto sum = add_(high, log1p_(exp_(sub_(low, high))));
+  return where_(and_(eq_(a, b), isinf_(high)), high, sum);
+}
+
 // An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place. With a mask, only
 // indices where it holds count.
 template <class I, class M, class W>

@@ -180,6 +180,17 @@ struct ArgExtreme {
     index = where_(better, at, index);
   }
 
+  // For running extremes (cummax), where the last of equal values counts, and every NaN after the first.
+  template <class X, class P, class W>
+  KGEN_FN void step_last(X x, P position, W w) {
+    const V v = coerce<V>(cast_<C>(x));
+    auto better = IsMax ? ge_(v, value) : le_(v, value);
+    if constexpr (std::is_floating_point_v<C>) better = or_(isnan_(v), and_(better, not_(isnan_(value))));
+    if constexpr (!W::full) better = and_(better, w.mask());
+    value = where_(better, v, value);
+    index = where_(better, coerce<I>(position), index);
+  }
+
   KGEN_FN void join(const ArgExtreme& other) { step(other.value, other.index, Full<L>{}); }
 
   KGEN_FN ArgExtreme<T, 1, IsMax> fold() const {

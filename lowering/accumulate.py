@@ -1,0 +1,54 @@
+"""Adds a sparse gradient into a dense one where it lies.
+
+A tied embedding's gradient is ``mm(...) + embedding_dense_backward(...)``: two tensors the size of the table, one of them
+almost all zeros. Scattering the rows into the product's own result moves the rows alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+def accumulate(gm: GraphModule) -> GraphModule:
+    """Rewrites ``product + embedding_dense_backward`` to an accumulating ``index_put`` into the product."""
+    for node in list(gm.graph.nodes):
+        if node.op == "call_function" and node.target is aten.add.Tensor and not node.kwargs:
+            _try(gm, node)
+    return gm
+
+
+def _try(gm: GraphModule, node: Node) -> None:
+    for dense, sparse in (node.args, node.args[::-1]):
+        if _is_product(dense) and _is_sparse(sparse) and _same_type(dense, sparse, node):
+            grad, rows = sparse.args[:2]  # type: ignore[union-attr]
+            with gm.graph.inserting_before(node):
+                put = gm.graph.call_function(aten.index_put.default, (dense, [rows], grad, True))
+            put.meta = dict(node.meta)
+            node.replace_all_uses_with(put)
+            gm.graph.erase_node(node)
+            gm.graph.erase_node(sparse)
+            return
+
+
+def _is_product(node: object) -> bool:
+    return isinstance(node, Node) and node.target in _PRODUCTS and len(node.users) == 1
+
+
+def _is_sparse(node: object) -> bool:
+    """An embedding's gradient that nobody else reads, without a padding row or scaling by frequency."""
+    if not isinstance(node, Node) or node.target is not aten.embedding_dense_backward.default or len(node.users) != 1:
+        return False
+    return node.args[3] == -1 and not node.args[4]
+
+
+def _same_type(dense: object, sparse: object, out: Node) -> bool:
+    """float32 or float64 throughout: repeated rows accumulate in the result's own precision."""
+    values = [n.meta.get("val") for n in (dense, sparse, out) if isinstance(n, Node)]
+    if any(not isinstance(v, torch.Tensor) for v in values):
+        return False
+    dtype, shape = values[0].dtype, values[0].shape
+    return dtype in (torch.float32, torch.float64) and all(v.dtype == dtype and v.shape == shape for v in values)

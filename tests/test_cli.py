@@ -1,0 +1,177 @@
+"""The command line, called as functions; once as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from kgen import cache, doctor
+from kgen.cli import main
+
+pytestmark = pytest.mark.cpu
+
+SCRIPT = """
+import sys
+import torch
+
+print("arguments", sys.argv[1:])
+
+@torch.compile(backend="kgen")
+def f(x):
+    return torch.softmax(x * 2, -1)
+
+if __name__ == "__main__":
+    f(torch.randn(4, 8))
+"""
+
+MODULE = """
+import torch
+
+def direct():
+    return torch.ones(4, 8).exp().sum(-1)
+
+def model():
+    return torch.nn.Linear(8, 2), torch.randn(4, 8)
+
+class Inside:
+    @staticmethod
+    def again():
+        return torch.ones(3).cos()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "explained_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "explained_module", raising=False)
+    return tmp_path
+
+
+def test_explain_a_script(folder, capsys):
+    path = list(sys.path)
+    assert main(["explain", "script.py", "one", "--two"]) == 0
+    out = capsys.readouterr().out
+    assert "arguments ['one', '--two']" in out
+    assert "1 graph, 1 kernel" in out
+    assert "script.py:9" in out
+    assert sys.path == path
+
+
+def test_explain_twice_still_compiles(folder, capsys):
+    for _ in range(2):
+        assert main(["explain", "--source", "script.py"]) == 0
+        assert 'extern "C" int' in capsys.readouterr().out
+
+
+def test_explain_as_json(folder, capsys):
+    assert main(["explain", "--json", "script.py"]) == 0
+    out, err = capsys.readouterr()
+    assert "arguments" in err
+    assert json.loads(out)["graphs"][0]["kernels"][0]["operators"]
+
+
+@pytest.mark.parametrize(("function", "text"), [("direct", "exp"), ("model", "aten.addmm"), ("Inside.again", "cos")])
+def test_explain_a_function(folder, capsys, function, text):
+    assert main(["explain", f"explained_module:{function}"]) == 0
+    assert text in capsys.readouterr().out
+
+
+def test_explain_says_what_is_wrong(folder, capsys):
+    (folder / "nothing.py").write_text("x = 1\n")
+    assert main(["explain", "nothing.py"]) == 1
+    assert "nothing was compiled" in capsys.readouterr().err
+    assert main(["explain", "missing.py"]) == 2
+    assert main(["explain", "neither"]) == 2
+    assert "neither script.py nor module:function" in capsys.readouterr().err
+    (folder / "fails.py").write_text("raise SystemExit(3)\n")
+    assert main(["explain", "fails.py"]) == 1
+    assert "exit code 3" in capsys.readouterr().err
+
+
+def test_cache_commands(fresh_cache, capsys):
+    cache.put("graph", "one", b"x" * 5000)
+    cache.put("other", "two", b"x" * 100)
+    assert main(["cache", "stats"]) == 0
+    out = capsys.readouterr().out
+    assert str(fresh_cache) in out
+    assert "graph         1 entries" in out
+    assert main(["cache", "list", "--kind", "graph"]) == 0
+    out = capsys.readouterr().out
+    assert "one" in out
+    assert "two" not in out
+    assert main(["cache", "clear", "--kind", "other"]) == 0
+    assert "removed 1 entries" in capsys.readouterr().out
+    assert main(["cache", "clear"]) == 0
+    assert cache.list_entries() == []
+
+
+def test_an_unwritable_cache_is_an_error_with_advice(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path / "file"))
+    assert main(["cache", "stats"]) == 1
+    assert "set KGEN_CACHE_DIR" in capsys.readouterr().err
+
+
+def test_tune_says_when_it_comes(capsys):
+    assert main(["tune"]) == 2
+    assert "max-autotune" in capsys.readouterr().err
+
+
+def test_doctor_on_a_machine_in_order(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "this machine is ready" in out
+    for name in ("C++ compiler", "instruction set", "cache folder", "kernel header", "OpenMP", "torch", "triton", "a compilation"):
+        assert f"ok    {name}:" in out or f"note  {name}:" in out
+
+
+def test_doctor_finds_what_is_broken(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KGEN_CXX", "no-such-compiler")
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path / "file"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "BAD   C++ compiler: no C++ compiler found" in out
+    assert "set KGEN_CXX to a compiler" in out
+    assert "BAD   cache folder" in out
+    assert "set KGEN_CACHE_DIR" in out
+    assert "BAD   a compilation: no C++ compiler found" in out
+    assert "this check itself failed" not in out
+
+
+def test_doctor_survives_a_check_that_fails(monkeypatch):
+    def broken(name):
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr(doctor, "_CHECKS", {"something": broken})
+    [check] = doctor.checks()
+    assert check.status == doctor.BAD
+    assert "surprise" in check.found
+
+
+def test_two_openmp_libraries_are_seen():
+    maps = textwrap.dedent("""\
+        7f00-7f01 r-xp 00000000 08:01 1   /usr/lib/libgomp.so.1
+        7f01-7f02 r--p 00000000 08:01 1   /usr/lib/libgomp.so.1
+        7f02-7f03 r-xp 00000000 08:01 2   /opt/torch libs/libiomp5-abc.so
+        7f03-7f04 rw-p 00000000 00:00 0
+    """)
+    assert doctor.loaded_openmp(maps) == ["/opt/torch libs/libiomp5-abc.so", "/usr/lib/libgomp.so.1"]
+
+
+def test_wrong_use_exits_with_two():
+    with pytest.raises(SystemExit) as end:
+        main(["unknown"])
+    assert end.value.code == 2
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "kgen", "tune"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kgen: tune")

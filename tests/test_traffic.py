@@ -1,0 +1,109 @@
+"""Bytes moved, the fewest possible, and planned memory, on schedules whose numbers a person can work out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from tests.kernels import plans
+
+from kgen.scheduler import Options
+from kgen.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
+
+r = torch.randn
+
+
+def only(f, *args):
+    """(read, written) of the one kernel of `f`."""
+    plan = plans(f, *args).forward
+    [kernel] = plan.kernels
+    found = kernel_traffic(kernel, plan)
+    return found.read, found.written
+
+
+def test_pointwise_reads_each_operand_once():
+    assert only(lambda x, y: x * y + x, r(8, 16), r(8, 16)) == (2 * 512, 512)
+
+
+def test_a_broadcast_row_counts_once():
+    assert only(lambda x, b: x + b, r(100, 16), r(16)) == (6400 + 64, 6400)
+
+
+def test_an_expanded_input_counts_its_storage():
+    assert only(lambda x, y: x + y, r(100, 16), r(16).expand(100, 16)) == (6400 + 64, 6400)
+
+
+def test_a_slice_counts_its_elements():
+    assert only(lambda x: x[10:20] * 2, r(100, 16)) == (640, 640)
+
+
+def test_overlapping_reads_count_no_more_than_the_buffer():
+    read, written = only(lambda x: x[:-1] + x[1:], r(1000))
+    assert (read, written) == (4000, 3996)
+
+
+def test_a_gather_counts_what_it_gathers():
+    read, written = only(lambda w, i: w[i] * 2, r(1000, 16), torch.randint(0, 1000, (10,)))
+    assert (read, written) == (10 * 16 * 4 + 10 * 8, 640)
+
+
+def test_rows_walked_twice_are_read_once():
+    assert only(lambda x: torch.softmax(x, -1), r(64, 100)) == (25600, 25600)
+
+
+def test_row_writes_move_rows():
+    def write(x, i, v):
+        x[i] = v
+        return x.sum() * 0 if False else None
+
+    plan = plans(write, r(10000, 16), torch.randint(0, 10000, (3,)), r(3, 16)).forward
+    assert bytes_moved(plan) == 3 * 8 + 2 * 3 * 64
+    assert bytes_minimal(plan) == bytes_moved(plan)
+
+
+def test_an_accumulating_scatter_also_reads():
+    def add(x, i, v):
+        x.index_add_(0, i, v)
+
+    plan = plans(add, r(10000, 16), torch.randint(0, 10000, (3,)), r(3, 16)).forward
+    assert bytes_moved(plan) == 3 * 8 + 3 * 3 * 64
+
+
+def test_fused_graphs_move_the_fewest_bytes():
+    plan = plans(lambda x, w, b: F.layer_norm(x, (100,), w, b).relu(), r(64, 100), r(100), r(100)).forward
+    assert bytes_moved(plan) == bytes_minimal(plan) == 2 * 25600 + 2 * 400
+
+
+def test_without_fusion_the_fewest_stay_the_same():
+    def f(x):
+        return torch.softmax(x, -1)
+
+    fused = plans(f, r(64, 100)).forward
+    apart = plans(f, r(64, 100), options=Options(fusion=False)).forward
+    assert bytes_minimal(apart) == bytes_minimal(fused)
+    assert bytes_moved(apart) > 2 * bytes_moved(fused)
+    assert peak_memory(apart) > peak_memory(fused) == 25600
+
+
+def test_library_calls_count_operands_and_results():
+    plan = plans(lambda x, w: torch.relu(x @ w), r(8, 16), r(16, 32)).forward
+    [call] = plan.calls
+    assert call_traffic(call, plan).read == 4 * (8 * 16 + 16 * 32)
+    assert call_traffic(call, plan).written == 4 * 8 * 32
+    relu = 2 * 4 * 8 * 32
+    assert bytes_moved(plan) == bytes_minimal(plan) == call_traffic(call, plan).total + relu
+
+
+def test_peak_counts_reused_memory_once():
+    def chain(x, w):
+        for _ in range(5):
+            x = torch.relu(x @ w)
+        return x
+
+    plan = plans(chain, r(64, 64), r(64, 64)).forward
+    assert peak_memory(plan) <= 3 * 64 * 64 * 4
+
+
+def test_sizes_are_taken_at_the_hints():
+    x = r(24, 16)
+    torch._dynamo.mark_dynamic(x, 0)
+    assert only(lambda x: x.relu(), x) == (1536, 1536)
