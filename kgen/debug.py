@@ -36,7 +36,7 @@ from kgen.eager_graph import EagerGraph
 from kgen.plan import Kernel, Schedule, Statement
 from kgen.print_ir import dtype_name, print_graph, print_node, print_value
 from kgen.record import Record
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 from kgen.scheduler.memory import storage_size
 from kgen.standalone import reduce_operator
 from kgen.torch_adapter import GraphInfo

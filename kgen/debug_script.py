@@ -17,7 +17,7 @@ from kgen.host.native import with_frees
 from kgen.index import Indirect, Size
 from kgen.plan import Kernel
 from kgen.record import Record
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 
 __all__ = ["script_text"]
 

@@ -11,6 +11,7 @@ and size symbols their range, so simplification needs no context.  All divisions
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
@@ -316,12 +317,45 @@ _FOLD: dict[str, Callable[..., int]] = {
 FUNCTIONS = frozenset(_FOLD)
 
 
+def float_bits(number: float) -> int:
+    """A float64 as the signed 64-bit integer of the same bits: how sizes' expressions carry floats."""
+    return int(struct.unpack("<q", struct.pack("<d", number))[0])
+
+
+def float_of(bits: int) -> float:
+    """The inverse of `float_bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
+
+def _on_floats(fn: Callable[..., float]) -> Callable[..., int]:
+    return lambda *args: float_bits(fn(*map(float_of, args)))
+
+
+# Functions on float64 bit patterns, for numbers computed from sizes such as s**-0.5. They occur only in the definitions of
+# derived sizes (`ir.Graph.derived`), never in an index: the host computes them, kernels get the result.
+_FLOAT_FOLD: dict[str, Callable[..., int]] = {
+    "float": lambda a: float_bits(float(a)),
+    "fadd": _on_floats(lambda a, b: a + b), "fmul": _on_floats(lambda a, b: a * b),
+    "fdiv": _on_floats(lambda a, b: a / b if b else math.copysign(math.inf, a) if a else math.nan),
+    "fpow": _on_floats(math.pow), "fmin": _on_floats(min), "fmax": _on_floats(max),
+    "flt": lambda a, b: int(float_of(a) < float_of(b)), "fle": lambda a, b: int(float_of(a) <= float_of(b)),
+    "feq": lambda a, b: int(float_of(a) == float_of(b)),
+    "ftrunc": lambda a: math.trunc(float_of(a)), "ffloor": lambda a: math.floor(float_of(a)),
+    "fceil": lambda a: math.ceil(float_of(a)), "fround": lambda a: round(float_of(a)),
+    **{f"f{name}": _on_floats(getattr(math, name)) for name in (
+        "sqrt", "exp", "log", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+    )},
+}  # fmt: skip
+FLOAT_FUNCTIONS = frozenset(_FLOAT_FOLD)
+_FOLD_ANY = {**_FOLD, **_FLOAT_FOLD}
+
+
 def apply(fn: str, *args: ExprLike) -> Expr:
-    """An integer function of `FUNCTIONS`, folded when its arguments are constants."""
+    """A function of `FUNCTIONS` or `FLOAT_FUNCTIONS`, folded when its arguments are constants."""
     exprs = tuple(map(as_expr, args))
     ints = [e.as_int() for e in exprs]
     if all(i is not None for i in ints):
-        return constant(_FOLD[fn](*ints))
+        return constant(_FOLD_ANY[fn](*ints))
     if fn in ("min", "max"):
         if exprs[0] is exprs[1]:
             return exprs[0]
@@ -670,7 +704,7 @@ def _evaluate_atom(atom: Atom, env: Callable[[Atom], Any]) -> Any:
     if isinstance(atom, Mod):
         return evaluate(atom.num, env) % evaluate(atom.den, env)
     if isinstance(atom, Apply):
-        return _FOLD[atom.fn](*(evaluate(a, env) for a in atom.args))
+        return _FOLD_ANY[atom.fn](*(evaluate(a, env) for a in atom.args))
     return env(atom)
 
 

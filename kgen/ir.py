@@ -166,8 +166,21 @@ class TensorArg:
 
 
 @dataclass(frozen=True, slots=True)
+class Number:
+    """A number computed from sizes, as an operand of an extern or a graph output: `kind` is float (`expr` gives the bits of
+    a float64) or bool. A plain `Expr` is an integer."""
+
+    expr: Expr
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("float", "bool"):
+            raise ValueError(f"unknown kind of number {self.kind}")
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
-    """A call of a torch operator. `args`/`kwargs` hold TensorArg, Expr, numbers, and tuples of those; `outs` may hold None
+    """A call of a torch operator. `args`/`kwargs` hold TensorArg, Expr, Number, Python numbers, and tuples of those; `outs` may hold None
     for results nobody uses; `mutates` pairs (old version, new version) of buffers the call changes. `binds` are size
     symbols that the call's results define: (symbol, result position, dimension)."""
 
@@ -227,15 +240,18 @@ class GraphInput:
 
 @dataclass(slots=True)
 class Graph:
-    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), or None."""
+    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, or None. `derived` defines size symbols
+    that stand for a function of other sizes with no form as an index: the host computes them, and for the rest of the
+    compiler they are symbols like any other."""
 
     name: str
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[GraphInput] = field(default_factory=list)
-    outputs: list[TensorArg | Expr | int | float | bool | None] = field(default_factory=list)
+    outputs: list[TensorArg | Expr | Number | int | float | bool | None] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     size_hints: dict[Size, int] = field(default_factory=dict)
+    derived: dict[Size, Expr] = field(default_factory=dict)
 
 
 def outs(node: Node) -> tuple[str, ...]:

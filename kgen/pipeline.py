@@ -17,8 +17,9 @@ from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Kernel, Schedule
 from kgen.provenance import trace_origins
 from kgen.record import record
-from kgen.scheduler import Options
+from kgen.scheduler import Options, choose_loops
 from kgen.scheduler import schedule as make_schedule
+from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.torch_adapter import GraphInfo
 from kgen.verdict import demands
@@ -58,7 +59,8 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     width = REGISTER_BYTES[toolchain.isa().name]
 
     def one(kernel: Kernel, symbol: str) -> Rendered:
-        made = render_kernel(kernel, plan.graph, symbol, width, config.loop_reordering)
+        nest = choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), width, config.loop_reordering)
+        made = render_kernel(nest, plan.graph, symbol)
         return Rendered(made.text, made.buffers, made.sizes, made.names)
 
     return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))

@@ -10,6 +10,9 @@ from kgen.index import Expr, Var
 from kgen.values import Value
 from kgen.verdict import Verdict
 
+# Iterations of a tiled loop: one cache line of float32.
+TILE = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -43,6 +46,23 @@ class Kernel:
     statements: tuple[Statement, ...]
     rows: tuple[str, ...] = ()
     origins: tuple[ir.Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
+    (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
+    blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is near."""
+
+    kernel: Kernel
+    vector: Var | None
+    lanes: int
+    tile: Var | None = None
+
+    @property
+    def vertical(self) -> bool:
+        """Whether the lanes run over an outer loop, so that reductions go across vectors, not along them."""
+        return self.vector is not None and self.vector in self.kernel.outer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr, Var
 from kgen.plan import Call, Kernel, Schedule, Statement
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 from kgen.scheduler.memory import root, storage_size
 from kgen.values import Value, loads
 

@@ -16,6 +16,7 @@ from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space
 from kgen.scheduler.items import Group, Members
 from kgen.scheduler.legality import illegal, moved
+from kgen.sizes import Sizes
 from kgen.values import Index
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -32,7 +33,7 @@ class Fuser:
 
     graph: ir.Graph
     groups: list[Group]
-    sizes: cost.Sizes
+    sizes: Sizes
     outputs: frozenset[str]
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()

@@ -17,31 +17,12 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import Kernel, Statement
-from kgen.scheduler.cost import Sizes
+from kgen.plan import TILE, Kernel, Nest, Statement
+from kgen.sizes import Sizes
 from kgen.values import Value
 
 GATHER = 6.0
 SPLAT = 0.25
-# Iterations of a tiled loop: one cache line of float32.
-TILE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Nest:
-    """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
-    (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
-    blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is near."""
-
-    kernel: Kernel
-    vector: Var | None
-    lanes: int
-    tile: Var | None = None
-
-    @property
-    def vertical(self) -> bool:
-        """Whether the lanes run over an outer loop, so that reductions go across vectors, not along them."""
-        return self.vector is not None and self.vector in self.kernel.outer
 
 
 def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:

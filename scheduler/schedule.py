@@ -8,7 +8,7 @@ from kgen import ir
 from kgen import index as ix
 from kgen.scheduler.layout import freeze_layouts
 from kgen.plan import Call, Kernel, Schedule, Step
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item

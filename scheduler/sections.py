@@ -8,7 +8,7 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Indirect, free_atoms
 from kgen.plan import Kernel, Statement
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 from kgen.scheduler.items import Group, Item
 from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
@@ -131,7 +131,6 @@ def _statement(item: Item, section: int, stored: set[str]) -> Statement:
 
 
 def _indirect(item: Item) -> bool:
-    from kgen.index import Indirect, free_atoms
 
     return any(isinstance(a, Indirect) for e in item.store for a in free_atoms(e))
 

@@ -30,7 +30,8 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES
 from kgen.plan import Schedule
-from kgen.scheduler import schedule
+from kgen.scheduler import choose_loops, schedule
+from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verify import verify
 import op_table
@@ -165,7 +166,8 @@ class _Functions:
         width = REGISTER_BYTES[toolchain.isa().name]
         for number, kernel in enumerate(graph.plan.kernels):
             symbol = f"c{self.serial}_{number}_{kernel.name}"
-            made = render_kernel(kernel, graph.plan.graph, symbol, width)
+            nest = choose_loops(kernel, graph.plan.graph, Sizes(graph.plan.graph.size_hints), width)
+            made = render_kernel(nest, graph.plan.graph, symbol)
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
             self.texts.setdefault(symbol, made.text)

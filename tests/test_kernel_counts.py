@@ -9,7 +9,7 @@ from tests.kernels import plans
 
 from kgen import ir
 from kgen.plan import Kernel, Schedule
-from kgen.scheduler.cost import Sizes
+from kgen.sizes import Sizes
 from kgen.values import loads
 from kgen.verdict import Outcome, Reason
 

@@ -16,6 +16,7 @@ from kgen.build import cpp
 from kgen.errors import InputMismatch, InvalidProgram
 from kgen.host.program import (
     COMPUTE_OPS,
+    NUMBER_KINDS,
     Alias,
     Alloc,
     Arg,
@@ -151,7 +152,7 @@ class Encoder:
         if isinstance(arg, ArgTensor):
             return (0, *self.view(arg))
         if isinstance(arg, ArgInt):
-            return 1, arg.reg
+            return 1, arg.reg, NUMBER_KINDS.index(arg.kind)
         if isinstance(arg, ArgConst):
             return 2, arg.value
         constant = _constant_list(arg)
@@ -172,7 +173,7 @@ class Encoder:
     def output(self, out: Output) -> Encoded:
         if isinstance(out, OutTensor):
             return (0, *self.view(out))
-        return (1, out.reg) if isinstance(out, OutInt) else (2, out.value)
+        return (1, out.reg, NUMBER_KINDS.index(out.kind)) if isinstance(out, OutInt) else (2, out.value)
 
 
 def _input(item: Input) -> Encoded:

@@ -2,7 +2,7 @@
 
 Three kinds of numbered things exist at run time, all private to one call:
 
-- *registers* hold int64: literals (preloaded), sizes and strides bound from inputs, and what `Compute` makes of them.
+- *registers* hold int64 (floats as their bits): literals (preloaded), sizes and strides bound from inputs, and what `Compute` makes of them.
   Every size, stride and offset below is a register number.
 - *slots* hold arrays. A slot is defined exactly once: by an input, a constant, `Alloc`, `Reuse`, `Alias`, an `Extern` or a
   `PythonCall`. Strides and offsets count elements.
@@ -33,10 +33,14 @@ __all__ = [
 
 Regs = tuple[int, ...]
 
-#: Operators of `Compute`: those of `kgen.index.FUNCTIONS` and floor arithmetic. Division by zero gives 0, never a trap.
+#: Operators of `Compute`: floor arithmetic and those of `kgen.index.FUNCTIONS`, then of `FLOAT_FUNCTIONS` on float64 bits (one
+#: with a single argument gets it twice). Integer division by zero gives 0, never a trap.
 COMPUTE_OPS = (
     "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",
+    "float", "fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq", "ftrunc", "ffloor", "fceil", "fround", "fsqrt",
+    "fexp", "flog", "flog2", "fsin", "fcos", "ftan", "fasin", "facos", "fatan", "fsinh", "fcosh", "ftanh",
 )  # fmt: skip
+NUMBER_KINDS = ("int", "bool", "float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,10 @@ class ArgTensor:
 
 @dataclass(frozen=True, slots=True)
 class ArgInt:
+    """A number in a register; `kind` is one of NUMBER_KINDS, and a float is given by its bits."""
+
     reg: int
+    kind: str = "int"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ class Extern:
     """A boxed call of a dispatcher operator: `op` "aten::mm", `overload` "out" ("default" and "" are the same).
 
     Results are flattened (a list result counts as its elements) and `outs` names the slot that takes each, or None.
-    `registers` are (position, register) for integer results."""
+    `registers` are (position, register) for results that are numbers; a float leaves its bits."""
 
     op: str
     overload: str
@@ -209,7 +216,10 @@ class OutTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutInt:
+    """As `ArgInt`."""
+
     reg: int
+    kind: str = "int"
 
 
 @dataclass(frozen=True, slots=True)

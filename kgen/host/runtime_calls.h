@@ -11,7 +11,13 @@ void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int thre
   TORCH_CHECK_INDEX(item.kernel(ptrs, ints, threads) == 0, "index out of range in a kernel of a compiled graph");
 }
 
-IValue number(int64_t value, TypeKind as) {
+IValue number(int64_t value, TypeKind as, Number kind) {
+  if (kind == Number::Float) {
+    const double real = std::bit_cast<double>(value);
+    return as == TypeKind::TensorType ? wrapped_number(real) : IValue(real);
+  }
+  if (kind == Number::Bool && as != TypeKind::IntType && as != TypeKind::SymIntType && as != TypeKind::FloatType)
+    return as == TypeKind::TensorType ? wrapped_number(value != 0) : IValue(value != 0);
   switch (as) {
     case TypeKind::FloatType: return static_cast<double>(value);
     case TypeKind::BoolType: return value != 0;
@@ -23,7 +29,7 @@ IValue number(int64_t value, TypeKind as) {
 IValue Frame::boxed(const Arg& arg) {
   switch (arg.kind) {
     case Arg::Tensor: return view(arg.view);
-    case Arg::Int: return number(regs_[arg.reg], arg.as);
+    case Arg::Int: return number(regs_[arg.reg], arg.as, arg.number);
     case Arg::Const: return arg.value;
     default: return boxed_list(arg);
   }
@@ -76,15 +82,21 @@ void Frame::call_boxed(const Call& call, Stack& stack) {
     } else {
       if (value.isInt()) take_integer(call, position, value.toInt());
       if (value.isBool()) take_integer(call, position, value.toBool());
+      if (value.isDouble()) take_integer(call, position, std::bit_cast<int64_t>(value.toDouble()));
       take(call, position++, at::Tensor());  // None where a tensor was possible
     }
   }
   stack.clear();
 }
 
+PyObject* python_number(int64_t value, Number kind) {
+  if (kind == Number::Bool) return PyBool_FromLong(value != 0);
+  return kind == Number::Float ? PyFloat_FromDouble(std::bit_cast<double>(value)) : PyLong_FromLongLong(value);
+}
+
 Object Frame::python(const Arg& arg) {
   if (arg.kind == Arg::Const) return Object::borrow(arg.object.ptr);
-  if (arg.kind == Arg::Int) return checked(PyLong_FromLongLong(regs_[arg.reg]));
+  if (arg.kind == Arg::Int) return checked(python_number(regs_[arg.reg], arg.number));
   if (arg.kind == Arg::Tensor) return checked(THPVariable_Wrap(view(arg.view)));
   Object list = checked(PyList_New(static_cast<Py_ssize_t>(arg.items.size())));
   for (size_t i = 0; i < arg.items.size(); ++i)
@@ -105,6 +117,7 @@ void Frame::call_python(const Call& call) {
     PyObject* value = PySequence_Fast_GET_ITEM(results.ptr, i);
     const size_t position = static_cast<size_t>(i);
     if (PyLong_Check(value)) take_integer(call, position, integer(value));
+    if (PyFloat_Check(value)) take_integer(call, position, std::bit_cast<int64_t>(PyFloat_AS_DOUBLE(value)));
     take(call, position, THPVariable_Check(value) ? THPVariable_Unpack(value) : at::Tensor());
   }
 }
@@ -140,7 +153,7 @@ void Frame::execute(Gil& gil) {
 }
 
 PyObject* Frame::output(const Output& out) {
-  if (out.kind == Output::Int) return PyLong_FromLongLong(regs_[out.reg]);
+  if (out.kind == Output::Int) return python_number(regs_[out.reg], out.number);
   if (out.kind == Output::Const) return Py_NewRef(out.object.ptr);
   at::Tensor tensor = view(out.view);
   if (!tensor.defined()) return Py_NewRef(Py_None);

@@ -21,7 +21,9 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 void compute(const Compute& item, int64_t* regs) {
   const int64_t a = regs[item.a], b = regs[item.b];
+  const double x = std::bit_cast<double>(a), y = std::bit_cast<double>(b);
   int64_t& out = regs[item.dst];
+  auto bits = [](double value) { return std::bit_cast<int64_t>(value); };
   switch (item.op) {
     case ComputeOp::Add: out = a + b; break;
     case ComputeOp::Sub: out = a - b; break;
@@ -40,6 +42,33 @@ void compute(const Compute& item, int64_t* regs) {
     case ComputeOp::Le: out = a <= b; break;
     case ComputeOp::Eq: out = a == b; break;
     case ComputeOp::Select: out = a ? b : regs[item.c]; break;
+    case ComputeOp::Float: out = bits(static_cast<double>(a)); break;
+    case ComputeOp::FAdd: out = bits(x + y); break;
+    case ComputeOp::FMul: out = bits(x * y); break;
+    case ComputeOp::FDiv: out = bits(x / y); break;
+    case ComputeOp::FPow: out = bits(std::pow(x, y)); break;
+    case ComputeOp::FMin: out = bits(std::min(x, y)); break;
+    case ComputeOp::FMax: out = bits(std::max(x, y)); break;
+    case ComputeOp::FLt: out = x < y; break;
+    case ComputeOp::FLe: out = x <= y; break;
+    case ComputeOp::FEq: out = x == y; break;
+    case ComputeOp::FTrunc: out = static_cast<int64_t>(x); break;
+    case ComputeOp::FFloor: out = static_cast<int64_t>(std::floor(x)); break;
+    case ComputeOp::FCeil: out = static_cast<int64_t>(std::ceil(x)); break;
+    case ComputeOp::FRound: out = static_cast<int64_t>(std::nearbyint(x)); break;  // ties to even, as Python
+    case ComputeOp::FSqrt: out = bits(std::sqrt(x)); break;
+    case ComputeOp::FExp: out = bits(std::exp(x)); break;
+    case ComputeOp::FLog: out = bits(std::log(x)); break;
+    case ComputeOp::FLog2: out = bits(std::log2(x)); break;
+    case ComputeOp::FSin: out = bits(std::sin(x)); break;
+    case ComputeOp::FCos: out = bits(std::cos(x)); break;
+    case ComputeOp::FTan: out = bits(std::tan(x)); break;
+    case ComputeOp::FAsin: out = bits(std::asin(x)); break;
+    case ComputeOp::FAcos: out = bits(std::acos(x)); break;
+    case ComputeOp::FAtan: out = bits(std::atan(x)); break;
+    case ComputeOp::FSinh: out = bits(std::sinh(x)); break;
+    case ComputeOp::FCosh: out = bits(std::cosh(x)); break;
+    case ComputeOp::FTanh: out = bits(std::tanh(x)); break;
   }
 }
 

@@ -11,6 +11,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Dtype.h>
 
+#include <bit>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -145,7 +147,13 @@ struct Input {
   std::vector<Bind> binds;
 };
 
-enum class ComputeOp { Add, Sub, Mul, FloorDiv, Mod, Min, Max, Pow, Shl, Shr, And, Or, Xor, Lt, Le, Eq, Select };
+enum class ComputeOp {  // the order of COMPUTE_OPS in program.py
+  Add, Sub, Mul, FloorDiv, Mod, Min, Max, Pow, Shl, Shr, And, Or, Xor, Lt, Le, Eq, Select,
+  Float, FAdd, FMul, FDiv, FPow, FMin, FMax, FLt, FLe, FEq, FTrunc, FFloor, FCeil, FRound, FSqrt,
+  FExp, FLog, FLog2, FSin, FCos, FTan, FAsin, FAcos, FAtan, FSinh, FCosh, FTanh
+};
+
+enum class Number { Int, Bool, Float };  // what a register holds; a float is held by its bits
 
 struct Compute {
   int32_t dst, a, b, c;
@@ -156,6 +164,7 @@ struct Arg {
   enum Kind { Tensor, Int, Const, List } kind;
   View view;
   int32_t reg = -1;
+  Number number = Number::Int;
   TypeKind as = TypeKind::AnyType;  // what the schema wants: of an Int, or of a List's elements
   bool optional_elements = false;
   c10::TypePtr element;  // of a List
@@ -193,6 +202,7 @@ struct Output {
   enum Kind { Tensor, Int, Const } kind;
   View view;
   int32_t reg = -1;
+  Number number = Number::Int;
   Object object;
 };
 
@@ -269,6 +279,7 @@ Arg parse_arg(PyObject* tuple, const c10::TypePtr& declared) {
     arg.view = parse_view(tuple);
   } else if (arg.kind == Arg::Int) {
     arg.reg = static_cast<int32_t>(integer(tuple, 1));
+    arg.number = static_cast<Number>(integer(tuple, 2));
     if (type) arg.as = type->kind();
   } else if (arg.kind == Arg::Const) {
     if (type)
@@ -382,9 +393,10 @@ Output parse_output(PyObject* tuple) {
   out.kind = static_cast<Output::Kind>(integer(tuple, 0));
   if (out.kind == Output::Tensor)
     out.view = parse_view(tuple);
-  else if (out.kind == Output::Int)
+  else if (out.kind == Output::Int) {
     out.reg = static_cast<int32_t>(integer(tuple, 1));
-  else
+    out.number = static_cast<Number>(integer(tuple, 2));
+  } else
     out.object = Object::borrow(item(tuple, 1));
   return out;
 }

@@ -16,8 +16,7 @@ from kgen import errors, ir, ops
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import Statement
-from kgen.scheduler.loops import Nest
+from kgen.plan import Nest, Statement
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_OPS, CPP_SCATTER, CPP_TYPES
 from kgen.values import Value

@@ -10,9 +10,8 @@ from typing import Any
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr, Var
-from kgen.plan import Kernel
-from kgen.scheduler.cost import Sizes
-from kgen.scheduler.loops import TILE, Nest, choose_loops
+from kgen.plan import TILE, Nest
+from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
@@ -40,15 +39,14 @@ class CppKernel:
     names: frozenset[str]
 
 
-def render_kernel(kernel: Kernel, graph: ir.Graph, name: str, register_bytes: int, reorder: bool = True) -> CppKernel:
-    """The C++ function of one kernel. `register_bytes` is the vector width of the target machine."""
+def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
+    """The C++ function of one loop nest."""
     sizes = Sizes(graph.size_hints)
-    nest = choose_loops(kernel, graph, sizes, register_bytes, reorder)
     emitter = Emitter(nest, graph)
     body, sections = emitter.run()
     split = _splits(nest, sections, sizes)
     slots = _slots(nest, emitter, body, sections, sizes, name, split)
-    slots.comments = _comments(kernel, nest)
+    slots.comments = _comments(nest)
     slots.pointers = [SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers]
     slots.sizes = list(emitter.sizes)
     slots.checks = emitter.includes_check
@@ -216,8 +214,9 @@ def _join_call(name: str, nest: Nest, emitter: Emitter) -> str:
     return f"{name} = join_{op}({name}, parts_{name}.data[part]);"
 
 
-def _comments(kernel: Kernel, nest: Nest) -> list[str]:
+def _comments(nest: Nest) -> list[str]:
     """Provenance: operators, the user's lines, and the loops chosen."""
+    kernel = nest.kernel
     names = dict.fromkeys(op for o in kernel.origins for op in o.operators)
     lines = [", ".join(names)]
     lines += list(dict.fromkeys(o.line for o in kernel.origins if o.line))[:8]
