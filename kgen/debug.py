@@ -19,7 +19,6 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,8 @@ from kgen.eager_graph import EagerGraph
 from kgen.plan import Kernel, Schedule, Statement
 from kgen.print_ir import dtype_name, print_graph, print_node, print_value
 from kgen.record import Record
-from kgen.sizes import Sizes
 from kgen.scheduler.memory import storage_size
+from kgen.sizes import Sizes
 from kgen.standalone import reduce_operator
 from kgen.torch_adapter import GraphInfo
 
@@ -203,11 +202,10 @@ def _keep_reference(folder: Path, record: Record, gm: GraphModule) -> str:
         _Pickler(out).dump(record.plan.graph)
         (folder / "graph.pkl").write_bytes(out.getvalue())
         return "kgen's evaluator on the loop IR before fusion (graph.pkl)"
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as cause:
-        reason = cause
+    except (pickle.PicklingError, TypeError, AttributeError, RecursionError):
+        pass  # a higher-order operator holds functions
     try:
         (folder / "graph.fx").write_bytes(EagerGraph(gm, ()).serialize())
         return "the aten graph run in eager (graph.fx)"
     except NotSerializable:
-        warnings.warn(f"kgen: {folder} has no reference to check output_code.py with ({reason})", RuntimeWarning, stacklevel=2)
         return "nothing: the graph cannot be stored"

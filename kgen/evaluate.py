@@ -94,10 +94,17 @@ class _Machine:
             unknown = [a for a in ix.free_atoms(expr) if isinstance(a, Size) and a not in self.sizes]
             if len(unknown) == 1:
                 self._solve_linear(expr, unknown[0], number)
+        self._derive()
         for expr, number, position in equations:
             if position >= 0 and all(a in self.sizes for a in ix.free_atoms(expr)) and int_of(expr, self.sizes) != number:
                 expected = f"{expr} = {int_of(expr, self.sizes)}"
                 raise errors.InputMismatch(position=position, actual=f"a size of {number}", expected=expected)
+
+    def _derive(self) -> None:
+        """Computes the derived symbols whose own symbols are known by now."""
+        for symbol, definition in self.graph.derived.items():
+            if symbol not in self.sizes and all(a in self.sizes for a in ix.free_atoms(definition) if isinstance(a, Size)):
+                self.sizes[symbol] = int_of(definition, self.sizes)
 
     def _solve_linear(self, expr: Expr, unknown: Size, number: int) -> None:
         at_zero, at_one = (int_of(expr, {**self.sizes, unknown: n}) for n in (0, 1))
@@ -265,7 +272,11 @@ class _Machine:
         results = self._call(node)
         for symbol, position, dimension in node.binds:
             found = results[position]
-            self.sizes[symbol] = int(found) if dimension < 0 else found.shape[dimension]
+            if dimension < 0:
+                self.sizes[symbol] = ix.float_bits(found) if isinstance(found, float) else int(found)
+            else:
+                self.sizes[symbol] = found.shape[dimension]
+        self._derive()
         owned = {t.untyped_storage().data_ptr() for t in self.tensors.values() if t.layout == torch.strided}
         for name, result in zip(node.outs, results, strict=False):
             if name is not None:
@@ -293,8 +304,8 @@ class _Machine:
                 if view.dtype is torch.float32 and wide:
                     return view.double()
                 return view if wide else _narrowed(view, item.dtype)
-            if isinstance(item, Expr):
-                return int_of(item, self.sizes)
+            if isinstance(item, Expr | ir.Number):
+                return self.number(item)
             if isinstance(item, list | tuple):
                 return [argument(part) for part in item]
             return item
@@ -356,7 +367,13 @@ class _Machine:
     def output(self, result: Any) -> Result:
         if isinstance(result, TensorArg):
             return _narrowed(self.view(result), result.dtype)
-        return int_of(result, self.sizes) if isinstance(result, Expr) else result
+        return self.number(result) if isinstance(result, Expr | ir.Number) else result
+
+    def number(self, item: Expr | ir.Number) -> int | float | bool:
+        if isinstance(item, Expr):
+            return int_of(item, self.sizes)
+        found = int_of(item.expr, self.sizes)
+        return ix.float_of(found) if item.kind == "float" else bool(found)
 
 
 _RUN: dict[type, Callable[[_Machine, Any], None]] = {

@@ -38,6 +38,7 @@ def print_graph(graph: Graph) -> str:
             number = declared.expr if declared.expr is not None else declared.symbol
             lines.append(f"  input {'_' if number is None else number}")
     lines += [f"  constant {name}: {_type(graph.buffers[name])}" for name in graph.constants]
+    lines += [f"  {symbol} = {definition}" for symbol, definition in graph.derived.items()]
     lines += [_indent(print_node(node, graph)) for node in graph.nodes]
     lines.append(f"  return {', '.join(_argument(result) for result in graph.outputs)}")
     return "\n".join(lines) + "\n"
@@ -211,6 +212,8 @@ def _argument(arg: Any) -> str:
         return f"{arg.buffer}[{', '.join(map(str, arg.index))} for {_loops(arg.vars) or 'one point'}]"
     if isinstance(arg, list | tuple):
         return f"[{', '.join(_argument(item) for item in arg)}]"
+    if isinstance(arg, ir.Number):
+        return f"{arg.kind}({arg.expr})"
     if isinstance(arg, torch.fx.GraphModule):
         return "<graph module>"
     return str(arg)

@@ -31,7 +31,9 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
         found = _inlined(source, stored)
         if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
             found.add(source)
-        operators = dict.fromkeys(operator_name(n.target) for n in sorted(found, key=order.__getitem__) if n.op == "call_function")
+        operators = dict.fromkeys(
+            operator_name(n.target) for n in sorted(found, key=order.__getitem__) if n.op == "call_function"
+        )
         graph.nodes[position] = replace(node, origin=replace(node.origin, operators=tuple(operators)))
     return graph
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import sympy
@@ -14,15 +15,20 @@ from kgen.index import Atom, Expr, Size
 
 
 class SymbolTable:
-    """Translates one graph's sympy expressions. Symbols keep their names; ranges come from the ShapeEnv when there is one."""
+    """Translates one graph's sympy expressions. Symbols keep their names; ranges come from the ShapeEnv when there is one.
+
+    What has no form as an index, such as ``floor(1.5 * s0)`` or ``s0**-0.5``, becomes a *derived* symbol: `derived` says how
+    the host computes it from the others."""
 
     def __init__(self, shape_env: Any = None) -> None:
         self.shape_env = shape_env
         self.sympy_of: dict[Size, sympy.Symbol] = {}
+        self.derived: dict[Size, Expr] = {}
         self._memo: dict[sympy.Expr, Expr] = {}
+        self._names: dict[Expr, Size] = {}
 
     def expr(self, value: Any) -> Expr:
-        """An int, SymInt, sympy expression or `Expr` as an `Expr`."""
+        """An int, SymInt, SymBool, sympy expression or `Expr` as an `Expr`."""
         if isinstance(value, Expr):
             return value
         if isinstance(value, bool | int):
@@ -35,76 +41,192 @@ class SymbolTable:
             value = node.expr
         return self._translate(sympy.sympify(value))
 
+    def float_bits(self, value: torch.SymFloat) -> Expr:
+        """The bits of a float computed from sizes: a literal or a symbol (see `index.float_bits`)."""
+        return self._float_symbol(self._replaced(value.node.expr))
+
     def sizes(self, shape: Any) -> tuple[Expr, ...]:
         return tuple(self.expr(s) for s in shape)
 
-    def hint(self, size: Size) -> int:
-        """The value that the symbol had in the example inputs (unbacked symbols: a guess of 64)."""
-        known = self._hints().get(self.sympy_of[size])
-        return int(known) if known is not None and sympy.sympify(known).is_number else 64
+    def size_hints(self) -> dict[Size, int]:
+        """The values that the symbols had in the example inputs (unbacked symbols: a guess of 64)."""
+        hints = {size: self._hint(symbol) for size, symbol in self.sympy_of.items()}
+        for size, definition in self.derived.items():  # each is defined by symbols before it
+            try:
+                hints[size] = int(ix.evaluate(definition, lambda atom: hints[atom]))  # type: ignore[index]
+            except (ArithmeticError, ValueError):  # the guess for an unbacked symbol need not make sense
+                hints[size] = 64
+        return hints
 
-    def _hints(self) -> Mapping[sympy.Symbol, Any]:
+    def _hint(self, symbol: sympy.Symbol) -> int:
         env = self.shape_env
-        return getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+        known = (getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})).get(symbol)
+        number = sympy.sympify(known) if known is not None else None
+        if number is None or not number.is_number:
+            return 64 if symbol.is_integer else ix.float_bits(1.0)
+        return int(number) if symbol.is_integer else ix.float_bits(float(number))
 
-    def _range(self, symbol: sympy.Symbol) -> tuple[int, int]:
+    def _range(self, expr: sympy.Expr) -> tuple[int, int]:
         limit = 1 << 62
-        found = getattr(self.shape_env, "var_to_range", {}).get(symbol) if self.shape_env is not None else None
+        env = self.shape_env
+        if env is None:
+            return (0, limit) if expr.is_Symbol else (-limit, limit)
+        found = env.var_to_range.get(expr) if expr.is_Symbol else env.bound_sympy(expr)
         if found is None:
             return 0, limit
         lo, hi = found.lower, found.upper
         return (int(lo) if lo.is_Integer else -limit), (int(hi) if hi.is_Integer and hi < limit else limit)
 
+    def _replaced(self, expr: sympy.Expr) -> sympy.Expr:
+        return self.shape_env.replace(expr) if self.shape_env is not None else expr
+
     def _translate(self, expr: sympy.Expr) -> Expr:
         hit = self._memo.get(expr)
         if hit is None:
-            replaced = self.shape_env.replace(expr) if self.shape_env is not None else expr
-            hit = self._memo[expr] = self._visit(replaced)
+            hit = self._memo[expr] = self._visit(self._replaced(expr))
         return hit
 
+    # ---- integers and booleans (0 or 1) -----------------------------------------------------------------------------
+
     def _visit(self, expr: Any) -> Expr:
+        if expr in (sympy.true, sympy.false):
+            return ix.constant(int(expr is sympy.true))
         if expr.is_Integer:
             return ix.constant(int(expr))
         if expr.is_Symbol:
-            lo, hi = self._range(expr)
-            if lo == hi:
-                return ix.constant(lo)
-            size = ix.size(str(expr), lo, hi)
-            self.sympy_of[size] = expr
-            return size.expr()
-        args = [self._visit(a) for a in expr.args if not (isinstance(a, sympy.Rational) and not a.is_Integer)]
-        if isinstance(expr, sympy.Add) and len(args) == len(expr.args):
+            return self._symbol(expr)
+        name = type(expr).__name__
+        if name in _ROUNDINGS:
+            return self._rounded(name, expr)
+        if name in _COMPARISONS:
+            return self._compared(name, expr)
+        if name == "Piecewise":
+            return self._piecewise(expr)
+        args = [self._visit(a) for a in expr.args if a.is_Integer or not a.is_number or a.is_Boolean]
+        if len(args) < len(expr.args):
+            raise self._unknown(expr)
+        if isinstance(expr, sympy.Add):
             return sum(args, ix.ZERO)
-        if isinstance(expr, sympy.Mul) and len(args) == len(expr.args):
+        if isinstance(expr, sympy.Mul):
             return ix.product(args)
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return ix.product([args[0]] * int(expr.exp))
-        return self._function(expr, args)
+        return self._function(expr, name, args)
 
-    def _function(self, expr: Any, args: list[Expr]) -> Expr:
-        name = type(expr).__name__
-        if name in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+    def _symbol(self, expr: sympy.Symbol) -> Expr:
+        lo, hi = self._range(expr)
+        if lo == hi:
+            return ix.constant(lo)
+        size = ix.size(str(expr), lo, hi)
+        self.sympy_of[size] = expr
+        return size.expr()
+
+    def _function(self, expr: Any, name: str, args: list[Expr]) -> Expr:
+        if name in ("FloorDiv", "CleanDiv"):
             return ix.floordiv(args[0], args[1])
         if name in ("Mod", "PythonMod"):
             return ix.mod(args[0], args[1])
         if name == "ModularIndexing":
             return ix.mod(ix.floordiv(args[0], args[1]), args[2])
         if name in ("Max", "Min"):
-            total = args[0]
-            for other in args[1:]:
-                total = ix.apply(name.lower(), total, other)
-            return total
+            return reduce(ix.maximum if name == "Max" else ix.minimum, args)
+        if name == "And":
+            return ix.product(args)
+        if name == "Or":
+            return reduce(ix.maximum, args)
+        if name == "Not":
+            return ix.ONE - args[0]
         simple = {
             "PowByNatural": "pow", "LShift": "shl", "RShift": "shr", "BitwiseFn_bitwise_and": "and", "BitwiseFn_bitwise_or": "or",
-            "BitwiseFn_bitwise_xor": "xor", "StrictLessThan": "lt", "LessThan": "le", "Equality": "eq", "Where": "select",
+            "BitwiseFn_bitwise_xor": "xor", "Where": "select",
         }  # fmt: skip
         if name in simple:
             return ix.apply(simple[name], *args)
-        if name in ("StrictGreaterThan", "GreaterThan"):
-            return ix.apply("lt" if name.startswith("Strict") else "le", args[1], args[0])
-        if name in ("CeilToInt", "FloorToInt", "TruncToInt", "ToFloat", "Identity", "RoundToInt") and len(args) == 1:
+        if name == "Identity":
             return args[0]
-        raise errors.InvalidIR(stage="capture", node=str(expr), problem=f"no integer form for sympy function {name}")
+        raise self._unknown(expr)
+
+    def _compared(self, name: str, expr: Any) -> Expr:
+        fn, swapped, negated = _COMPARISONS[name]
+        if all(a.is_integer or a.is_Boolean for a in expr.args):
+            args = [self._visit(a) for a in expr.args]
+            made = ix.apply(fn, *(args[::-1] if swapped else args))
+        else:
+            bits = [self._float(a) for a in expr.args]
+            made = self._derive(ix.apply(f"f{fn}", *(bits[::-1] if swapped else bits)), 0, 1)
+        return ix.ONE - made if negated else made
+
+    def _piecewise(self, expr: Any) -> Expr:
+        *cases, last = expr.args
+        total = self._visit(last[0])
+        for value, condition in reversed(cases):
+            total = ix.apply("select", self._visit(condition), self._visit(value), total)
+        return total
+
+    def _rounded(self, name: str, expr: Any) -> Expr:
+        """An integer near a float. The quotient of two sizes needs no float: it is exact below 2**53."""
+        inner = expr.args[0]
+        kind = type(inner).__name__
+        if inner.is_integer or kind == "ToFloat":
+            return self._visit(inner if inner.is_integer else inner.args[0])
+        if kind == "IntTrueDiv" and name != "RoundToInt":
+            num, den = map(self._visit, inner.args)
+            if ix.known_nonnegative(num) and ix.lower_bound(den) > 0:
+                return ix.ceildiv(num, den) if name == "CeilToInt" else ix.floordiv(num, den)
+        return self._derive(ix.apply(_ROUNDINGS[name], self._float(inner)), *self._range(expr))
+
+    # ---- floats, as bits --------------------------------------------------------------------------------------------
+
+    def _float_symbol(self, expr: sympy.Expr) -> Expr:
+        bits = self._float(expr)
+        return bits if bits.as_int() is not None or isinstance(bits.atom(), Size) else self._derive(bits)
+
+    def _float(self, expr: Any) -> Expr:
+        if expr.is_number and expr.is_real:
+            return ix.constant(ix.float_bits(float(expr)))
+        if expr.is_integer or expr.is_Boolean:
+            return ix.apply("float", self._visit(expr))
+        if expr.is_Symbol:
+            size = ix.size(str(expr), -(1 << 62), 1 << 62)
+            self.sympy_of[size] = expr
+            return size.expr()
+        name = type(expr).__name__
+        if name == "IntTrueDiv" or name == "ToFloat":
+            args = [ix.apply("float", self._visit(a)) for a in expr.args]
+        else:
+            args = [self._float(a) for a in expr.args]
+        if name in ("ToFloat", "Identity"):
+            return args[0]
+        unary = name.removeprefix("OpaqueUnaryFn_")
+        fn = _FLOAT_FUNCTIONS.get(name) or (f"f{unary}" if f"f{unary}" in ix.FLOAT_FUNCTIONS and len(args) == 1 else None)
+        if fn is None:
+            raise self._unknown(expr)
+        return reduce(lambda a, b: ix.apply(fn, a, b), args) if len(args) > 1 else ix.apply(fn, *args)
+
+    def _derive(self, definition: Expr, lo: int = -(1 << 62), hi: int = 1 << 62) -> Expr:
+        """A symbol for what only the host computes."""
+        if definition.as_int() is not None:
+            return definition
+        found = self._names.get(definition)
+        if found is None:
+            found = self._names[definition] = ix.size(f"d{len(self.derived)}", lo, hi)
+            self.derived[found] = definition
+        return found.expr()
+
+    def _unknown(self, expr: Any) -> errors.InvalidIR:
+        return errors.InvalidIR(stage="capture", node=str(expr), problem=f"no form for sympy function {type(expr).__name__}")
+
+
+_ROUNDINGS = {"CeilToInt": "fceil", "FloorToInt": "ffloor", "TruncToInt": "ftrunc", "RoundToInt": "fround"}
+# name -> (function, arguments swapped, result negated)
+_COMPARISONS = {
+    "StrictLessThan": ("lt", False, False), "LessThan": ("le", False, False), "Equality": ("eq", False, False),
+    "StrictGreaterThan": ("lt", True, False), "GreaterThan": ("le", True, False), "Unequality": ("eq", False, True),
+}  # fmt: skip
+_FLOAT_FUNCTIONS = {
+    "Add": "fadd", "Mul": "fmul", "FloatTrueDiv": "fdiv", "IntTrueDiv": "fdiv", "Pow": "fpow", "FloatPow": "fpow", "Max": "fmax",
+    "Min": "fmin",
+}  # fmt: skip
 
 
 def to_sympy(expr: Expr, symbols: Mapping[Size, sympy.Symbol]) -> sympy.Expr:

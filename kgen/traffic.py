@@ -16,8 +16,8 @@ from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr, Var
 from kgen.plan import Call, Kernel, Schedule, Statement
-from kgen.sizes import Sizes
 from kgen.scheduler.memory import root, storage_size
+from kgen.sizes import Sizes
 from kgen.values import Value, loads
 
 __all__ = ["Traffic", "bytes_minimal", "bytes_moved", "call_traffic", "kernel_traffic", "peak_memory"]

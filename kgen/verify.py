@@ -60,8 +60,8 @@ class _Verifier:
             self.node = f"output {position}"
             if isinstance(result, TensorArg):
                 self.tensor_arg(result)
-            elif isinstance(result, Expr):
-                self.sizes_known([result])
+            else:
+                self._scalars(result)
 
     # ---- buffers, inputs --------------------------------------------------------------------------------------------
 
@@ -181,7 +181,12 @@ class _Verifier:
         for expr in exprs:
             for atom in ix.free_atoms(expr):
                 self.require(isinstance(atom, Size), f"size {expr} varies inside a loop")
-                self.require(atom in self.symbols, f"size symbol {atom} is not bound yet")
+                self.require(self.is_bound(atom), f"size symbol {atom} is not bound yet")
+
+    def is_bound(self, atom: Atom) -> bool:
+        if isinstance(atom, Size) and atom in self.graph.derived:
+            return all(self.is_bound(a) for a in ix.free_atoms(self.graph.derived[atom]))
+        return atom in self.symbols
 
     def variables(self, variables: Sequence[Var]) -> frozenset[Atom]:
         names = [v.name for v in variables]
@@ -202,7 +207,7 @@ class _Verifier:
             if isinstance(atom, Var):
                 self.require(atom in scope, f"uses {atom} < {atom.extent}, which is not one of its loop variables")
             elif isinstance(atom, Size):
-                self.require(atom in self.symbols, f"size symbol {atom} is not bound yet")
+                self.require(self.is_bound(atom), f"size symbol {atom} is not bound yet")
 
     # ---- values -----------------------------------------------------------------------------------------------------
 
@@ -292,8 +297,8 @@ class _Verifier:
         self._scalars((node.args, tuple(v for _, v in node.kwargs)))
 
     def _scalars(self, tree: Any) -> None:
-        if isinstance(tree, Expr):
-            self.sizes_known([tree])
+        if isinstance(tree, Expr | ir.Number):
+            self.sizes_known([tree if isinstance(tree, Expr) else tree.expr])
         elif isinstance(tree, list | tuple):
             for item in tree:
                 self._scalars(item)

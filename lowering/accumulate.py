@@ -23,15 +23,38 @@ def accumulate(gm: GraphModule) -> GraphModule:
 
 def _try(gm: GraphModule, node: Node) -> None:
     for dense, sparse in (node.args, node.args[::-1]):
+        dense = _without_permutes(dense)
         if _is_product(dense) and _is_sparse(sparse) and _same_type(dense, sparse, node):
             grad, rows = sparse.args[:2]  # type: ignore[union-attr]
             with gm.graph.inserting_before(node):
                 put = gm.graph.call_function(aten.index_put.default, (dense, [rows], grad, True))
             put.meta = dict(node.meta)
             node.replace_all_uses_with(put)
+            unused = [n for n in node.args if isinstance(n, Node)]
             gm.graph.erase_node(node)
-            gm.graph.erase_node(sparse)
+            _erase_unused(gm, unused)
             return
+
+
+def _erase_unused(gm: GraphModule, nodes: list[Node]) -> None:
+    """Removes the sparse gradient and the permutations that the sum read, now that nobody does."""
+    for node in nodes:
+        while not node.users and node.target in (aten.permute.default, aten.embedding_dense_backward.default):
+            below = node.args[0]
+            gm.graph.erase_node(node)
+            assert isinstance(below, Node)
+            node = below
+
+
+def _without_permutes(node: object) -> object:
+    """The tensor below permutations that cancel each other: what transposing a transposed weight leaves."""
+    order: list[int] | None = None
+    below = node
+    while isinstance(below, Node) and below.target is aten.permute.default and len(below.users) == 1:
+        dims = [int(d) for d in below.args[1]]  # type: ignore[union-attr, arg-type]
+        order = dims if order is None else [dims[k] for k in order]
+        below = below.args[0]
+    return below if order is not None and order == sorted(order) else node
 
 
 def _is_product(node: object) -> bool:

@@ -13,7 +13,7 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Expr, ExprLike, Var
 from kgen.ir import Buffer, Origin, Sizes, TensorArg
-from kgen.lowering.tensor import Tensor, axes, indices
+from kgen.lowering.tensor import Tensor, axes, indices, number_of
 from kgen.values import Value
 
 
@@ -116,12 +116,29 @@ class Builder:
         kinds = list(dtypes) if dtypes else [tensor.dtype] * row.outputs
         if not dtypes and op in ("argmax", "argmin"):
             kinds[1] = torch.int64
+        if all(v.extent == 1 for v in rvars):
+            single = self._reduced_one(op, tensor, sizes, body, kinds)
+            return tuple(self._keep_dims(t, tensor.sizes, reduced) if keepdim else t for t in single)
         outs = [self.buffer(sizes, d, tensor.device) for d in kinds]
         self.graph.nodes.append(ir.Reduction(tuple(o.name for o in outs), out_vars, rvars, op, body, self.origin))
         results = [self.load(o) for o in outs]
         if not keepdim:
             return tuple(results)
         return tuple(self._keep_dims(r, tensor.sizes, reduced) for r in results)
+
+    def _reduced_one(
+        self, op: str, tensor: Tensor, sizes: Sizes, body: Value, kinds: Sequence[torch.dtype]
+    ) -> tuple[Tensor, ...]:
+        """A reduction over one element is that element: extremes lie at position 0, deviations are 0 (NaN of a NaN)."""
+        results = [body]
+        if op == "welford":
+            results.append(vs.call("sub", body, body))
+        elif op in ("argmax", "argmin"):
+            results.append(vs.const(0, torch.int64))
+        return tuple(
+            Tensor(sizes, kind, tensor.device, vs.cast(value, ops.compute_dtype(kind)))
+            for value, kind in zip(results, kinds, strict=True)
+        )
 
     def _keep_dims(self, tensor: Tensor, sizes: Sizes, reduced: Sequence[int]) -> Tensor:
         full = tuple(ix.ONE if k in reduced else s for k, s in enumerate(sizes))
@@ -229,7 +246,7 @@ class Builder:
 
     def extern_tree(self, tree: Any) -> Any:
         if isinstance(tree, Tensor):
-            return self.operand(tree)
+            return number_of(tree) or self.operand(tree)
         if isinstance(tree, list | tuple):
             return tuple(self.extern_tree(item) for item in tree)
         return tree

@@ -13,7 +13,7 @@ from kgen import index as ix
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
 from kgen.lowering.table import operator_name
-from kgen.lowering.tensor import Tensor
+from kgen.lowering.tensor import Tensor, symbolic_float
 
 
 class Refused(Exception):
@@ -76,15 +76,19 @@ def extern(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any], r
     )
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
-            results[position] = symbols.expr(item)
+            results[position] = symbolic(symbols, item)
     if not isinstance(value, list | tuple):
         return results[0] if results else None
     return tuple(results)
 
 
-def python_scalar(builder: Builder, node: Node, lookup: Callable[[Node], Any]) -> Any:
-    """A symbolic number that has no integer form: only its value in torch's own expression is left."""
-    raise errors.MissingLowering(operator=operator_name(node.target), cause="a symbolic number outside integer arithmetic", line=builder.origin.line)
+def symbolic(symbols: Any, value: Any) -> Any:
+    """A SymInt or SymBool as an `Expr`; a SymFloat as a float where it is known, else as a weak tensor."""
+    if not isinstance(value, torch.SymFloat):
+        return symbols.expr(value)
+    bits = symbols.float_bits(value)
+    literal = bits.as_int()
+    return symbolic_float(bits) if literal is None else ix.float_of(literal)
 
 
 def _used_results(node: Node, count: int) -> list[bool]:
@@ -123,9 +127,9 @@ def _bindings(node: Node, flat: list[Any], symbols: Any) -> list[tuple[ix.Size, 
     for position, item in enumerate(flat):
         pairs: list[tuple[int, Any]] = list(enumerate(item.shape)) if isinstance(item, torch.Tensor) else [(-1, item)]
         for dimension, extent in pairs:
-            if not isinstance(extent, torch.SymInt):
+            if not isinstance(extent, torch.SymInt | torch.SymFloat | torch.SymBool):
                 continue
-            atom = symbols.expr(extent).atom()
+            atom = (symbols.float_bits if isinstance(extent, torch.SymFloat) else symbols.expr)(extent).atom()
             if isinstance(atom, ix.Size) and atom not in seen:
                 seen.add(atom)
                 found.append((atom, position, dimension))

@@ -20,7 +20,7 @@ from kgen.lowering.builder import Builder, dense_strides
 from kgen.lowering.families import RULES
 from kgen.lowering.mutation import root_of
 from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, axes
+from kgen.lowering.tensor import Tensor, axes, number_of
 from kgen.lowering.views import owner_of
 from kgen.symbols import SymbolTable
 
@@ -70,7 +70,7 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
-        graph.size_hints = {size: self.symbols.hint(size) for size in self.symbols.sympy_of}
+        graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
         return graph
 
     # ---- node kinds -------------------------------------------------------------------------------------------------
@@ -121,19 +121,13 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(value, torch.SymInt | torch.SymBool) and not _defines_symbol(node):
-            self.env[node] = self._symbolic(value, node)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not _defines_symbol(node):
+            self.env[node] = fallback.symbolic(self.symbols, value)
             return
         args = torch.fx.map_arg(node.args, self._lookup)
         kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
         args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
         self.env[node] = self._settle(node, self._apply(node, args, kwargs))
-
-    def _symbolic(self, value: Any, node: Node) -> Any:
-        try:
-            return self.symbols.expr(value)
-        except errors.InvalidIR:
-            return fallback.python_scalar(self.builder, node, self._lookup)
 
     def call_module(self, node: Node) -> None:
         raise errors.LoweringFailed(operator=str(node.target), cause="module calls do not occur in aten graphs", line=self.builder.origin.line)
@@ -152,8 +146,8 @@ class _Lowering:
 
     def _symbols_in(self, tree: Any) -> Any:
         """SymInts that FX stores inline (as constants of the graph) become expressions."""
-        if isinstance(tree, torch.SymInt):
-            return self.symbols.expr(tree)
+        if isinstance(tree, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return fallback.symbolic(self.symbols, tree)
         if isinstance(tree, list | tuple):
             return type(tree)(self._symbols_in(t) for t in tree) if type(tree) in (list, tuple) else tuple(self._symbols_in(t) for t in tree)
         if isinstance(tree, dict):
@@ -176,6 +170,9 @@ class _Lowering:
         except errors.KgenError:
             raise
         except Exception as cause:
+            if _has_symbolic_float((args, kwargs)):  # the rule wants a Python number
+                del self.builder.graph.nodes[mark:]
+                return fallback.extern(self.builder, node, args, kwargs, "a number computed from sizes")
             raise errors.LoweringFailed(operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line) from cause
         return result
 
@@ -221,12 +218,12 @@ class _Lowering:
         used = {a for e in attr[1] for a in ix.free_atoms(e)}
         return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
 
-    def _output(self, result: Any, position: int) -> TensorArg | Expr | int | float | bool | None:
+    def _output(self, result: Any, position: int) -> TensorArg | Expr | ir.Number | int | float | bool | None:
         if not isinstance(result, Node):
-            return self.symbols.expr(result) if isinstance(result, torch.SymInt) else result
+            return self._number(fallback.symbolic(self.symbols, result), result) if _is_symbolic(result) else result
         lowered = self.env[result]
-        if not isinstance(lowered, Tensor):
-            return lowered
+        if not isinstance(lowered, Tensor) or number_of(lowered):
+            return self._number(lowered, meta_value(result))
         value = meta_value(result)
         wanted = self.symbols.sizes(value.stride()) if _is_strided(value) else None
         self.builder.origin, self.builder.result_strides = _origin(result), wanted
@@ -254,6 +251,11 @@ class _Lowering:
             return kind == "input" and owner.op == "placeholder"
         return self.shown.setdefault(root, owner) is owner
 
+    def _number(self, lowered: Any, value: Any) -> Any:
+        if isinstance(lowered, Tensor):
+            return number_of(lowered)
+        return ir.Number(lowered, "bool") if isinstance(value, torch.SymBool) and isinstance(lowered, Expr) else lowered
+
     def _fix_strides(self, view: TensorArg, wanted: ir.Sizes | None) -> bool:
         """Whether the view has eager's strides, fixing the layout of its buffer so that it does when that is still open."""
         if wanted is None:
@@ -271,6 +273,14 @@ class _Lowering:
 def meta_value(node: Node) -> Any:
     """The fake tensor, SymInt or tuple that AOT computed for a node."""
     return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _has_symbolic_float(tree: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in torch.utils._pytree.tree_leaves(tree))
 
 
 def _is_strided(value: Any) -> bool:

@@ -15,7 +15,7 @@ from kgen import index as ix
 from kgen import ops
 from kgen import values as vs
 from kgen.index import Expr, ExprLike, Var
-from kgen.ir import Sizes
+from kgen.ir import Number, Sizes
 from kgen.values import Value
 
 
@@ -32,7 +32,8 @@ def indices(sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor under lowering. `dtype` is torch's; `value` has its compute dtype and ranges over ``axes(sizes)``.
-    `weak` marks a scalar that a Python number became (it takes no part in type promotion)."""
+    `weak` marks a scalar that a Python number became (it takes no part in type promotion); the value of a weak float is
+    float64, as Python's is."""
 
     sizes: Sizes
     dtype: torch.dtype
@@ -57,6 +58,20 @@ class Tensor:
 
     def with_value(self, value: Value, dtype: torch.dtype | None = None) -> Tensor:
         return replace(self, value=value, dtype=dtype or self.dtype)
+
+
+def symbolic_float(bits: Expr) -> Tensor:
+    """A Python float computed from sizes (see `SymbolTable.float_bits`), as elementwise rules take it."""
+    value = vs.bitcast(vs.index_value(bits), torch.float64)
+    return Tensor((), torch.get_default_dtype(), torch.device("cpu"), value, weak=True)
+
+
+def number_of(tensor: Tensor) -> Number | None:
+    """What `symbolic_float` was made of; None for any other tensor."""
+    value = tensor.value
+    if not tensor.weak or value.op != "bitcast" or value.args[0].op != "index":
+        return None
+    return Number(value.args[0].attr, "float")
 
 
 def at(tensor: Tensor, where: Sequence[Expr]) -> Value:

@@ -127,7 +127,16 @@ def test_doctor_on_a_machine_in_order(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "this machine is ready" in out
-    for name in ("C++ compiler", "instruction set", "cache folder", "kernel header", "OpenMP", "torch", "triton", "a compilation"):
+    for name in (
+        "C++ compiler",
+        "instruction set",
+        "cache folder",
+        "kernel header",
+        "OpenMP",
+        "torch",
+        "triton",
+        "a compilation",
+    ):
         assert f"ok    {name}:" in out or f"note  {name}:" in out
 
 

@@ -63,7 +63,7 @@ def test_every_stage_leaves_a_file(tmp_path):
     assert text["kernels.cpp"].count("#include <kgen/kernel.h>") == 1
     code = text["output_code.py"]
     assert code.startswith('"""forward graph')
-    for line in ("p.call(\"aten::mm.out\"", "p.kernel(", "p.alloc(", "p.free(", "p.output("):
+    for line in ('p.call("aten::mm.out"', "p.kernel(", "p.alloc(", "p.free(", "p.output("):
         assert line in code
 
 
@@ -101,7 +101,7 @@ CASES = {
     "sizes from data": (lambda x: torch.nonzero(x).float() * 2, (torch.ones(4, 3),)),
     "constants": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), (torch.randn(4, 3),)),
     "masks and integers": (lambda x, m: torch.where(m, x, x // 2).cumsum(0), (torch.arange(12), torch.arange(12) % 2 == 0)),
-    "several library calls": (lambda x: torch.sort(x @ x)[0] + torch.linalg.inv(x), (torch.eye(4) + 1,)),
+    "several library calls": (lambda x: torch.sort(x @ x)[0] + torch.linalg.cholesky_ex(x).L, (torch.eye(4) + 1,)),
 }
 
 
@@ -115,10 +115,20 @@ def test_scripts_check_out(name, tmp_path, capsys):
     assert "right:" in capsys.readouterr().out
 
 
+def test_a_graph_that_calls_python_says_so(tmp_path):
+    debugged(tmp_path, lambda x: torch.linalg.inv(x) + 1, torch.eye(4))  # checks its result through an effect token
+    folder = tmp_path / "graph_000_inference"
+    assert "p.python_call(" in (folder / "output_code.py").read_text()
+    with pytest.raises(SystemExit, match="cannot run alone"):
+        run_here(folder)
+
+
 def test_dynamic_sizes_and_saved_symbols(tmp_path, capsys):
     x, w = torch.randn(24, 16), torch.randn(16, requires_grad=True)
     torch._dynamo.mark_dynamic(x, 0)
-    compiled = torch.compile(lambda x, w: (x * w).view(-1, 8).sum(1), backend="kgen", options={"cache": False, "debug": tmp_path})
+    compiled = torch.compile(
+        lambda x, w: (x * w).view(-1, 8).sum(1), backend="kgen", options={"cache": False, "debug": tmp_path}
+    )
     compiled(x, w).sum().backward()
     for folder in sorted(tmp_path.iterdir()):
         assert "p.symbol(24)" in (folder / "output_code.py").read_text()

@@ -48,7 +48,12 @@ def test_a_report_names_kernels_calls_and_decisions(args, capsys):
     assert report.bytes_moved == report.bytes_minimal == 1024 + (512 + 1024 + 512)
     assert report.peak_memory >= 1024
     printed = capsys.readouterr().out
-    for text in ("1 graph, 1 kernel, 1 library call, 0 graph breaks", "aten.mm.default", "contraction without a template", "relu"):
+    for text in (
+        "1 graph, 1 kernel, 1 library call, 0 graph breaks",
+        "aten.mm.default",
+        "contraction without a template",
+        "relu",
+    ):
         assert text in printed
 
 

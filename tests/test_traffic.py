@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.kernels import plans
 
 from kgen.scheduler import Options
 from kgen.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
+from tests.kernels import plans
 
 r = torch.randn
 

@@ -44,8 +44,10 @@ _OUT_VARIANTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "a
 
 @dataclass(slots=True)
 class _Registers:
-    """Hands out registers; an expression is computed once, before the code when all of its sizes are known by then."""
+    """Hands out registers; an expression is computed once, before the code when all of its sizes are known by then.
+    `derived` defines the size symbols that are functions of others."""
 
+    derived: Mapping[Size, Expr]
     values: list[int] = field(default_factory=list)
     known: dict[Expr, int] = field(default_factory=dict)
     computes: list[hp.Compute] = field(default_factory=list)
@@ -94,7 +96,10 @@ class _Registers:
                 "floordiv" if isinstance(atom, ix.FloorDiv) else "mod", (self.of(atom.num, code), self.of(atom.den, code)), code
             )
         elif isinstance(atom, ix.Apply):
-            made = self._emit(atom.fn, tuple(self.of(a, code) for a in atom.args), code)
+            args = tuple(self.of(a, code) for a in atom.args)
+            made = self._emit(atom.fn, args if len(args) > 1 else args * 2, code)
+        elif isinstance(atom, Size) and atom in self.derived:
+            made = self.of(self.derived[atom], code)
         else:
             raise errors.InvalidIR(stage="host", node=str(atom), problem="a size that no input and no call defines")
         self.known[expr] = made
@@ -115,7 +120,7 @@ class _Assembler:
     def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall]) -> None:
         self.schedule, self.graph = schedule, schedule.graph
         self.calls = kernels
-        self.registers = _Registers()
+        self.registers = _Registers(self.graph.derived)
         self.code: list[hp.Instruction] = []
         self.slots: list[hp.SlotSpec] = []
         self.slot_of: dict[str, int] = {}
@@ -233,6 +238,9 @@ class _Assembler:
         self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
 
     def _symbol(self, name: str) -> int:
+        for symbol in self.graph.derived:
+            if symbol.name == name:
+                return self._reg(symbol.expr())
         for expr, reg in self.registers.known.items():
             atom = expr.atom()
             if isinstance(atom, Size) and atom.name == name:
@@ -271,7 +279,8 @@ class _Assembler:
         for name in node.outs:
             if name is not None:
                 buffer = self.graph.buffers[name]
-                found += [a for e in (*buffer.sizes, *(buffer.strides or ())) for a in ix.free_atoms(e) if isinstance(a, Size)]
+                atoms = [a for e in (*buffer.sizes, *(buffer.strides or ())) for a in ix.free_atoms(e)]
+                found += [a for a in atoms if isinstance(a, Size) and a not in self.graph.derived]
         for symbol in found:
             if symbol.expr() not in self.registers.known:
                 reg = self.registers.known[symbol.expr()] = self.registers.fresh()
@@ -291,6 +300,8 @@ class _Assembler:
             return hp.ArgTensor(slot, *geometry)
         if isinstance(tree, Expr):
             return hp.ArgInt(self._reg(tree))
+        if isinstance(tree, ir.Number):
+            return hp.ArgInt(self._reg(tree.expr), tree.kind)
         if isinstance(tree, list | tuple):
             return hp.ArgList(tuple(self._arg(t) for t in tree))
         return hp.ArgConst(tree)
@@ -321,4 +332,6 @@ class _Assembler:
             return hp.OutTensor(slot, *geometry)
         if isinstance(item, Expr):
             return hp.OutInt(self._reg(item))
+        if isinstance(item, ir.Number):
+            return hp.OutInt(self._reg(item.expr), item.kind)
         return hp.OutConst(item)
