@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 
 from kgen import config as configuration
 from kgen import pipeline, rng, torch_adapter
-from kgen.build import cpp
 from kgen.aot_cache import CompiledGraph
+from kgen.build import cpp
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
 from kgen.torch_adapter import GraphInfo

@@ -152,8 +152,8 @@ def _cache(options: argparse.Namespace) -> int:
     table = {kind: row for kind, row in cache.stats().items() if options.kind in (None, kind)}
     for kind, row in table.items():
         print(f"  {kind:<8} {row['entries']:>6} entries  {bytes_text(row['bytes']):>8}")
-    entries, size = (sum(row[what] for row in table.values()) for what in ("entries", "bytes"))
-    print(f"  {'all':<8} {entries:>6} entries  {bytes_text(size):>8}")
+    count, size = (sum(row[what] for row in table.values()) for what in ("entries", "bytes"))
+    print(f"  {'all':<8} {count:>6} entries  {bytes_text(size):>8}")
     return OK
 
 

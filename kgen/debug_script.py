@@ -163,7 +163,7 @@ class _Writer:
             high = _index_bound(self.graph, self.graph.inputs[position].buffer)
             more += "" if high is None else f", high={high}"
         line = f"{self.slots[item.slot]} = p.input({self.geometry(item.slot, item)}{more})"
-        return line if item.strides is not None else f'{line}\np.why_not = "input {position} has no strides"'
+        return line if item.strides is not None or not item.sizes else f'{line}\np.why_not = "input {position} has no strides"'
 
     def geometry(self, slot: int, given: hp.InputTensor | None = None) -> str:
         spec = self.program.slots[slot]

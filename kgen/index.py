@@ -494,7 +494,9 @@ def known_nonnegative(a: Expr) -> bool:
 # ---- division -------------------------------------------------------------------------------------------------------
 
 
-def _divide_term(mono: tuple[Atom, ...], coef: int, den_mono: tuple[Atom, ...], den_coef: int) -> tuple[tuple[Atom, ...], int] | None:
+def _divide_term(
+    mono: tuple[Atom, ...], coef: int, den_mono: tuple[Atom, ...], den_coef: int
+) -> tuple[tuple[Atom, ...], int] | None:
     if coef % den_coef:
         return None
     rest = list(mono)
@@ -673,7 +675,9 @@ def substitute(
     return total
 
 
-def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Expr], memo: dict[Expr, Expr], map_value: Callable[[Any], Any] | None) -> Expr:
+def _substitute_atom(
+    atom: Atom, mapping: Mapping[Atom, Expr], memo: dict[Expr, Expr], map_value: Callable[[Any], Any] | None
+) -> Expr:
     replaced = mapping.get(atom)
     if replaced is not None:
         return replaced

@@ -291,7 +291,9 @@ def total_cost(roots: Iterable[Value]) -> int:
     return sum(ops.cost(v.op) for v in topological(roots))
 
 
-def rewrite(roots: Iterable[Value], visit: Callable[[Value, tuple[Value, ...], Callable[[Value], Value]], Value]) -> dict[Value, Value]:
+def rewrite(
+    roots: Iterable[Value], visit: Callable[[Value, tuple[Value, ...], Callable[[Value], Value]], Value]
+) -> dict[Value, Value]:
     """Rebuilds the DAG bottom up. `visit(value, new_args, lookup)` gives the replacement; `lookup` maps values that stand
     inside indirect indices. Returns old -> new for everything reachable."""
     new: dict[Value, Value] = {}

@@ -23,7 +23,9 @@ class Refused(Exception):
 def unsupported(node: Node) -> str:
     """Why the loop IR cannot express the node whatever its operator: complex numbers, sparse layouts, tensor subclasses."""
     for value in _values(node):
-        if value.dtype.is_complex or value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype):
+        if value.dtype.is_complex or (
+            value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype)
+        ):
             return f"dtype {str(value.dtype).removeprefix('torch.')}"
         if value.layout != torch.strided:
             return f"layout {value.layout}"
@@ -52,10 +54,19 @@ def _values(node: Node) -> list[torch.Tensor]:
     return found
 
 
-def extern(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any], reason: str, wrap: Callable[[ir.Extern], ir.Node] | None = None) -> Any:
+def extern(
+    builder: Builder,
+    node: Node,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    reason: str,
+    wrap: Callable[[ir.Extern], ir.Node] | None = None,
+) -> Any:
     """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...)."""
     if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
-        raise errors.MissingLowering(operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line)
+        raise errors.MissingLowering(
+            operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line
+        )
     value = node.meta.get("val")
     symbols = builder.symbols
     flat = list(value) if isinstance(value, list | tuple) else [value]
@@ -70,9 +81,7 @@ def extern(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any], r
     mutates, versions = _mutations(builder, node, args, kwargs)
     binds = _bindings(node, flat, symbols)
     results = list(
-        builder.extern(
-            node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds
-        )  # fmt: skip
+        builder.extern(node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds)  # fmt: skip
     )
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -101,7 +110,9 @@ def _used_results(node: Node, count: int) -> list[bool]:
     return used
 
 
-def _mutations(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+def _mutations(
+    builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]
+) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """New versions for the arguments that the operator's schema says it writes."""
     schema = getattr(node.target, "_schema", None)
     pairs: list[tuple[str, str]] = []

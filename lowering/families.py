@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from kgen.lowering import (
-    activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
-    reduction, scan, scatter, sorting, special, views,
+    activation,
+    concat,
+    contraction,
+    creation,
+    foreach,
+    indexing,
+    logic,
+    mutation,
+    norm,
+    pointwise,
+    pooling,
+    random,
+    reduction,
+    scan,
+    scatter,
+    sorting,
+    special,
+    views,
 )  # fmt: skip
 from kgen.lowering.table import merge
 

@@ -130,7 +130,9 @@ class _Lowering:
         self.env[node] = self._settle(node, self._apply(node, args, kwargs))
 
     def call_module(self, node: Node) -> None:
-        raise errors.LoweringFailed(operator=str(node.target), cause="module calls do not occur in aten graphs", line=self.builder.origin.line)
+        raise errors.LoweringFailed(
+            operator=str(node.target), cause="module calls do not occur in aten graphs", line=self.builder.origin.line
+        )
 
     call_method = call_module
 
@@ -149,7 +151,11 @@ class _Lowering:
         if isinstance(tree, torch.SymInt | torch.SymFloat | torch.SymBool):
             return fallback.symbolic(self.symbols, tree)
         if isinstance(tree, list | tuple):
-            return type(tree)(self._symbols_in(t) for t in tree) if type(tree) in (list, tuple) else tuple(self._symbols_in(t) for t in tree)
+            return (
+                type(tree)(self._symbols_in(t) for t in tree)
+                if type(tree) in (list, tuple)
+                else tuple(self._symbols_in(t) for t in tree)
+            )
         if isinstance(tree, dict):
             return {k: self._symbols_in(v) for k, v in tree.items()}
         return tree
@@ -173,7 +179,9 @@ class _Lowering:
             if _has_symbolic_float((args, kwargs)):  # the rule wants a Python number
                 del self.builder.graph.nodes[mark:]
                 return fallback.extern(self.builder, node, args, kwargs, "a number computed from sizes")
-            raise errors.LoweringFailed(operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line) from cause
+            raise errors.LoweringFailed(
+                operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line
+            ) from cause
         return result
 
     def _settle(self, node: Node, result: Any) -> Any:
@@ -312,8 +320,28 @@ def _defines_symbol(node: Node) -> bool:
 
 
 _VIEWS = frozenset(
-    "view reshape _unsafe_view permute transpose t unsqueeze squeeze expand slice select split split_with_sizes alias detach unbind getitem"
-    " diagonal as_strided unfold".split()
+    [
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "permute",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "alias",
+        "detach",
+        "unbind",
+        "getitem",
+        "diagonal",
+        "as_strided",
+        "unfold",
+    ]
 )
 
 

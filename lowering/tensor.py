@@ -96,7 +96,10 @@ def broadcast(tensor: Tensor, sizes: Iterable[ExprLike]) -> Tensor:
     lead = len(new_sizes) - tensor.rank
 
     def where(*index: Expr) -> Sequence[Expr]:
-        return [ix.ZERO if old == 1 and new != 1 else i for old, new, i in zip(tensor.sizes, new_sizes[lead:], index[lead:], strict=True)]
+        return [
+            ix.ZERO if old == 1 and new != 1 else i
+            for old, new, i in zip(tensor.sizes, new_sizes[lead:], index[lead:], strict=True)
+        ]
 
     return reindex(tensor, new_sizes, where)
 

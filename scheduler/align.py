@@ -28,7 +28,9 @@ def identity_space(a: Group, b: Group) -> Space | Reason:
     """Joins groups of equal extents position by position (siblings that share no plain access)."""
     if [v.extent for v in a.outer] != [v.extent for v in b.outer] or [v.extent for v in a.inner] != [v.extent for v in b.inner]:
         return Reason.SPACE_MISMATCH
-    return _canonical(a.outer, a.inner, {}, dict(zip(b.outer + b.inner, _exprs(a.outer + a.inner), strict=True)), bool(a.inner), bool(b.inner))
+    return _canonical(
+        a.outer, a.inner, {}, dict(zip(b.outer + b.inner, _exprs(a.outer + a.inner), strict=True)), bool(a.inner), bool(b.inner)
+    )
 
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
@@ -238,7 +240,9 @@ def _exprs(loops: tuple[Var, ...] | list[Var]) -> list[Expr]:
     return [v.expr() for v in loops]
 
 
-def _canonical(outer: tuple[Var, ...], inner: tuple[Var, ...], map_a: Mapping, map_b: Mapping, a_inner: bool, b_inner: bool) -> Space:
+def _canonical(
+    outer: tuple[Var, ...], inner: tuple[Var, ...], map_a: Mapping, map_b: Mapping, a_inner: bool, b_inner: bool
+) -> Space:
     """Renames the joint loops to x0, x1, ... and y0, y1, ..., dropping loops of one iteration."""
     rename: Mapping = {}
     kept: tuple[list[Var], list[Var]] = ([], [])

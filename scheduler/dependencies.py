@@ -79,5 +79,7 @@ def topological(after: list[set[int]], what: str) -> list[int]:
             if waiting[t] == 0:
                 heapq.heappush(ready, t)
     if len(out) != len(after):
-        raise errors.InvalidIR(stage="lower", node=what, problem="a value is read both before and after it is overwritten (cycle)")
+        raise errors.InvalidIR(
+            stage="lower", node=what, problem="a value is read both before and after it is overwritten (cycle)"
+        )
     return out

@@ -194,7 +194,9 @@ class Members:
 
     def joined(self, other: Members) -> Members:
         """The union, in program order."""
-        both = Members(sorted(self.items + other.items, key=lambda i: i.position), dict(self.reads), cost=self.cost + other.cost)
+        both = Members(
+            sorted(self.items + other.items, key=lambda i: i.position), dict(self.reads), cost=self.cost + other.cost
+        )
         for name, entries in other.reads.items():
             both.reads[name] = both.reads.get(name, []) + entries
         both.made = {**self.made, **other.made}

@@ -16,7 +16,10 @@ def moved(group: Group, space: Space, first: bool) -> Members:
     """The group's items over the joint loops; `first` says which side of the space the group is."""
     mapping, run_inner = (space.map_a, space.a_inner) if first else (space.map_b, space.b_inner)
     had_inner = bool(group.inner)
-    items = [i.substituted(mapping, space.outer, space.inner if (bool(i.inner) if had_inner else run_inner) else ()) for i in group.items]
+    items = [
+        i.substituted(mapping, space.outer, space.inner if (bool(i.inner) if had_inner else run_inner) else ())
+        for i in group.items
+    ]
     if all(new is old for new, old in zip(items, group.items, strict=True)):
         return group.members
     return Members.of(items)

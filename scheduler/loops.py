@@ -115,7 +115,9 @@ def _touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
         store_points = outer_points if s.kind == "reduction" else points
         for out, stored in zip(s.outs, s.stored, strict=True):
             if stored:
-                yield Touch(s.store[0], store_points * graph.buffers[out].dtype.itemsize, s.inner and s.kind != "reduction", True)
+                yield Touch(
+                    s.store[0], store_points * graph.buffers[out].dtype.itemsize, s.inner and s.kind != "reduction", True
+                )
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
@@ -233,7 +235,13 @@ def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom
 def _walks_as_one(expr: Expr, high: Var, low: Var) -> bool:
     atoms = ix.free_atoms(expr)
     if any(isinstance(a, ix.Indirect) and {high, low} & _value_vars(a.value) for a in atoms):
-        return all(_walks_as_one(e, high, low) for a in atoms if isinstance(a, ix.Indirect) for v in vs.topological([a.value]) for e in vs.index_exprs(v)) and _linear_walk(expr, high, low)
+        return all(
+            _walks_as_one(e, high, low)
+            for a in atoms
+            if isinstance(a, ix.Indirect)
+            for v in vs.topological([a.value])
+            for e in vs.index_exprs(v)
+        ) and _linear_walk(expr, high, low)
     return _linear_walk(expr, high, low)
 
 

@@ -50,7 +50,9 @@ def _bytes(buffer: ir.Buffer) -> Expr:
     return storage_size(buffer) * buffer.dtype.itemsize
 
 
-def _reuses(schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]) -> dict[str, str]:
+def _reuses(
+    schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]
+) -> dict[str, str]:
     graph = schedule.graph
     reuses: dict[str, str] = {}
     pool: dict[Expr, list[str]] = {}
@@ -70,7 +72,12 @@ def _reuses(schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: 
                 reuses[name] = source
                 gone.add(source)
         for name in dead[k]:
-            if name not in gone and graph.buffers[name].kind == "intermediate" and name in born and not _by_call(schedule, name):
+            if (
+                name not in gone
+                and graph.buffers[name].kind == "intermediate"
+                and name in born
+                and not _by_call(schedule, name)
+            ):
                 pool.setdefault(_bytes(graph.buffers[name]), []).append(name)
     return reuses
 
@@ -95,7 +102,13 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
         return None
     for source in dying:
         old = graph.buffers[source]
-        if _by_call(schedule, source) or old.kind != "intermediate" or old.sizes != new.sizes or old.strides != new.strides or old.dtype != new.dtype:
+        if (
+            _by_call(schedule, source)
+            or old.kind != "intermediate"
+            or old.sizes != new.sizes
+            or old.strides != new.strides
+            or old.dtype != new.dtype
+        ):
             continue
         if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in _reads(kernel)):
             continue

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kgen import ir
 from kgen import index as ix
-from kgen.scheduler.layout import freeze_layouts
+from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
-from kgen.sizes import Sizes
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
+from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.memory import plan_memory
 from kgen.scheduler.sections import make_kernel
+from kgen.sizes import Sizes
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
@@ -54,7 +54,10 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     steps = result.steps
     result.local = _locals(graph, steps)
     result.extra["call_results"] = frozenset(
-        o for g in alive if isinstance(g.call, ir.Extern) for o in ir.outs(g.call)  # may alias what they were given
+        o
+        for g in alive
+        if isinstance(g.call, ir.Extern)
+        for o in ir.outs(g.call)  # may alias what they were given
     )
     return plan_memory(result)
 

@@ -8,8 +8,8 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Indirect, free_atoms
 from kgen.plan import Kernel, Statement
-from kgen.sizes import Sizes
 from kgen.scheduler.items import Group, Item
+from kgen.sizes import Sizes
 from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -48,7 +48,13 @@ def _place(items: list[Item]) -> list[int]:
 
 
 def _crossings(
-    group: Group, items: list[Item], places: list[int], graph: ir.Graph, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]
+    group: Group,
+    items: list[Item],
+    places: list[int],
+    graph: ir.Graph,
+    sizes: Sizes,
+    needed: frozenset[str],
+    verdicts: list[Verdict],
 ) -> tuple[list[Item], list[int], list[str], set[str]]:
     """Resolves inner values that a later section reads: recomputed, kept in a row, or stored in memory."""
     made = {o: k for k, item in enumerate(items) for o in item.outs if item.inner and not item.reduces}
@@ -77,7 +83,11 @@ def _crossings(
     if inline:
         items = [_inlined(item, places[k], items, places, inline) for k, item in enumerate(items)]
         still_read = {r.buffer for item in items for r in item.reads}
-        keep = [k for k, item in enumerate(items) if any(o in stored or o in still_read for o in item.outs) or not set(item.outs) <= set(inline)]
+        keep = [
+            k
+            for k, item in enumerate(items)
+            if any(o in stored or o in still_read for o in item.outs) or not set(item.outs) <= set(inline)
+        ]
         items, places = [items[k] for k in keep], [places[k] for k in keep]
     return items, places, rows, stored
 
@@ -122,11 +132,15 @@ def _statement(item: Item, section: int, stored: set[str]) -> Statement:
         return Statement("reduction", node.outs, item.value, item.store, True, section, flags, node.op, rank=item.rank)
     if isinstance(node, ir.Scan):
         axis = item.inner[0] if item.inner else None
-        return Statement("scan", node.outs, item.value, item.store, bool(item.inner), section, flags, node.op, axis=axis, rank=item.rank)
+        return Statement(
+            "scan", node.outs, item.value, item.store, bool(item.inner), section, flags, node.op, axis=axis, rank=item.rank
+        )
     if isinstance(node, ir.Scatter):
         plain = node.mode == "set" and item.mask is None
         kind = "pointwise" if plain and not _indirect(item) else "scatter"
-        return Statement(kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target)
+        return Statement(
+            kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target
+        )
     return Statement("pointwise", (node.out,), item.value, item.store, bool(item.inner), section, flags)
 
 

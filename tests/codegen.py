@@ -17,7 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import op_table
 import torch
+from op_case import ANY, capture, same
+from op_table_indexing import CASES
 from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
@@ -36,9 +39,6 @@ from kgen.scheduler import choose_loops, schedule
 from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verify import verify
-import op_table
-from op_case import ANY, capture, same
-from op_table_indexing import CASES
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
 PER_UNIT = 40

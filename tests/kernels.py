@@ -43,7 +43,9 @@ def plans(f: Callable[..., Any], *args: Any, options: Options | None = None, bac
         made.append(schedule(lower(reinplace(gm), LoweringContext()), options))
         return gm.forward
 
-    compiled = aot_function(f, compiler, compiler, decompositions=table(), inference_compiler=compiler, keep_inference_input_mutations=True)
+    compiled = aot_function(
+        f, compiler, compiler, decompositions=table(), inference_compiler=compiler, keep_inference_input_mutations=True
+    )
     if backward:
         out = compiled(*args)
         (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()

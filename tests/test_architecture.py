@@ -78,7 +78,11 @@ def entered(action) -> list[tuple[str, str]]:
 @pytest.mark.cpu
 def test_a_relu_goes_the_way_of_the_walk():
     door = partial(backend.kgen_backend, options={"cache": False})
-    f = torch.compile(lambda x: torch.relu(x), backend=door)
+
+    @torch.compile(backend=door)
+    def f(x):
+        return torch.relu(x)
+
     x = torch.randn(8, 1000)
     order = {name: position for position, name in enumerate(entered(lambda: f(x)))}
     names = walk()

@@ -99,6 +99,7 @@ CASES = {
     "bfloat16": (lambda x, y: F.layer_norm(x, (16,)) * y, (torch.randn(8, 16).bfloat16(), torch.randn(16).bfloat16())),
     "expanded and transposed": (lambda x, y: x + y, (torch.randn(4, 8).t(), torch.randn(1, 4).expand(8, 4))),
     "sizes from data": (lambda x: torch.nonzero(x).float() * 2, (torch.ones(4, 3),)),
+    "a number in a tensor": (lambda x, n: x * n, (torch.randn(4), torch.tensor(3.0))),
     "constants": (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), (torch.randn(4, 3),)),
     "masks and integers": (lambda x, m: torch.where(m, x, x // 2).cumsum(0), (torch.arange(12), torch.arange(12) % 2 == 0)),
     "several library calls": (lambda x: torch.sort(x @ x)[0] + torch.linalg.cholesky_ex(x).L, (torch.eye(4) + 1,)),

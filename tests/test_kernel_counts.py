@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels import plans
 
 from kgen import ir
 from kgen.plan import Kernel, Schedule
 from kgen.sizes import Sizes
 from kgen.values import loads
 from kgen.verdict import Outcome, Reason
+from tests.kernels import plans
 
 r = torch.randn
 
@@ -27,7 +27,11 @@ PATTERNS = {
     "softmax": (lambda x: torch.softmax(x, -1), (r(64, 1000),), 1),
     "log_softmax": (lambda x: torch.log_softmax(x, -1), (r(64, 1000),), 1),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (1000,), w, b), (r(64, 1000), r(1000), r(1000)), 1),
-    "residual_layer_norm": (lambda x, y, w, b: F.layer_norm(x + y, (1000,), w, b), (r(64, 1000), r(64, 1000), r(1000), r(1000)), 1),
+    "residual_layer_norm": (
+        lambda x, y, w, b: F.layer_norm(x + y, (1000,), w, b),
+        (r(64, 1000), r(64, 1000), r(1000), r(1000)),
+        1,
+    ),
     "rms_norm": (lambda x, w: F.rms_norm(x, (1000,), w), (r(64, 1000), r(1000)), 1),
     "gelu": (lambda x: F.gelu(x * 2 + 1) * x, (r(64, 1000),), 1),
     "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (r(64, 1000), torch.randint(0, 1000, (64,))), 2),

@@ -131,9 +131,7 @@ class Emitter:
             self.locals[out] = name
             if s.inner:
                 self.inner_locals.add(out)
-            if stored:
-                self._store(out, s.store[0], name, s.value)
-            elif out in self.kernel.rows:
+            if stored or out in self.kernel.rows:
                 self._store(out, s.store[0], name, s.value)
 
     def _declare(self, s: Statement, name: str, lines: list[str]) -> None:
@@ -163,7 +161,9 @@ class Emitter:
         fold = not self.nest.vertical and self.nest.vector is not None
         if s.op in ("welford", "argmax", "argmin"):
             folded = self._fresh("total")
-            self.outer.lines.append(f"const auto {folded} = {accumulator}.fold();" if fold else f"const auto& {folded} = {accumulator};")
+            self.outer.lines.append(
+                f"const auto {folded} = {accumulator}.fold();" if fold else f"const auto& {folded} = {accumulator};"
+            )
             names = [f"{folded}.mean", f"{folded}.m2"] if s.op == "welford" else self._extreme(s, folded)
         else:
             names = [self._fresh(s.op)]
@@ -214,7 +214,9 @@ class Emitter:
         pointer = self._pointer(s.outs[0])
         offset = s.store[0]
         printer = self._index(offset)
-        varies = printer.depends(offset) or (self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask))))
+        varies = printer.depends(offset) or (
+            self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask)))
+        )
         index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
         if varies and not printer.depends(offset):
             index = f"splat<L>({index})"
@@ -243,7 +245,9 @@ class Emitter:
         elif stride == 1:
             self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
         else:
-            self.scope.lines.append(f"store_strided({pointer} + {printer.scalar(offset)}, {printer.scalar(stride)}, {value}, {self._active()});")
+            self.scope.lines.append(
+                f"store_strided({pointer} + {printer.scalar(offset)}, {printer.scalar(stride)}, {value}, {self._active()});"
+            )
 
     # ---- values -----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,15 @@ class IndexText:
         if not mono:
             return str(coef)
         body = "*".join(self._atom(a) for a in mono)
-        return body if coef == 1 else f"-{body}" if coef == -1 else f"{body}*{coef}" if abs(coef) < 2**31 else f"{body}*INT64_C({coef})"
+        return (
+            body
+            if coef == 1
+            else f"-{body}"
+            if coef == -1
+            else f"{body}*{coef}"
+            if abs(coef) < 2**31
+            else f"{body}*INT64_C({coef})"
+        )
 
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, ix.FloorDiv | ix.Mod):
@@ -98,7 +106,15 @@ class IndexText:
             return f"{name}({self.vectorized(atom.num)}, {self.vectorized(atom.den)})"
         assert isinstance(atom, ix.Apply)
         args = [self.vectorized(a) for a in atom.args]
-        names = {"min": "minimum_", "max": "maximum_", "shl": "shl_", "shr": "shr_", "and": "bitand_", "or": "bitor_", "xor": "bitxor_"}
+        names = {
+            "min": "minimum_",
+            "max": "maximum_",
+            "shl": "shl_",
+            "shr": "shr_",
+            "and": "bitand_",
+            "or": "bitor_",
+            "xor": "bitxor_",
+        }
         if atom.fn in names:
             return f"{names[atom.fn]}({args[0]}, {args[1]})"
         if atom.fn == "select":

@@ -47,7 +47,9 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     split = _splits(nest, sections, sizes)
     slots = _slots(nest, emitter, body, sections, sizes, name, split)
     slots.comments = _comments(nest)
-    slots.pointers = [SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers]
+    slots.pointers = [
+        SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers
+    ]
     slots.sizes = list(emitter.sizes)
     slots.checks = emitter.includes_check
     template = "reduction.cpp.jinja" if nest.kernel.inner else "pointwise.cpp.jinja"
@@ -56,7 +58,9 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
 
 
-def _slots(nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, name: str, split: bool) -> SimpleNamespace:
+def _slots(
+    nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, name: str, split: bool
+) -> SimpleNamespace:
     """Everything a template asks for."""
     loops = [v for v in nest.kernel.outer if v is not nest.vector and v is not nest.tile]
     vector_outer = nest.vertical
@@ -74,7 +78,10 @@ def _slots(nest: Nest, emitter: Emitter, body: list[str], sections: list[Section
     slots.tile = None if nest.tile is None else _tile_slot(nest.tile, text)
     slots.vector = _vector_slot(nest, block, text) if vector_outer else None
     slots.grain = _grain(nest, sizes, flat, tasks)
-    slots.rows = [f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;" for b, row in emitter.rows.items()]
+    slots.rows = [
+        f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;"
+        for b, row in emitter.rows.items()
+    ]
     slots.sections = [_section_slot(s, nest, text) for s in sections]
     if split:
         slots.split = _split_slot(sections[0], nest, emitter, text)
@@ -102,7 +109,9 @@ def _blocks(nest: Nest, sizes: Sizes) -> tuple[Expr, int | None]:
 
 
 def _tile_slot(tile: Var, text: _Text) -> SimpleNamespace:
-    return SimpleNamespace(name=tile.name, lo=f"strip * {TILE}", hi=f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))")
+    return SimpleNamespace(
+        name=tile.name, lo=f"strip * {TILE}", hi=f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))"
+    )
 
 
 def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:
@@ -127,7 +136,12 @@ def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
     extent = text(nest.vector.extent)
     if block is None:
         return SimpleNamespace(name=nest.vector.name, extent=extent, lo="0", hi=extent)
-    return SimpleNamespace(name=nest.vector.name, extent=extent, lo=f"block * {block}", hi=f"minimum_(block * {block} + {block}, int64_t({extent}))")
+    return SimpleNamespace(
+        name=nest.vector.name,
+        extent=extent,
+        lo=f"block * {block}",
+        hi=f"minimum_(block * {block} + {block}, int64_t({extent}))",
+    )
 
 
 def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
@@ -184,7 +198,11 @@ def _splits(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
 def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> SimpleNamespace:
     """Accumulators become one partial result a thread; joining them in thread order keeps the result deterministic."""
     share = nest.kernel.inner[0]
-    accumulators = [(line, line.split(" = ")[0].split()[-1] if " = " in line else line.rstrip(";").split()[-1]) for line in section.before if _is_accumulator(line)]
+    accumulators = [
+        (line, line.split(" = ")[0].split()[-1] if " = " in line else line.rstrip(";").split()[-1])
+        for line in section.before
+        if _is_accumulator(line)
+    ]
     kept = [line for line in section.before if not _is_accumulator(line)]
     loops, closes = _inner_loops(nest, text, share)
     declare, keep, join = list(kept), [], []
