@@ -76,7 +76,7 @@ def kgen_backend(
         example_inputs,
         compile_graph=partial(_compile_graph_with, config),
         joint_pass=rng.replace_random,
-        cache_key=configuration.code_key(config) if config.cache else None,
+        cache_key=configuration.code_key(config) if config.cache and not config.debug else None,
     )
 
 

@@ -150,7 +150,7 @@ class SymbolTable:
         fn, swapped, negated = _COMPARISONS[name]
         if all(a.is_integer or a.is_Boolean for a in expr.args):
             args = [self._visit(a) for a in expr.args]
-            made = ix.apply(fn, *(args[::-1] if swapped else args))
+            made = _compare(fn, *(args[::-1] if swapped else args))
         else:
             bits = [self._float(a) for a in expr.args]
             made = self._derive(ix.apply(f"f{fn}", *(bits[::-1] if swapped else bits)), 0, 1)
@@ -215,6 +215,17 @@ class SymbolTable:
 
     def _unknown(self, expr: Any) -> errors.InvalidIR:
         return errors.InvalidIR(stage="capture", node=str(expr), problem=f"no form for sympy function {type(expr).__name__}")
+
+
+def _compare(fn: str, a: Expr, b: Expr) -> Expr:
+    """A comparison, decided now where the ranges of the sizes allow it."""
+    if fn in ("lt", "le"):
+        bound = b if fn == "lt" else b + 1
+        if ix.known_less(a, bound):
+            return ix.ONE
+        if ix.known_less(bound - 1, a):
+            return ix.ZERO
+    return ix.apply(fn, a, b)
 
 
 _ROUNDINGS = {"CeilToInt": "fceil", "FloorToInt": "ffloor", "TruncToInt": "ftrunc", "RoundToInt": "fround"}

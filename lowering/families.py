@@ -20,12 +20,13 @@ from kgen.lowering import (
     scatter,
     sorting,
     special,
+    symbolic,
     views,
 )  # fmt: skip
 from kgen.lowering.table import merge
 
 FAMILIES = (
     activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
-    reduction, scan, scatter, sorting, special, views,
+    reduction, scan, scatter, sorting, special, symbolic, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

@@ -240,8 +240,9 @@ class _Lowering:
         if view is not None and self._may_share(view, result) and (not visible or self._fix_strides(view, wanted)):
             self.builder.freeze(view.buffer)
             return view
-        stored = self.builder.copy(lowered)
+        stored = self.env[result] = self.builder.copy(lowered)  # a node returned twice (also saved) is one tensor, as in eager
         name = stored.value.attr[0]
+        self.shown[name] = owner_of(result)
         if wanted is not None and _is_dense(lowered.sizes, wanted):
             self.builder.freeze(name, wanted)
         arg = self.builder.as_view(stored)

@@ -342,6 +342,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.rsub": rsub,
     "aten.mul": mul,
     "aten.div": div,
+    "aten.true_divide": div,
     "aten.neg": neg,
     "aten.abs": absolute,
     "aten.sign": sign,

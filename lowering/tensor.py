@@ -171,34 +171,30 @@ def convert(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.with_value(target, dtype)
 
 
-def promote(*items: Tensor | int | float | bool | Expr) -> torch.dtype:
+def promote(*items: Tensor | int | float | bool | complex | Expr) -> torch.dtype:
     """torch's result type: tensors with dimensions outrank 0-d tensors, which outrank Python numbers, within a category."""
     best: list[torch.dtype | None] = [None, None, None]  # by priority: dimensioned, 0-d, number
     for item in items:
-        if isinstance(item, Tensor):
-            level, dtype = (2 if item.weak else 0 if item.rank else 1), item.dtype
-        elif isinstance(item, bool):
-            level, dtype = 2, torch.bool
-        elif isinstance(item, int | Expr):
-            level, dtype = 2, torch.int64
-        elif isinstance(item, complex):
-            level, dtype = 2, torch.complex64
-        else:
-            level, dtype = 2, torch.get_default_dtype()
+        level, dtype = _priority(item)
         old = best[level]
         best[level] = dtype if old is None else torch.promote_types(old, dtype)
-    result = best[0]
-    for other in best[1:]:
-        if other is None:
-            continue
-        if result is None:
-            result = other
-        elif _category(other) > _category(result):
-            result = torch.promote_types(result, other) if _category(result) > 0 and not other.is_floating_point else other
-            if other.is_floating_point and best[0] is not None and other is best[2]:
-                result = torch.get_default_dtype()
+    result: torch.dtype | None = None
+    for level, other in enumerate(best):
+        if other is not None and (result is None or _category(other) > _category(result)):
+            is_number = level == 2 and other.is_floating_point and result is not None
+            result = torch.get_default_dtype() if is_number else other
     assert result is not None
     return result
+
+
+def _priority(item: Tensor | int | float | bool | complex | Expr) -> tuple[int, torch.dtype]:
+    if isinstance(item, Tensor):
+        return (2 if item.weak else 0 if item.rank else 1), item.dtype
+    if isinstance(item, bool):
+        return 2, torch.bool
+    if isinstance(item, int | Expr):
+        return 2, torch.int64
+    return 2, torch.complex64 if isinstance(item, complex) else torch.get_default_dtype()
 
 
 def _category(dtype: torch.dtype) -> int:
