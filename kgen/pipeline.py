@@ -12,6 +12,7 @@ from kgen import debug, ir, lowering, torch_adapter, verify
 from kgen.build import toolchain
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
+from kgen.counters import counters
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Kernel, Schedule
@@ -35,6 +36,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
     """Aten calls to loop IR."""
+    counters.add("lowered")
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs
     )  # fmt: skip

@@ -192,9 +192,17 @@ class Builder:
         """A tensor as an argument of a library call: a strided view of a buffer, copied only when it is not one."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self.realize(tensor, f"{self.stem()}_arg"))
+            view = self.as_view(self._stored_operand(tensor))
         assert view is not None
         return view
+
+    def _stored_operand(self, tensor: Tensor) -> Tensor:
+        """A buffer for an operand: its operators are those that computed it, not the call that wants it."""
+        caller = self.origin
+        self.origin = Origin((), caller.name, caller.line)
+        stored = self.realize(tensor, f"{caller.name or 'call'}_arg")
+        self.origin = caller
+        return stored
 
     def as_view(self, tensor: Tensor) -> TensorArg | None:
         """The tensor as a strided view of an existing buffer, or None. May fix that buffer's layout to make it one."""

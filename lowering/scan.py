@@ -21,7 +21,12 @@ def summing(op: str) -> Callable[..., Tensor]:
         x = as_summand(x, dtype)
         if x.dtype is torch.bool:
             raise Refused("a running sum in bool")
-        return x if x.rank == 0 else b.scan(op, x, dim)[0]
+        if x.rank == 0:
+            return x
+        if x.dtype is torch.float32:  # as eager: a running sum of n floats would drift by n roundings
+            total = b.scan(op, x.with_value(vs.cast(x.value, torch.float64), torch.float64), dim)[0]
+            return total.with_value(vs.cast(total.value, torch.float32), torch.float32)
+        return b.scan(op, x, dim)[0]
 
     return rule
 

@@ -165,5 +165,12 @@ _BACKWARD = frozenset(
 )
 
 
+# Where one graph does not serve both sets of shapes: Dynamo guards on divisibility, on a stride, or on a number of steps.
+SPECIALISED = frozenset(("product", "take_along", "linspace"))
+# More kernels than with static sizes. A chunk's last part has another extent unless the size is known to divide; groups of
+# channels need a channel count that is known to be a multiple; a returned float is a tensor to torch, made by a kernel.
+MORE_KERNELS = frozenset(("chunk", "group_norm", "returned"))
+
+
 def inputs(shapes: Sequence[Shape], grad: bool = False) -> list[Tensor]:
     return [torch.randn(shape, requires_grad=grad) for shape in shapes]

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from kgen.decompositions import table
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.plan import Schedule
+from kgen.provenance import trace_origins
 from kgen.scheduler import Options, schedule
 
 
@@ -40,7 +41,9 @@ def plans(f: Callable[..., Any], *args: Any, options: Options | None = None, bac
     made: list[Schedule] = []
 
     def compiler(gm: GraphModule, inputs: Any) -> Any:
-        made.append(schedule(lower(reinplace(gm), LoweringContext()), options))
+        graph = lower(reinplace(gm), LoweringContext())
+        trace_origins(gm, graph)
+        made.append(schedule(graph, options))
         return gm.forward
 
     compiled = aot_function(

@@ -174,20 +174,24 @@ class _Assembler:
         bound: list[tuple[int, int, str, int]] = []
 
         def bind(expr: Expr, position: int, what: str, dim: int) -> None:
-            if isinstance(expr.atom(), Size) and expr not in self.registers.known:
+            symbols = [a.expr() for a in ix.free_atoms(expr) if isinstance(a, Size)]
+            # alone, or known only as a whole: a backward may get s0*s1 and neither of them
+            new = any(s not in self.registers.known for s in symbols)
+            if new and (expr is symbols[0] or whole) and expr not in self.registers.known:
                 self.registers.known[expr] = self.registers.fresh()
                 bound.append((self.registers.known[expr], position, what, dim))
 
-        for position, item in enumerate(self.graph.inputs):
-            if item.symbol is not None:
-                bind(item.symbol.expr(), position, "int", 0)
-        for what in ("size", "stride"):
+        for whole in (False, True):
             for position, item in enumerate(self.graph.inputs):
-                if item.buffer is not None:
-                    buffer = self.graph.buffers[item.buffer]
-                    for dim, expr in enumerate(buffer.sizes if what == "size" else buffer.strides or ()):
-                        bind(expr, position, what, dim)
-        return list(bound)
+                if item.expr is not None:
+                    bind(item.expr, position, "int", 0)
+            for what in ("size", "stride"):
+                for position, item in enumerate(self.graph.inputs):
+                    if item.buffer is not None:
+                        buffer = self.graph.buffers[item.buffer]
+                        for dim, expr in enumerate(buffer.sizes if what == "size" else buffer.strides or ()):
+                            bind(expr, position, what, dim)
+        return bound
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,238 @@
+"""Symbolic sizes from capture to the host: one graph for many shapes, with the kernels that a static graph has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from examples.gpt import GPT, TINY, random_batch
+from kgen import backend, pipeline, torch_adapter
+from kgen.backend import kgen_backend
+from kgen.counters import counters
+from kgen.evaluate import evaluate_graph
+from kgen.plan import Schedule
+from tests.dynamic_cases import MORE_KERNELS, SPECIALISED, Case, cases, inputs
+
+stats = torch._dynamo.utils.counters
+
+
+def leaves(tree: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(tree)
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    dynamic = options.pop("dynamic", True)
+    return torch.compile(function, backend=kgen_backend, dynamic=dynamic, fullgraph=True, options={"cache": False, **options})
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    for a, e in zip(leaves(actual), leaves(expected), strict=True):
+        assert type(a) is type(e)
+        torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance * 10, equal_nan=True)
+        if isinstance(e, Tensor):
+            assert [n for n, size in zip(a.stride(), a.shape, strict=True) if size > 1] == [
+                n for n, size in zip(e.stride(), e.shape, strict=True) if size > 1
+            ]
+
+
+def check_call(run: Callable[..., Any], case: Case, shapes: Sequence[tuple[int, ...]], tolerance: float = 1e-5) -> None:
+    """Forward, and backward where the case wants it, against eager."""
+    theirs = inputs(shapes, case.backward)
+    ours = [x.detach().clone().requires_grad_(case.backward) for x in theirs]
+    expected, actual = case.run(*theirs), run(*ours)
+    assert_same(actual, expected, tolerance)
+    if case.backward:
+        for result in (expected, actual):
+            sum(t.pow(2).sum() for t in leaves(result)).backward()
+        assert_same([x.grad for x in ours], [x.grad for x in theirs], tolerance * 10)
+
+
+# ---- every family, in the evaluator ------------------------------------------------------------------------------------
+
+
+class Evaluated:
+    """A scheduled graph that the oracle runs: symbolic sizes are right or wrong before any code is made."""
+
+    coverage: Mapping[str, int] = {}
+
+    def __init__(self, gm: torch.fx.GraphModule, plan: Schedule) -> None:
+        self.plan, self.output_strides = plan, torch_adapter.output_strides(gm)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        given = list(args)
+        args.clear()
+        return evaluate_graph(self.plan.graph, given)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Schedule]]:
+    """The schedules of what is compiled, without g++. Fails when compiling adds a guard."""
+    plans: list[Schedule] = []
+    guards: list[int] = []
+
+    def count_guards(work: Any, info: Any, _config: Any) -> Any:
+        guards.append(len(info.shape_env.guards) if info.shape_env is not None else 0)
+        return work
+
+    def stop(work: Any, _info: Any, _config: Any) -> Evaluated:
+        plans.append(work[1])
+        return Evaluated(*work)
+
+    stages = (count_guards, backend.replace_random, pipeline.reinplace, pipeline.lower, pipeline.schedule, count_guards, stop)
+    monkeypatch.setattr(backend, "STAGES", stages)
+    yield plans
+    assert guards[::2] == guards[1::2]
+
+
+def shape_of(plans: list[Schedule]) -> list[tuple[int, list[str]]]:
+    return [(len(p.kernels), [str(c.node.target) for c in p.calls]) for p in plans]
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_family(case: Case, planned: list[Schedule]) -> None:
+    check_call(compiled(case.run, dynamic=False, verify=True), case, case.shapes[0])
+    static = shape_of(planned)
+    planned.clear()
+    torch._dynamo.reset()
+    stats.clear()
+    run = compiled(case.run, verify=True)
+    for shapes in case.shapes:
+        check_call(run, case, shapes)
+    assert stats["stats"]["unique_graphs"] == (len(case.shapes) if case.name in SPECIALISED else 1)
+    dynamic = shape_of(planned)[: len(static)]
+    if case.name in MORE_KERNELS:
+        assert [externs for _, externs in dynamic] == [externs for _, externs in static]
+    else:
+        assert dynamic == static
+
+
+@pytest.mark.none
+@pytest.mark.parametrize(("name", "kernels"), [("softmax", 1), ("layer_norm", 1), ("cross_entropy", 2), ("chain", 1), ("add_transposed", 1)])
+def test_kernel_counts(name: str, kernels: int, planned: list[Schedule]) -> None:
+    case = next(c for c in cases() if c.name == name)
+    with torch.no_grad():
+        compiled(case.run)(*inputs(case.shapes[0]))
+    assert len(planned[0].kernels) <= kernels
+
+
+# ---- native code -------------------------------------------------------------------------------------------------------
+
+
+def _groups() -> list[list[Case]]:
+    """Cases to compile as one function: a translation unit each would take minutes."""
+    plain = [c for c in cases() if c.name not in SPECIALISED and not c.backward]
+    trained = [c for c in cases() if c.name not in SPECIALISED and c.backward]
+    return [plain[k::3] for k in range(3)] + [trained[k::2] for k in range(2)]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("group", _groups(), ids=lambda group: group[0].name)
+def test_native(group: list[Case]) -> None:
+    def together(*xs: Tensor) -> list[Any]:
+        rest = iter(xs)
+        return [c.run(*itertools.islice(rest, len(c.shapes[0]))) for c in group]
+
+    both = [tuple(itertools.chain.from_iterable(c.shapes[k] for c in group)) for k in range(2)]
+    whole = Case("group", together, tuple(both), group[0].backward)
+    stats.clear()
+    run = compiled(together)
+    for shapes in both:
+        check_call(run, whole, shapes, 1e-4)
+    assert stats["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.cpu
+def test_gpt_at_nine_sizes_compiles_twice() -> None:
+    torch.manual_seed(0)
+    model = GPT(TINY)
+    # the second call changes both sizes: Dynamo makes dynamic what it has seen change
+    sizes = [(2, 32), (3, 17), *itertools.product((2, 3, 5), (32, 17, 24))]
+    stats.clear()
+    run = torch.compile(model, backend=kgen_backend, fullgraph=True, options={"cache": False})
+    for batch, sequence in sizes:
+        ids, targets = random_batch(TINY, "cpu", batch, sequence)
+        results = []
+        for call in (model, run):
+            model.zero_grad()
+            loss = call(ids, targets)
+            loss.backward()
+            results.append([loss, *(p.grad.clone() for p in model.parameters())])
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    assert stats["stats"]["unique_graphs"] == 2
+
+
+# ---- numbers computed from sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu
+def test_float_argument_of_a_library_call() -> None:
+    def f(x: Tensor) -> tuple[Any, ...]:
+        attention = F.scaled_dot_product_attention(x, x, x, scale=1 / x.shape[-1])
+        return attention, x.shape[0] * 0.5, x.shape[0] > 3, x.shape[1] // 2
+
+    run = compiled(f)
+    for shape in ((5, 2, 7, 8), (2, 3, 4, 6)):
+        x = torch.randn(shape)
+        assert_same(run(x), f(x))
+
+
+@pytest.mark.cpu
+def test_data_dependent_sizes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+
+    def f(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        where = torch.nonzero(x > 0)
+        count = n.item()
+        torch._check(count >= 0)
+        return (
+            where * 2 + where.shape[0],
+            torch.masked_select(x, x > 0).sin().sum(),
+            torch.zeros(count) + count,
+            x * x.sum().item(),
+            torch.clamp(x, max=x.amax().item() * 0.5),
+        )
+
+    run = compiled(f)
+    for size, count in ((17, 3), (9, 0)):
+        x, n = torch.randn(size), torch.tensor(count)
+        assert_same(run(x, n), f(x, n))
+
+
+@pytest.mark.cpu
+def test_generated_random_numbers_have_dynamic_sizes() -> None:
+    run = compiled(lambda x: F.dropout(torch.ones_like(x), 0.5))
+    for shape in ((50, 40), (30, 70)):
+        dropped = run(torch.ones(shape))
+        assert dropped.shape == shape
+        assert 0.4 < (dropped == 0).float().mean() < 0.6
+
+
+# ---- the cache of whole graphs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu
+def test_cached_graph_serves_other_sizes(fresh_cache: Any) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.softmax(x.reshape(-1, x.shape[0] * 2) + 1, 1)
+
+    def call(*shape: int) -> tuple[int, int]:
+        """(hits, graphs lowered) of a process that starts with this size."""
+        torch._dynamo.reset()
+        before = counters["aot_cache_hit"], counters["lowered"]
+        x = torch.randn(shape)
+        assert_same(torch.compile(f, backend=kgen_backend, dynamic=True)(x), f(x))
+        return counters["aot_cache_hit"] - before[0], counters["lowered"] - before[1]
+
+    assert call(6, 8) == (0, 1)
+    assert call(6, 8) == (1, 0)
+    assert call(10, 16) == (1, 0)  # another size under the same guards
+    assert call(6, 2) == (0, 1)  # the rows of the result are one: a guard of the first graph fails
+    assert call(10, 16) == (1, 0)

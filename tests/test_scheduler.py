@@ -1,0 +1,136 @@
+"""Demands on fusion, the memory plan, equal layers, tiling, and that scheduling is deterministic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.kernels import plans
+from torch import Tensor, nn
+
+from kgen import errors
+from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.plan import Kernel, Schedule
+from kgen.scheduler import Options, choose_loops
+from kgen.sizes import Sizes
+from kgen.templates.cpp.kernel import render_kernel
+from kgen.verdict import FusionDemand, Outcome, Reason
+
+r = torch.randn
+
+
+def units(schedule: Schedule) -> UnitPlan:
+    def render(kernel: Kernel, symbol: str) -> Rendered:
+        nest = choose_loops(kernel, schedule.graph, Sizes(schedule.graph.size_hints), 64)
+        made = render_kernel(nest, schedule.graph, symbol)
+        return Rendered(made.text, made.buffers, made.sizes, made.names)
+
+    return plan_units(schedule, render, 1)
+
+
+def exp_then_max(x: Tensor) -> Tensor:
+    return torch.exp(x).amax(-1) + 1
+
+
+def test_demands_are_kept() -> None:
+    forbid = Options(demands=(FusionDemand("aten.amax", "aten.add", False),))
+    assert len(plans(exp_then_max, r(64, 64)).forward.kernels) == 1
+    split = plans(exp_then_max, r(64, 64), options=forbid).forward
+    assert len(split.kernels) == 2
+    assert any(v.reason is Reason.FORBIDDEN for v in split.verdicts)
+    require = Options(demands=(FusionDemand("aten.amax", "aten.add", True),))
+    assert len(plans(exp_then_max, r(64, 64), options=require).forward.kernels) == 1
+
+
+def test_a_demand_that_cannot_be_met_says_why() -> None:
+    options = Options(demands=(FusionDemand("aten.tanh", "aten.mm", True),))
+    with pytest.raises(errors.FusionRequired, match=Reason.EXTERN_CALL.value):
+        plans(lambda x: torch.tanh(x) @ x, r(8, 8), options=options)
+
+
+def test_memory_is_taken_over_in_place_and_recycled() -> None:
+    """A chain broken by products: each elementwise step writes over the product it reads."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.relu(x @ w)
+        return x
+
+    plan = plans(f, r(64, 64), r(64, 64)).forward
+    assert len(plan.kernels) == 4
+    assert len(plan.reuses) >= 3
+
+
+def test_dead_buffers_are_listed_where_they_die() -> None:
+    plan = plans(lambda x, w: (torch.tanh(x @ w) @ w).sum(), r(8, 8), r(8, 8)).forward
+    dead = [name for names in plan.dead_after for name in names]
+    assert len(dead) == len(set(dead))
+    outputs = {o.buffer for o in plan.graph.outputs}  # type: ignore[union-attr]
+    assert outputs.isdisjoint(dead)
+
+
+class Layers(nn.Module):
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(count))
+        self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + F.gelu(layer(norm(x)))
+        return x
+
+
+def scheduled(count: int) -> Schedule:
+    """The forward of `count` layers, parameters as inputs."""
+    model = Layers(count)
+    names, values = zip(*((n, p.detach()) for n, p in model.named_parameters()), strict=True)
+
+    def f(x: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+
+    return plans(f, r(16, 32), *values).forward
+
+
+def functions(plan: UnitPlan) -> int:
+    return sum(text.count('extern "C"') for text, _ in plan.sources)
+
+
+def test_equal_layers_share_their_functions() -> None:
+    few, many = (units(scheduled(n)) for n in (3, 12))
+    assert functions(many) <= functions(few) + 1
+    assert len(many.calls) > len(few.calls)
+
+
+def test_names_do_not_enter_the_key() -> None:
+    def one(apple: Tensor) -> Tensor:
+        return torch.exp(apple) + 1
+
+    def two(pear: Tensor) -> Tensor:
+        return torch.exp(pear) + 1
+
+    first, second = (units(plans(f, r(7, 9)).forward).sources for f in (one, two))
+    assert [key for _, key in first] == [key for _, key in second]
+
+
+def test_scheduling_is_deterministic() -> None:
+    texts = [units(scheduled(2)).sources for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_disagreeing_layouts_are_tiled() -> None:
+    plan = plans(lambda x, y: x + y.t(), r(256, 256), r(256, 256)).forward
+    nest = choose_loops(plan.kernels[0], plan.graph, Sizes({}), 64)
+    assert nest.tile is not None and nest.lanes == 16
+
+
+def test_outer_reduction_runs_across_lanes() -> None:
+    plan = plans(lambda x: x.sum(0), r(512, 256)).forward
+    nest = choose_loops(plan.kernels[0], plan.graph, Sizes({}), 64)
+    assert nest.vertical
+
+
+def test_few_long_rows_are_not_fused_with_a_second_pass() -> None:
+    """One row of a million: fused, a single thread would have to do all of it."""
+    plan = plans(lambda x: x - x.amax(-1, keepdim=True), r(1, 1 << 20)).forward
+    assert any(v.outcome is Outcome.UNPROFITABLE and v.reason is Reason.PARALLELISM for v in plan.verdicts)
