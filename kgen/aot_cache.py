@@ -86,7 +86,7 @@ class CachedGraph(OutputCode):
             raise BypassAOTAutogradCache(f"kgen: {cause}") from cause
         self.graph = self.run = None
 
-    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:  # noqa: ARG002
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         self.graph = self.run = self.kind.deserialize(self.data)
         self.data = b""
         if not graph_kwargs.get("is_backward"):

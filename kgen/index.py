@@ -411,12 +411,21 @@ def _compute_atom_bounds(atom: Atom) -> tuple[int, int]:
     if isinstance(atom, Mod):
         return 0, _clip(min(atom.den.bounds()[1] - 1, atom.num.bounds()[1] if atom.num.bounds()[0] >= 0 else _INF))
     if isinstance(atom, FloorDiv):
-        lo, hi = atom.num.bounds()
-        den_lo, den_hi = (max(1, b) for b in atom.den.bounds())
-        low = lo // den_lo if lo < 0 else lo // den_hi
-        high = hi // den_lo if hi >= 0 else hi // den_hi
-        return (-_INF if lo <= -_INF else low), (_INF if hi >= _INF else high)
+        return _floordiv_bounds(atom)
     assert isinstance(atom, Apply)
+    return _apply_bounds(atom)
+
+
+def _floordiv_bounds(atom: FloorDiv) -> tuple[int, int]:
+    lo, hi = atom.num.bounds()
+    den_lo, den_hi = (max(1, b) for b in atom.den.bounds())
+    # the quotient is nearest to zero for the largest divisor
+    low = lo // den_lo if lo < 0 else lo // den_hi
+    high = hi // den_lo if hi >= 0 else hi // den_hi
+    return (-_INF if lo <= -_INF else low), (_INF if hi >= _INF else high)
+
+
+def _apply_bounds(atom: Apply) -> tuple[int, int]:
     ranges = [a.bounds() for a in atom.args]
     if atom.fn == "min":
         return min(r[0] for r in ranges), min(r[1] for r in ranges)
@@ -537,6 +546,27 @@ def _divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
 
 
 def _compute_divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+    known = _divmod_known(num, den)
+    if known is not None:
+        return known
+    if len(den.terms) != 1:
+        return _floordiv_atom(num, den).expr(), _mod_atom(num, den).expr()
+    den_mono, den_coef = den.terms[0]
+    quotient, rest = _split(num, den_mono, den_coef)
+    if _is_remainder(rest, den):
+        return quotient, rest
+    reduced = _divmod_by_factor(rest, den_mono, den_coef)
+    if reduced is not None:
+        return quotient + reduced[0], reduced[1]
+    if quotient.terms and not known_nonnegative(rest):
+        # keep the whole numerator when the rest may be negative: floor semantics still hold, but the atom stays readable
+        quotient, rest = ZERO, num
+    more, remainder = _divmod_atom(rest, den)
+    return quotient + more, remainder
+
+
+def _divmod_known(num: Expr, den: Expr) -> tuple[Expr, Expr] | None:
+    """The division when numbers or ranges alone decide it."""
     a, b = num.as_int(), den.as_int()
     if b == 1:
         return num, ZERO
@@ -546,29 +576,33 @@ def _compute_divmod(num: Expr, den: Expr) -> tuple[Expr, Expr]:
         return constant(a // b), constant(a % b)
     if known_nonnegative(num) and known_less(num, den):
         return ZERO, num
-    if len(den.terms) != 1:
-        return _floordiv_atom(num, den).expr(), _mod_atom(num, den).expr()
-    den_mono, den_coef = den.terms[0]
-    quotient, rest = _split(num, den_mono, den_coef)
-    if not rest.terms or (known_nonnegative(rest) and known_less(rest, den)):
-        return quotient, rest
-    for g in ([1] if den_mono else []) + _gcds(rest, den_coef):
-        # (g*A + r) // (g*d) == A // d and % == g*(A % d) + r when 0 <= r < g
-        big, small = _split(rest, den_mono if g == 1 else (), g) if g != 1 else (rest, ZERO)
-        if g != 1 and big.terms and (not small.terms or (known_nonnegative(small) and known_less(small, g))):
-            inner_den = _make({den_mono: den_coef // g})
-            q, r = _divmod(big, inner_den)
-            return quotient + q, r * g + small
-    if quotient.terms and not known_nonnegative(rest):
-        # keep the whole numerator when the rest may be negative: floor semantics still hold, but the atom stays readable
-        quotient, rest = ZERO, num
-    atom = rest.atom()
+    return None
+
+
+def _is_remainder(rest: Expr, den: ExprLike) -> bool:
+    """Whether ``0 <= rest < den`` always holds."""
+    return not rest.terms or (known_nonnegative(rest) and known_less(rest, den))
+
+
+def _divmod_by_factor(rest: Expr, den_mono: tuple[Atom, ...], den_coef: int) -> tuple[Expr, Expr] | None:
+    """``(g*A + r) // (g*d) == A // d`` and ``% == g*(A % d) + r`` when ``0 <= r < g``: the division without the factor g."""
+    for g in _gcds(rest, den_coef):
+        big, small = _split(rest, (), g)
+        if big.terms and _is_remainder(small, g):
+            quotient, remainder = _divmod(big, _make({den_mono: den_coef // g}))
+            return quotient, remainder * g + small
+    return None
+
+
+def _divmod_atom(num: Expr, den: Expr) -> tuple[Expr, Expr]:
+    """Division of what nothing else simplifies, by one term: a division or remainder inside it may still merge with it."""
+    atom = num.atom()
     if isinstance(atom, FloorDiv):  # (x // a) // b
-        q = floordiv(atom.num, atom.den * den)
-        return quotient + q, _mod_atom(rest, den).expr()
-    if isinstance(atom, Mod) and _split(atom.den, den_mono, den_coef)[1] is ZERO:  # (x % (k*d)) % d
-        return quotient + _floordiv_atom(rest, den).expr(), mod(atom.num, den)
-    return quotient + _floordiv_atom(rest, den).expr(), _mod_atom(rest, den).expr()
+        return floordiv(atom.num, atom.den * den), _mod_atom(num, den).expr()
+    quotient = _floordiv_atom(num, den).expr()
+    if isinstance(atom, Mod) and _split(atom.den, *den.terms[0])[1] is ZERO:  # (x % (k*d)) % d
+        return quotient, mod(atom.num, den)
+    return quotient, _mod_atom(num, den).expr()
 
 
 def floordiv(num: ExprLike, den: ExprLike) -> Expr:

@@ -48,7 +48,7 @@ import torch
 
 from kgen import ops
 from kgen.index import Expr, Indirect, Size, Var, free_atoms
-from kgen.values import Index, Value, loads
+from kgen.values import Index, Value, index_exprs, loads, topological
 
 Sizes = tuple[Expr, ...]
 
@@ -180,9 +180,9 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """A call of a torch operator. `args`/`kwargs` hold TensorArg, Expr, Number, Python numbers, and tuples of those; `outs` may hold None
-    for results nobody uses; `mutates` pairs (old version, new version) of buffers the call changes. `binds` are size
-    symbols that the call's results define: (symbol, result position, dimension)."""
+    """A call of a torch operator. `args`/`kwargs` hold TensorArg, Expr, Number, Python numbers, and tuples of those; `outs` may
+    hold None for results nobody uses; `mutates` pairs (old version, new version) of buffers the call changes. `binds` are
+    size symbols that the call's results define: (symbol, result position, dimension)."""
 
     outs: tuple[str | None, ...]
     target: Any
@@ -306,6 +306,53 @@ def reads(node: Node) -> tuple[str, ...]:
     if isinstance(node, Scatter):
         names.append(node.target)
     return tuple(dict.fromkeys(names))
+
+
+def sizes_used(graph: Graph, node: Node) -> set[Size]:
+    """The size symbols whose values the node needs, by its results' shapes, its loops, its indices or its arguments. Derived
+    symbols are replaced by what they are computed from; those that the node defines itself are not among them."""
+    call = node.vendor if isinstance(node, Contraction | Attention) else node if isinstance(node, Extern) else None
+    exprs: list[Expr] = []
+    for name in (*outs(node), *reads(node)):
+        buffer = graph.buffers[name]
+        exprs += [*buffer.sizes, *(buffer.strides or ())]
+    for value in topological(roots(node)):
+        exprs += index_exprs(value)
+    if isinstance(node, Pointwise | Reduction | Scan | Scatter):
+        exprs += [v.extent for loops in iteration(node) for v in loops]
+    if isinstance(node, Scatter):
+        exprs += node.index
+    if call is not None:
+        exprs += _numbers((call.args, tuple(v for _, v in call.kwargs)))
+    found: set[Size] = set()
+    for expr in exprs:
+        _add_sizes(graph, expr, found)
+    return found - {symbol for symbol, _, _ in call.binds} if call is not None else found
+
+
+def _numbers(tree: Any) -> Iterator[Expr]:
+    if isinstance(tree, Expr):
+        yield tree
+    elif isinstance(tree, Number):
+        yield tree.expr
+    elif isinstance(tree, TensorArg):
+        yield from tree.index
+        yield from (v.extent for v in tree.vars)
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _numbers(item)
+
+
+def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
+    for atom in free_atoms(expr):
+        if isinstance(atom, Var):
+            _add_sizes(graph, atom.extent, found)
+        elif isinstance(atom, Indirect):
+            _add_sizes(graph, atom.size, found)
+        elif isinstance(atom, Size) and atom in graph.derived:
+            _add_sizes(graph, graph.derived[atom], found)
+        elif isinstance(atom, Size):
+            found.add(atom)
 
 
 def iteration(node: Loop) -> tuple[tuple[Var, ...], tuple[Var, ...]]:

@@ -60,7 +60,8 @@ def admitted(kind: str) -> tuple[torch.dtype, ...]:
     floats = tuple(d for d in COMPUTE_DTYPES if d.is_floating_point)
     integers = tuple(d for d in COMPUTE_DTYPES if not d.is_floating_point and d is not torch.bool)
     return {
-        FLOAT: floats, INTEGER: integers, NUMBER: floats + integers, BOOL: (torch.bool,), ANY: floats + integers + (torch.bool,),
+        FLOAT: floats, INTEGER: integers, NUMBER: floats + integers, BOOL: (torch.bool,),
+        ANY: floats + integers + (torch.bool,),
     }[kind]  # fmt: skip
 
 
@@ -91,6 +92,11 @@ def _remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.fmod(a, torch.where(b == 0, torch.ones_like(b), b))
+
+
+def _polygamma(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """`n`, the order, is the same number everywhere: torch takes it as an int."""
+    return torch.polygamma(int(n.flatten()[0]) if n.numel() else 1, x)
 
 
 def _unary(rows: str, admits: str, result: str | torch.dtype = FIRST, cost: int = 1, exact: bool = True) -> list[ScalarOp]:
@@ -158,12 +164,11 @@ _ROWS: list[ScalarOp] = [
     *_unary("erf erfc erfinv", FLOAT, cost=20, exact=False),
     *_unary("lgamma digamma i0 i0e i1 i1e ndtri log_ndtr erfcx", FLOAT, cost=60, exact=False),
     *_unary("bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1", FLOAT, cost=60, exact=False),
-    *_unary("modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1", FLOAT, cost=60, exact=False),
+    *_unary("modified_bessel_k0 modified_bessel_k1", FLOAT, cost=60, exact=False),
+    *_unary("scaled_modified_bessel_k0 scaled_modified_bessel_k1", FLOAT, cost=60, exact=False),
     *_unary("spherical_bessel_j0 airy_ai", FLOAT, cost=60, exact=False),
     *_binary("igamma igammac zeta", FLOAT, cost=100, exact=False),
-    *[
-        ScalarOp("polygamma", 2, FIRST, FLOAT, lambda x, n: torch.polygamma(int(n.flatten()[0]) if n.numel() else 1, x), 100, False),
-    ],
+    ScalarOp("polygamma", 2, FIRST, FLOAT, _polygamma, 100, False),
     *_binary(
         "chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w"
         " shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v"

@@ -52,7 +52,8 @@ class Kernel:
 class Nest:
     """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
     (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
-    blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is near."""
+    blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is
+    near."""
 
     kernel: Kernel
     vector: Var | None

@@ -42,13 +42,7 @@ def _fake_seeds(count: int, device: torch.device) -> torch.Tensor:
     return torch.empty(count, dtype=torch.int64, device=device)
 
 
-def _fake_rand(
-    size: Sequence[Any],
-    seeds: torch.Tensor,
-    index: int,  # noqa: ARG001
-    kind: str,  # noqa: ARG001
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def _fake_rand(size: Sequence[Any], seeds: torch.Tensor, index: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(size, dtype=dtype, device=seeds.device)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv as SympyFloorDiv
+from torch.utils._sympy.functions import Mod as SympyMod
 
 from kgen import errors
 from kgen import index as ix
@@ -102,6 +104,9 @@ class SymbolTable:
             return self._compared(name, expr)
         if name == "Piecewise":
             return self._piecewise(expr)
+        return self._arithmetic(expr, name)
+
+    def _arithmetic(self, expr: Any, name: str) -> Expr:
         args = [self._visit(a) for a in expr.args if a.is_Integer or not a.is_number or a.is_Boolean]
         if len(args) < len(expr.args):
             raise self._unknown(expr)
@@ -137,8 +142,8 @@ class SymbolTable:
         if name == "Not":
             return ix.ONE - args[0]
         simple = {
-            "PowByNatural": "pow", "LShift": "shl", "RShift": "shr", "BitwiseFn_bitwise_and": "and", "BitwiseFn_bitwise_or": "or",
-            "BitwiseFn_bitwise_xor": "xor", "Where": "select",
+            "PowByNatural": "pow", "LShift": "shl", "RShift": "shr", "Where": "select",
+            "BitwiseFn_bitwise_and": "and", "BitwiseFn_bitwise_or": "or", "BitwiseFn_bitwise_xor": "xor",
         }  # fmt: skip
         if name in simple:
             return ix.apply(simple[name], *args)
@@ -191,7 +196,7 @@ class SymbolTable:
             self.sympy_of[size] = expr
             return size.expr()
         name = type(expr).__name__
-        if name == "IntTrueDiv" or name == "ToFloat":
+        if name in ("IntTrueDiv", "ToFloat"):
             args = [ix.apply("float", self._visit(a)) for a in expr.args]
         else:
             args = [self._float(a) for a in expr.args]
@@ -235,15 +240,13 @@ _COMPARISONS = {
     "StrictGreaterThan": ("lt", True, False), "GreaterThan": ("le", True, False), "Unequality": ("eq", False, True),
 }  # fmt: skip
 _FLOAT_FUNCTIONS = {
-    "Add": "fadd", "Mul": "fmul", "FloatTrueDiv": "fdiv", "IntTrueDiv": "fdiv", "Pow": "fpow", "FloatPow": "fpow", "Max": "fmax",
-    "Min": "fmin",
+    "Add": "fadd", "Mul": "fmul", "FloatTrueDiv": "fdiv", "IntTrueDiv": "fdiv", "Pow": "fpow", "FloatPow": "fpow",
+    "Max": "fmax", "Min": "fmin",
 }  # fmt: skip
 
 
 def to_sympy(expr: Expr, symbols: Mapping[Size, sympy.Symbol]) -> sympy.Expr:
     """The sympy form of an expression over sizes, for guards and messages."""
-    from torch.utils._sympy.functions import FloorDiv as SympyFloorDiv
-    from torch.utils._sympy.functions import Mod as SympyMod
 
     def visit(atom: Atom) -> sympy.Expr:
         if isinstance(atom, Size):

@@ -131,38 +131,57 @@ def call(op: str, *args: Value) -> Value:
 
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
     """Simplifications that hold for every input, NaN and signed zero included."""
-    if op == "where":
-        cond, yes, no = args
-        if cond.op == "const":
-            return yes if cond.attr else no
-        return yes if yes is no else None
-    if op == "and":
-        a, b = args
-        if a.op == "const":
-            return b if a.attr else a
-        if b.op == "const":
-            return a if b.attr else b
-        return a if a is b else None
-    if op == "or":
-        a, b = args
-        if a.op == "const":
-            return a if a.attr else b
-        if b.op == "const":
-            return b if b.attr else a
-        return a if a is b else None
-    if op == "mul":
-        for one, other in (args, args[::-1]):
-            if one.op == "const" and one.attr == 1:
-                return other
-    if op in ("sub", "add") and args[1].op == "const" and args[1].attr == 0 and not args[0].dtype.is_floating_point:
-        return args[0]
-    if op == "truediv" and args[1].op == "const" and args[1].attr == 1:
-        return args[0]
+    simplify = _SIMPLIFIERS.get(op)
+    if simplify is not None:
+        return simplify(*args)
     if op not in _LITERAL_FOLDS or any(a.op != "const" for a in args):
         return None
     return const(_LITERAL_FOLDS[op](*(a.attr for a in args)), ops.result_dtype(op, tuple(a.dtype for a in args)))
 
 
+def _is_literal(value: Value, number: int) -> bool:
+    return value.op == "const" and bool(value.attr == number)
+
+
+def _simplify_where(cond: Value, yes: Value, no: Value) -> Value | None:
+    if cond.op == "const":
+        return yes if cond.attr else no
+    return yes if yes is no else None
+
+
+def _simplify_and(a: Value, b: Value) -> Value | None:
+    for literal, other in ((a, b), (b, a)):
+        if literal.op == "const":
+            return other if literal.attr else literal
+    return a if a is b else None
+
+
+def _simplify_or(a: Value, b: Value) -> Value | None:
+    for literal, other in ((a, b), (b, a)):
+        if literal.op == "const":
+            return literal if literal.attr else other
+    return a if a is b else None
+
+
+def _simplify_mul(a: Value, b: Value) -> Value | None:
+    if _is_literal(a, 1):
+        return b
+    return a if _is_literal(b, 1) else None
+
+
+def _simplify_plus_zero(a: Value, b: Value) -> Value | None:
+    # in floats -0.0 + 0.0 is 0.0
+    return a if _is_literal(b, 0) and not a.dtype.is_floating_point else None
+
+
+def _simplify_truediv(a: Value, b: Value) -> Value | None:
+    return a if _is_literal(b, 1) else None
+
+
+_SIMPLIFIERS: dict[str, Callable[..., Value | None]] = {
+    "where": _simplify_where, "and": _simplify_and, "or": _simplify_or, "mul": _simplify_mul, "add": _simplify_plus_zero,
+    "sub": _simplify_plus_zero, "truediv": _simplify_truediv,
+}  # fmt: skip
 _LITERAL_FOLDS: dict[str, Callable[..., Any]] = {
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "not": lambda a: not a, "neg": lambda a: -a,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import Argument
 
 aten = torch.ops.aten
 _PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -22,8 +23,8 @@ def accumulate(gm: GraphModule) -> GraphModule:
 
 
 def _try(gm: GraphModule, node: Node) -> None:
-    for dense, sparse in (node.args, node.args[::-1]):
-        dense = _without_permutes(dense)
+    for summand, sparse in (node.args, node.args[::-1]):
+        dense = _without_permutes(summand)
         if _is_product(dense) and _is_sparse(sparse) and _same_type(dense, sparse, node):
             grad, rows = sparse.args[:2]  # type: ignore[union-attr]
             with gm.graph.inserting_before(node):
@@ -46,10 +47,10 @@ def _erase_unused(gm: GraphModule, nodes: list[Node]) -> None:
             node = below
 
 
-def _without_permutes(node: object) -> object:
+def _without_permutes(node: Argument) -> Argument:
     """The tensor below permutations that cancel each other: what transposing a transposed weight leaves."""
     order: list[int] | None = None
-    below = node
+    below: Argument = node
     while isinstance(below, Node) and below.target is aten.permute.default and len(below.users) == 1:
         dims = [int(d) for d in below.args[1]]  # type: ignore[union-attr, arg-type]
         order = dims if order is None else [dims[k] for k in order]
@@ -65,13 +66,14 @@ def _is_sparse(node: object) -> bool:
     """An embedding's gradient that nobody else reads, without a padding row or scaling by frequency."""
     if not isinstance(node, Node) or node.target is not aten.embedding_dense_backward.default or len(node.users) != 1:
         return False
-    return node.args[3] == -1 and not node.args[4]
+    return bool(node.args[3] == -1 and not node.args[4])
 
 
 def _same_type(dense: object, sparse: object, out: Node) -> bool:
     """float32 or float64 throughout: repeated rows accumulate in the result's own precision."""
     values = [n.meta.get("val") for n in (dense, sparse, out) if isinstance(n, Node)]
-    if any(not isinstance(v, torch.Tensor) for v in values):
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if len(tensors) < len(values):
         return False
-    dtype, shape = values[0].dtype, values[0].shape
-    return dtype in (torch.float32, torch.float64) and all(v.dtype == dtype and v.shape == shape for v in values)
+    dtype, shape = tensors[0].dtype, tensors[0].shape
+    return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype and t.shape == shape for t in tensors)

@@ -213,11 +213,11 @@ class Builder:
         if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
             return None
         arg = TensorArg(name, tensor.axes, index, tensor.dtype)
-        if all(ix.stride_of(e, v) is not None for e in index for v in tensor.axes):
+        if all(_is_forward(ix.stride_of(e, v)) for e in index for v in tensor.axes):
             return arg
         buffer = self.graph.buffers[name]
         linear = ix.linearize(index, buffer.strides or dense_strides(buffer))
-        if all(ix.stride_of(linear, v) is not None for v in tensor.axes):
+        if all(_is_forward(ix.stride_of(linear, v)) for v in tensor.axes):
             self.freeze(name)
             return arg
         return None
@@ -246,7 +246,8 @@ class Builder:
             self.graph.buffers[buffer.name] = buffer
             made.append(buffer)
         call = ir.Extern(
-            tuple(b.name if b else None for b in made), target, self.extern_tree(args), tuple((k, self.extern_tree(v)) for k, v in kwargs.items()),
+            tuple(b.name if b else None for b in made), target, self.extern_tree(args),
+            tuple((k, self.extern_tree(v)) for k, v in kwargs.items()),
             tuple(mutates), tuple(binds), effect, reason, self.origin,
         )  # fmt: skip
         self.graph.nodes.append(wrap(call) if wrap else call)
@@ -258,6 +259,11 @@ class Builder:
         if isinstance(tree, list | tuple):
             return tuple(self.extern_tree(item) for item in tree)
         return tree
+
+
+def _is_forward(stride: Expr | None) -> bool:
+    """Whether a tensor may have this stride: torch has no negative ones, so a flipped array is a copy."""
+    return stride is not None and ix.known_nonnegative(stride)
 
 
 def stride_order(strides: Sizes, sizes: Sizes) -> tuple[int, ...]:

@@ -78,11 +78,9 @@ def extern(
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)
-    mutates, versions = _mutations(builder, node, args, kwargs)
+    mutates = _mutations(builder, node, args, kwargs)
     binds = _bindings(node, flat, symbols)
-    results = list(
-        builder.extern(node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds)  # fmt: skip
-    )
+    results = list(builder.extern(node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds))
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
             results[position] = symbolic(symbols, item)
@@ -110,14 +108,12 @@ def _used_results(node: Node, count: int) -> list[bool]:
     return used
 
 
-def _mutations(
-    builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]
-) -> tuple[list[tuple[str, str]], dict[str, str]]:
+def _mutations(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> list[tuple[str, str]]:
     """New versions for the arguments that the operator's schema says it writes."""
     schema = getattr(node.target, "_schema", None)
     pairs: list[tuple[str, str]] = []
     if schema is None or not schema.is_mutable:
-        return pairs, {}
+        return pairs
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -126,7 +122,7 @@ def _mutations(
             if isinstance(tensor, Tensor):
                 name = builder.operand(tensor).buffer
                 pairs.append((name, builder.new_version(name).name))
-    return pairs, dict(pairs)
+    return pairs
 
 
 def _bindings(node: Node, flat: list[Any], symbols: Any) -> list[tuple[ix.Size, int, int]]:

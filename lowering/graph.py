@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -240,15 +240,25 @@ class _Lowering:
         if view is not None and self._may_share(view, result) and (not visible or self._fix_strides(view, wanted)):
             self.builder.freeze(view.buffer)
             return view
-        stored = self.env[result] = self.builder.copy(lowered)  # a node returned twice (also saved) is one tensor, as in eager
+        # kept in `env`, so that a node returned twice (also saved) is one tensor, as in eager
+        stored = self.env[result] = self._stored(lowered, wanted if visible else None)
         name = stored.value.attr[0]
         self.shown[name] = owner_of(result)
-        if wanted is not None and _is_dense(lowered.sizes, wanted):
-            self.builder.freeze(name, wanted)
         arg = self.builder.as_view(stored)
         assert arg is not None
         self.builder.freeze(name)
         return arg
+
+    def _stored(self, tensor: Tensor, wanted: ir.Sizes | None) -> Tensor:
+        """The tensor in a buffer of its own with eager's strides: gaps stay gaps, and along a dimension of stride 0 one element
+        is stored. Overlapping windows become a dense array."""
+        repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
+        kept = tuple(ix.ONE if k in repeated else s for k, s in enumerate(tensor.sizes))
+        first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
+        made = self.builder.copy(replace(tensor, sizes=kept, value=first))
+        if wanted is not None and (_is_dense(kept, wanted) or _has_gaps(kept, wanted)):
+            self.builder.freeze(made.value.attr[0], wanted)
+        return replace(made, sizes=tensor.sizes)
 
     def _may_share(self, view: TensorArg, result: Node) -> bool:
         """Whether a result may be the storage of an input or of an earlier result: only where it is a view of it in eager too.
@@ -312,6 +322,19 @@ def _is_dense(sizes: ir.Sizes, strides: ir.Sizes) -> bool:
             return any(sizes[k] == 0 for k in dims)
         left.remove(found)
         total = total * sizes[found]
+    return True
+
+
+def _has_gaps(sizes: ir.Sizes, strides: ir.Sizes) -> bool:
+    """Whether the strides are those of a part of a larger array, with no element in two places."""
+    known = [(stride.as_int(), size.as_int()) for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    if any(stride is None or size is None for stride, size in known):
+        return False
+    span = 1
+    for stride, size in sorted((stride or 0, size or 0) for stride, size in known):
+        if stride < span:
+            return False
+        span += stride * (size - 1)
     return True
 
 

@@ -14,7 +14,7 @@ import torch
 from kgen import index as ix
 from kgen import ops
 from kgen import values as vs
-from kgen.index import Expr, ExprLike, Var
+from kgen.index import Atom, Expr, ExprLike, Var
 from kgen.ir import Number, Sizes
 from kgen.values import Value
 
@@ -78,8 +78,8 @@ def at(tensor: Tensor, where: Sequence[Expr]) -> Value:
     """The element of `tensor` at a logical index."""
     if len(where) != tensor.rank:
         raise ValueError(f"index of rank {len(where)} into a tensor of rank {tensor.rank}")
-    mapping = {v: e for v, e in zip(tensor.axes, where, strict=True)}
-    return vs.substitute(tensor.value, mapping)  # type: ignore[arg-type]
+    mapping: dict[Atom, Expr] = dict(zip(tensor.axes, where, strict=True))
+    return vs.substitute(tensor.value, mapping)
 
 
 def reindex(tensor: Tensor, sizes: Iterable[ExprLike], where: Callable[..., Sequence[Expr]]) -> Tensor:

@@ -35,6 +35,20 @@ def identity_space(a: Group, b: Group) -> Space | Reason:
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point."""
+    matched = _match(index_a, index_b)
+    if matched is None:
+        return Reason.INDEX_MISMATCH
+    pairs, a_exprs, b_exprs = matched
+    if a_exprs:
+        return _adapt(a, b, {**a_exprs, **{p: c.expr() for p, c in pairs}})
+    if b_exprs:
+        return _flipped(_adapt(b, a, {**b_exprs, **{c: p.expr() for p, c in pairs}}))
+    return _join(a, b, pairs)
+
+
+def _match(index_a: Index, index_b: Index) -> tuple[list[tuple[Var, Var]], Mapping, Mapping] | None:
+    """Position by position: variables of a and b that are each other, variables of a that b's access computes, variables of b
+    that a's computes (one side only). None when the accesses do not determine each other."""
     pairs: list[tuple[Var, Var]] = []
     a_exprs: Mapping = {}
     b_exprs: Mapping = {}
@@ -42,23 +56,16 @@ def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
         p, c = left.atom(), right.atom()
         if isinstance(p, Var) and isinstance(c, Var):
             if p.extent is not c.extent:
-                return Reason.INDEX_MISMATCH
+                return None
             pairs.append((p, c))
         elif isinstance(p, Var) and right.as_int() is None:
             a_exprs[p] = right
         elif isinstance(c, Var) and left.as_int() is None:
             b_exprs[c] = left
         elif left is not right or left.as_int() is None:
-            return Reason.INDEX_MISMATCH
-    if len({p for p, _ in pairs}) != len(pairs) or len({c for _, c in pairs}) != len(pairs):
-        return Reason.INDEX_MISMATCH
-    if a_exprs and b_exprs:
-        return Reason.INDEX_MISMATCH
-    if a_exprs:
-        return _adapt(a, b, {**a_exprs, **{p: c.expr() for p, c in pairs}})
-    if b_exprs:
-        return _flipped(_adapt(b, a, {**b_exprs, **{c: p.expr() for p, c in pairs}}))
-    return _join(a, b, pairs)
+            return None
+    repeated = len({p for p, _ in pairs}) != len(pairs) or len({c for _, c in pairs}) != len(pairs)
+    return None if repeated or (a_exprs and b_exprs) else (pairs, a_exprs, b_exprs)
 
 
 def _flipped(space: Space | Reason) -> Space | Reason:
@@ -203,7 +210,7 @@ def _split(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
     if isinstance(space, Reason):
         return space
     memo = {}
-    whole = {v: ix.substitute(cuts[v] if v in cuts else v.expr(), space.map_b, memo) for v in b.outer}
+    whole: Mapping = {v: ix.substitute(cuts[v] if v in cuts else v.expr(), space.map_b, memo) for v in b.outer}
     return Space(space.outer, space.inner, space.map_a, whole, space.a_inner, space.b_inner)
 
 

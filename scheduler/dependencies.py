@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 
 from kgen import errors, ir
 
@@ -10,8 +11,8 @@ from kgen import errors, ir
 def edges(graph: ir.Graph) -> list[set[int]]:
     """``result[i]``: nodes that must run after node i. Linear in the number of reads.
 
-    A reader of a buffer version follows its producer and precedes the node that overwrites it; calls with effects keep
-    their order.
+    A reader of a buffer version follows its producer and precedes the node that overwrites it; who needs a size follows the
+    call that finds it out; calls with effects keep their order.
     """
     producer: dict[str, int] = {}
     overwriter: dict[str, int] = {}
@@ -21,37 +22,43 @@ def edges(graph: ir.Graph) -> list[set[int]]:
         for old in overwritten(node):
             overwriter[old] = i
     after: list[set[int]] = [set() for _ in graph.nodes]
-    effect: int | None = None
     for i, node in enumerate(graph.nodes):
         for name in ir.reads(node):
-            for version in _versions(graph, name):
-                if version in producer and producer[version] != i:
-                    after[producer[version]].add(i)
-                    break
-            later = overwriter.get(name)
-            if later is not None and later != i:
-                after[i].add(later)
-            if name not in producer:  # another view of a storage: read it before the storage changes
-                for alias in _aliases(graph, name):
-                    writer = overwriter.get(alias)
-                    if writer is not None and writer != i:
-                        after[i].add(writer)
-        if isinstance(node, ir.Extern) and node.effect:
-            if effect is not None:
-                after[effect].add(i)
-            effect = i
+            made = _made_by(graph, name, producer, i)
+            if made is not None:
+                after[made].add(i)
+            after[i].update(_overwritten_by(graph, name, producer, overwriter) - {i})
+    _keep_effects_in_order(graph, after)
+    _add_size_edges(graph, after)
     return after
 
 
-def _versions(graph: ir.Graph, name: str) -> tuple[str, ...]:
-    """The buffer, then what it aliases: an alias is defined when its base is."""
-    base = graph.buffers[name].alias_of
-    return (name,) if base is None else (name, base)
+def _made_by(graph: ir.Graph, name: str, producer: dict[str, int], reader: int) -> int | None:
+    """The node that `reader` waits for: what makes the buffer, or else what it aliases, for an alias is there with its base."""
+    makers = (producer.get(version) for version in (name, graph.buffers[name].alias_of) if version is not None)
+    return next((maker for maker in makers if maker is not None and maker != reader), None)
 
 
-def _aliases(graph: ir.Graph, name: str) -> tuple[str, ...]:
-    base = graph.buffers[name].alias_of
-    return () if base is None else (base,)
+def _overwritten_by(graph: ir.Graph, name: str, producer: dict[str, int], overwriter: dict[str, int]) -> set[int]:
+    """The nodes that change what a reader of `name` must see first."""
+    found = {overwriter.get(name)}
+    if name not in producer:  # another view of a storage: read it before the storage changes
+        found.add(overwriter.get(graph.buffers[name].alias_of or name))
+    return {i for i in found if i is not None}
+
+
+def _keep_effects_in_order(graph: ir.Graph, after: list[set[int]]) -> None:
+    calls = [i for i, node in enumerate(graph.nodes) if isinstance(node, ir.Extern) and node.effect]
+    for earlier, later in pairwise(calls):
+        after[earlier].add(later)
+
+
+def _add_size_edges(graph: ir.Graph, after: list[set[int]]) -> None:
+    binder = {s: i for i, node in enumerate(graph.nodes) if isinstance(node, ir.Extern) for s, _, _ in node.binds}
+    for i, node in enumerate(graph.nodes) if binder else ():
+        after_calls = {binder[s] for s in ir.sizes_used(graph, node) if s in binder}
+        for call in after_calls - {i}:
+            after[call].add(i)
 
 
 def overwritten(node: ir.Node) -> tuple[str, ...]:

@@ -77,7 +77,12 @@ class Fuser:
                 self._push(producer, group, buffer)
             if group.serial in readers and len(readers) <= MAX_READERS:
                 for neighbour in _neighbours(group, readers.values()):
-                    self._push(*sorted((group, neighbour), key=lambda g: g.first), buffer)
+                    self._push_in_order(group, neighbour, buffer)
+
+    def _push_in_order(self, a: Group, b: Group, buffer: str) -> None:
+        """`_push` for groups of which it is not known which one feeds the other."""
+        first, second = (a, b) if a.first <= b.first else (b, a)
+        self._push(first, second, buffer)
 
     def _push(self, a: Group, b: Group, buffer: str) -> None:
         if a is b or not (a.alive and b.alive):
@@ -232,7 +237,7 @@ class Fuser:
         for serial, buffer in (*self._blocked.pop(a.serial, {}).items(), *self._blocked.pop(b.serial, {}).items()):
             other = self._by_serial.get(serial)
             if other is not None:
-                self._push(*sorted((a, other), key=lambda g: g.first), buffer)
+                self._push_in_order(a, other, buffer)
 
     def _rewire(self, a: Group, b: Group) -> None:
         """Replaces `b` by `a` in the group graph."""

@@ -6,6 +6,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr
 from kgen.plan import Call, Kernel, Schedule
+from kgen.values import loads
 
 
 def plan_memory(schedule: Schedule) -> Schedule:
@@ -119,13 +120,11 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
 
 
 def _accesses(kernel: Kernel) -> list[tuple[str, tuple[Expr, ...]]]:
-    from kgen.values import loads
-
-    found = []
+    found: list[tuple[str, tuple[Expr, ...]]] = []
     for s in kernel.statements:
         indirect = [a.value for e in s.store for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)]
-        for v in loads([s.value, *indirect, *([] if s.mask is None else [s.mask])]):
-            found.append((v.attr[0], v.attr[1]))
+        roots = [s.value, *indirect, *([] if s.mask is None else [s.mask])]
+        found.extend((v.attr[0], v.attr[1]) for v in loads(roots))
     return found
 
 

@@ -109,7 +109,7 @@ def _step(group: Group, fuser: Fuser, outputs: frozenset[str], shared: frozenset
         name for name in group.writes
         if name in outputs or any(r is not group for r in fuser.readers.get(name, {}).values()) or name in shared
     )  # fmt: skip
-    return make_kernel(group, fuser.graph, fuser.sizes, needed, verdicts)
+    return make_kernel(group, fuser.sizes, needed, verdicts)
 
 
 def _storage_shared(graph: ir.Graph) -> frozenset[str]:

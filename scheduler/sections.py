@@ -19,11 +19,11 @@ RECOMPUTE_COST = 10
 MAX_ROW = 32768
 
 
-def make_kernel(group: Group, graph: ir.Graph, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]) -> Kernel:
+def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]) -> Kernel:
     """`needed` are buffers that something outside the group reads; the rest stay in registers or rows."""
     items = group.items
     after = _place(items)
-    items, after, rows, stored = _crossings(group, items, after, graph, sizes, needed, verdicts)
+    items, after, rows, stored = _crossings(group, items, after, sizes, needed, verdicts)
     statements = [_statement(item, after[k], stored) for k, item in enumerate(items)]
     sections = 1 + max((s.section for s in statements if s.inner), default=-1)
     origins = tuple(item.node.origin for item in items)
@@ -51,7 +51,6 @@ def _crossings(
     group: Group,
     items: list[Item],
     places: list[int],
-    graph: ir.Graph,
     sizes: Sizes,
     needed: frozenset[str],
     verdicts: list[Verdict],
@@ -145,7 +144,6 @@ def _statement(item: Item, section: int, stored: set[str]) -> Statement:
 
 
 def _indirect(item: Item) -> bool:
-
     return any(isinstance(a, Indirect) for e in item.store for a in free_atoms(e))
 
 

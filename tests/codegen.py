@@ -49,8 +49,8 @@ Check = Callable[[Sequence[Any], Any, Any], None]
 @dataclass(frozen=True)
 class Row:
     """A function with the argument lists to call it with, all through one graph: the first is traced, with symbolic sizes when
-    `dynamic`. `agrees(args, got, want)` raises when results differ; `externs` are the operators that may be library calls (None:
-    any)."""
+    `dynamic`. `agrees(args, got, want)` raises when results differ; these are the results of the call, followed by the
+    arguments as the call left them. `externs` are the operators that may be library calls (None: any)."""
 
     name: str
     fn: Callable[..., Any]
@@ -250,17 +250,12 @@ def _run(job: _Job, libraries: list[Any]) -> None:
 
 
 def _compare(job: _Job, sample: Sequence[Any]) -> None:
-    """Results and mutated arguments, against eager's."""
+    """Results, and the arguments after the call, against eager's."""
     assert job.compiled is not None
     ours, theirs = copied(sample), copied(sample)
     with torch.no_grad():
         got, want = job.compiled(*ours), job.row.fn(*theirs)
-    job.row.agrees(sample, got, want)
-    for given, mine, eagers in zip(tensors(sample), tensors(ours), tensors(theirs), strict=True):
-        if torch.equal(eagers.nan_to_num(), given.nan_to_num()):
-            assert torch.equal(mine.nan_to_num(), given.nan_to_num()), "changed an input"
-        else:
-            job.row.agrees(sample, mine, eagers)
+    job.row.agrees(sample, [got, *ours], [want, *theirs])
 
 
 def copied(args: Sequence[Any]) -> list[Any]:
@@ -291,7 +286,7 @@ def _table_row(case: op_table.Case, samples: Sequence[Any], name: str, dynamic: 
     entry = case.entry
 
     def agrees(args: Sequence[Any], got: Any, want: Any) -> None:
-        op_table.assert_agrees(entry.fn, tuple(args), got, want, entry.tolerance)
+        op_table.assert_agrees(with_arguments(entry.fn), tuple(args), got, want, entry.tolerance)
 
     return Row(name, entry.fn, samples, agrees, None if entry.extern else frozenset(), dynamic)
 
@@ -316,7 +311,46 @@ def telling(samples: Sequence[Any]) -> list[int]:
 
 def plain_agreement(fn: Callable[..., Any]) -> Check:
     """Agreement with eager within the dtypes' tolerances, or no farther than eager from the result in float64."""
-    return lambda args, got, want: op_table.assert_agrees(fn, tuple(args), got, want)
+    return lambda args, got, want: op_table.assert_agrees(with_arguments(fn), tuple(args), got, want)
+
+
+def with_arguments(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the results of `fn` and the arguments as it left them."""
+    return lambda *args: [fn(*args), *args]
+
+
+def near(fn: Callable[..., Any], tolerance: float | None = None) -> Check:
+    """Agreement of results whose elements are sums of many roundings: the largest error of each result, in units of its
+    largest element, is at most twice eager's, or within the dtype's tolerance."""
+
+    def agrees(args: Sequence[Any], got: Any, want: Any) -> None:
+        left, right = tensors(got), tensors(want)
+        assert len(left) == len(right)
+        exact = tensors(with_arguments(fn)(*_widened(copied(args))))
+        for position, (a, b, e) in enumerate(zip(left, right, exact, strict=True)):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape), f"result {position}: {a.dtype} {a.shape}, not {b.dtype} {b.shape}"
+            if not b.is_floating_point():
+                assert torch.equal(a, b), f"result {position} ({b.dtype}) differs at {_where(a != b)}"
+                continue
+            assert torch.equal(a.isfinite(), b.isfinite()), (
+                f"result {position}: not finite at {_where(a.isfinite() != b.isfinite())}"
+            )
+            ours, theirs, scale = (
+                float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0 for x in (a - e, b - e, b * 1.0)
+            )
+            bound = 2 * theirs + (tolerance or op_table.TOLERANCE[b.dtype]) * max(scale, 1e-6)
+            assert ours <= bound, f"result {position} is off by {ours:.3g} where {bound:.3g} is admitted"
+
+    return agrees
+
+
+def _widened(args: Any) -> Any:
+    return _mapped(lambda t: t.double() if t.is_floating_point() else t, args)
+
+
+def _where(differs: torch.Tensor) -> str:
+    found = differs.nonzero()
+    return f"{found[0].tolist()} and {len(found) - 1} more of {differs.numel()}" if len(found) else "nowhere"
 
 
 def indexing_rows(dtypes: Sequence[torch.dtype]) -> list[Row]:

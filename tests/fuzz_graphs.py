@@ -202,7 +202,9 @@ def _try_line(g: Grower) -> None:
         line = make(g, name)
         exec(line, g.space)
         result = g.space.get(name)
-        fine = all(map(_is_tame, g.env.values())) and (result is None or (isinstance(result, torch.Tensor) and _is_tame(result)))
+        fine = all(map(_is_tame, g.env.values())) and (
+            result is None or (isinstance(result, torch.Tensor) and _is_tame(result))
+        )
     except Exception:
         fine = False
     if not fine:
@@ -236,10 +238,11 @@ def unary(g: Grower, name: str) -> str:
     a = g.pick("float")
     return f"{name} = " + g.rng.choice(
         (
-            f"torch.tanh({a})", f"torch.sigmoid({a})", f"torch.exp(-{a}.abs())", f"torch.sin({a})", f"torch.cos({a})", f"{a}.abs()",
-            f"-{a}", f"torch.relu({a})", f"torch.sqrt({a}.abs() + 0.1)", f"torch.log1p({a}.abs())", f"{a} * {a} * 0.1",
-            f"1 / ({a}.abs() + 1)", f"F.gelu({a})", f"F.silu({a})", f"torch.erf({a})", f"{a}.clamp(-1, 1.5)", f"{a} * {g.number()}",
-            f"{a} + {g.number()}", f"torch.rsqrt({a}.abs() + 0.5)", f"torch.atan({a})", f"F.softplus({a})", f"F.leaky_relu({a})",
+            f"torch.tanh({a})", f"torch.sigmoid({a})", f"torch.exp(-{a}.abs())", f"torch.sin({a})", f"torch.cos({a})",
+            f"{a}.abs()", f"-{a}", f"torch.relu({a})", f"torch.sqrt({a}.abs() + 0.1)", f"torch.log1p({a}.abs())",
+            f"{a} * {a} * 0.1", f"1 / ({a}.abs() + 1)", f"F.gelu({a})", f"F.silu({a})", f"torch.erf({a})",
+            f"{a}.clamp(-1, 1.5)", f"{a} * {g.number()}", f"{a} + {g.number()}", f"torch.rsqrt({a}.abs() + 0.5)",
+            f"torch.atan({a})", f"F.softplus({a})", f"F.leaky_relu({a})",
         )
     )  # fmt: skip
 
@@ -247,7 +250,18 @@ def unary(g: Grower, name: str) -> str:
 def integer(g: Grower, name: str) -> str:
     a = g.pick("int")
     return f"{name} = " + g.rng.choice(
-        (f"-{a}", f"{a}.abs()", f"~{a}", f"{a} % 7", f"{a} // 3", f"{a} * 3 - 1", f"{a} & 5", f"{a} << 1", f"{a} ^ 3", f"{a}.sign()")
+        (
+            f"-{a}",
+            f"{a}.abs()",
+            f"~{a}",
+            f"{a} % 7",
+            f"{a} // 3",
+            f"{a} * 3 - 1",
+            f"{a} & 5",
+            f"{a} << 1",
+            f"{a} ^ 3",
+            f"{a}.sign()",
+        )
     )
 
 
@@ -283,7 +297,11 @@ def select(g: Grower, name: str) -> str:
 def cast(g: Grower, name: str) -> str:
     if g.dtype is torch.bfloat16 or g.rng.random() < 0.5:
         a = g.pick("any")
-        kinds = "torch.float32 torch.float64 torch.bfloat16".split() if kind_of(g.env[a]) == "float" else ["torch.float32", "torch.int32"]
+        kinds = (
+            ["torch.float32", "torch.float64", "torch.bfloat16"]
+            if kind_of(g.env[a]) == "float"
+            else ["torch.float32", "torch.int32"]
+        )
         return f"{name} = {a}.to({g.rng.choice(kinds if g.dtype is not torch.float32 else kinds[:1] + kinds[-1:])})"
     return f"{name} = torch.floor({g.pick('float')} * 2.3 + 0.123457).to(torch.int64)"
 
@@ -315,7 +333,8 @@ def normalise(g: Grower, name: str) -> str:
     return f"{name} = " + g.rng.choice(
         (
             f"{a}.softmax({d})", f"{a}.log_softmax({d})", f"F.layer_norm({a}, {a}.shape[{d}:])",
-            f"{a} - {a}.mean({d}, keepdim=True)", f"{a} / ({a}.abs().sum({d}, keepdim=True) + 1)", f"F.rms_norm({a}, {a}.shape[-1:])",
+            f"{a} - {a}.mean({d}, keepdim=True)", f"{a} / ({a}.abs().sum({d}, keepdim=True) + 1)",
+            f"F.rms_norm({a}, {a}.shape[-1:])",
         )
     )  # fmt: skip
 
@@ -332,7 +351,8 @@ def view(g: Grower, name: str) -> str:
             f"{a}.roll({rng.randrange(5)}, {d})", f"{a}.narrow({d}, {start}, {n - start})", f"{a}.select({d}, {start})",
             f"{a}[{':, ' * d}{start}::{rng.choice((1, 2, 3))}]", f"{a}.reshape(-1)", f"{a}.squeeze()",
             f"{a}.unsqueeze(0).expand({rng.choice((2, 3))}, {', '.join(['-1'] * t.dim())})", f"{a}.chunk(2, {d})[0]",
-            f"{a}.diagonal(0, {d}, {e})", f"{a}.unfold({d}, {max(1, min(2, n))}, 1)", f"{a}.contiguous()", f"{a}.movedim({d}, {e})",
+            f"{a}.diagonal(0, {d}, {e})", f"{a}.unfold({d}, {max(1, min(2, n))}, 1)", f"{a}.contiguous()",
+            f"{a}.movedim({d}, {e})",
         )
     )  # fmt: skip
 
@@ -363,7 +383,12 @@ def index(g: Grower, name: str) -> str:
     grid = f"(torch.arange({_product(order)}) % {n}).reshape({order})"
     lead = ":, " * d
     return f"{name} = " + rng.choice(
-        (f"{a}[{lead}{where}]", f"{a}.index_select({d}, {where})", f"{a}.gather({d}, {grid})", f"{a}[{where} % {t.shape[0]}] * 1")
+        (
+            f"{a}[{lead}{where}]",
+            f"{a}.index_select({d}, {where})",
+            f"{a}.gather({d}, {grid})",
+            f"{a}[{where} % {t.shape[0]}] * 1",
+        )
     )
 
 
@@ -377,10 +402,13 @@ def scatter(g: Grower, name: str) -> str:
     once = f"torch.arange({n}).flip(0)"
     return f"{name} = " + g.rng.choice(
         (
-            f"{a}.index_add({d}, {where}, {a} * 0.5)", f"{a}.index_copy({d}, {once}, {a} * 2)", f"torch.zeros_like({a}).index_add({d}, {where}, {a})",
-            f"{a}.index_put(({once.replace(str(n), str(t.shape[0]))},), {a} * 0.5, accumulate=True)", f"{a}.index_fill({d}, {where}[:2], 0.25)",
+            f"{a}.index_add({d}, {where}, {a} * 0.5)", f"{a}.index_copy({d}, {once}, {a} * 2)",
+            f"torch.zeros_like({a}).index_add({d}, {where}, {a})",
+            f"{a}.index_put(({once.replace(str(n), str(t.shape[0]))},), {a} * 0.5, accumulate=True)",
+            f"{a}.index_fill({d}, {where}[:2], 0.25)",
             f"{a}.scatter_add({d}, ({where}).reshape({_along(d, t.dim())}).expand({a}.shape), {a})",
-            f"{a}.slice_scatter({a}.narrow({d}, 0, 1) * 2, {d}, 0, 1)", f"{a}.select_scatter({a}.select({d}, 0) + 1, {d}, {n - 1})",
+            f"{a}.slice_scatter({a}.narrow({d}, 0, 1) * 2, {d}, 0, 1)",
+            f"{a}.select_scatter({a}.select({d}, 0) + 1, {d}, {n - 1})",
         )
     )  # fmt: skip
 
@@ -406,9 +434,10 @@ def join(g: Grower, name: str) -> str:
     b = g.rng.choice(same)
     return f"{name} = " + g.rng.choice(
         (
-            f"torch.cat([{a}, {b}], {d})", f"torch.cat([{a}, {a} * 2, {b}.to({a}.dtype)], {d})", f"torch.stack([{a}, {b}], {d})",
-            f"F.pad({a}, (1, 2))", f"F.pad({a}, (-1, 1), value=0.5)", f"{a}.repeat({', '.join(['2'] + ['1'] * (g.env[a].dim() - 1))})",
-            f"{a}.repeat_interleave(2, {d})", f"torch.cat([{a}.narrow({d}, 0, 1), {a}], {d})", f"{a}.tril()", f"{a}.triu(1)",
+            f"torch.cat([{a}, {b}], {d})", f"torch.cat([{a}, {a} * 2, {b}.to({a}.dtype)], {d})",
+            f"torch.stack([{a}, {b}], {d})", f"F.pad({a}, (1, 2))", f"F.pad({a}, (-1, 1), value=0.5)",
+            f"{a}.repeat({', '.join(['2'] + ['1'] * (g.env[a].dim() - 1))})", f"{a}.repeat_interleave(2, {d})",
+            f"torch.cat([{a}.narrow({d}, 0, 1), {a}], {d})", f"{a}.tril()", f"{a}.triu(1)",
         )
     )  # fmt: skip
 
@@ -427,37 +456,49 @@ def mutate(g: Grower, name: str) -> str:
     copy = f"{name} = {a}.clone()"
     writes = (
         f"{name}.mul_(0.5)", f"{name}.select({d}, {max(n - 1, 0)}).add_(1)", f"{name}[0].copy_({name}[-1] * 2)",
-        f"{name}.transpose(0, -1).add_(0.25)", f"{name}[1:].mul_(0.3)", f"{name}[..., ::2] = 0.5", f"{name}.view(-1)[:3].zero_()",
-        f"{name}.index_add_({d}, torch.arange({n}).flip(0), {a})", f"{name}.masked_fill_({name}.isnan(), 1)", f"{name}.diagonal().fill_(2)",
-        f"{name}[torch.arange({t.shape[0]}).flip(0)] = {a} * 2", f"{name}.clamp_(-1, 1)", f"{name}.addcmul_({a}, {a}, value=0.1)",
+        f"{name}.transpose(0, -1).add_(0.25)", f"{name}[1:].mul_(0.3)", f"{name}[..., ::2] = 0.5",
+        f"{name}.view(-1)[:3].zero_()", f"{name}.index_add_({d}, torch.arange({n}).flip(0), {a})",
+        f"{name}.masked_fill_({name}.isnan(), 1)", f"{name}.diagonal().fill_(2)",
+        f"{name}[torch.arange({t.shape[0]}).flip(0)] = {a} * 2", f"{name}.clamp_(-1, 1)",
+        f"{name}.addcmul_({a}, {a}, value=0.1)",
     )  # fmt: skip
     return "\n".join([copy, *rng.sample(writes, rng.choice((1, 2, 2)))])
 
 
 def contract(g: Grower, name: str) -> str:
     a = g.pick("float", rank=2)
-    return f"{name} = " + g.rng.choice((f"({a} @ {a}.transpose(-1, -2)) * 0.05", f"F.linear({a}, {a}.reshape(-1, {a}.shape[-1])[:3]) * 0.1"))
+    return f"{name} = " + g.rng.choice(
+        (f"({a} @ {a}.transpose(-1, -2)) * 0.05", f"F.linear({a}, {a}.reshape(-1, {a}.shape[-1])[:3]) * 0.1")
+    )
 
 
 def pool(g: Grower, name: str) -> str:
     a = g.pick("float", rank=3)
     return f"{name} = " + g.rng.choice(
-        (f"F.avg_pool1d({a}[:1] if {a}.dim() == 3 else {a}[0, :1], 2, 1)", f"F.max_pool1d({a}.reshape(1, {a}.shape[0], -1), 3, 2, 1)",
-         f"F.interpolate({a}.reshape(1, {a}.shape[0], -1), scale_factor=2)")
-    )  # fmt: skip
+        (
+            f"F.avg_pool1d({a}[:1] if {a}.dim() == 3 else {a}[0, :1], 2, 1)",
+            f"F.max_pool1d({a}.reshape(1, {a}.shape[0], -1), 3, 2, 1)",
+            f"F.interpolate({a}.reshape(1, {a}.shape[0], -1), scale_factor=2)",
+        )
+    )
 
 
 def create(g: Grower, name: str) -> str:
     a = g.pick("float", rank=1)
     return f"{name} = " + g.rng.choice(
-        (f"{a} + torch.arange({a}.shape[-1]) * 0.1", f"torch.full_like({a}, 0.5)", f"torch.zeros({a}.shape[0]) + 1", f"torch.arange({a}.shape[0]) % 5")
+        (
+            f"{a} + torch.arange({a}.shape[-1]) * 0.1",
+            f"torch.full_like({a}, 0.5)",
+            f"torch.zeros({a}.shape[0]) + 1",
+            f"torch.arange({a}.shape[0]) % 5",
+        )
     )
 
 
 #: Operation -> how often it is tried.
 OPERATIONS: dict[Callable[[Grower, str], str], int] = {
-    unary: 8, integer: 2, binary: 8, compare: 3, logic: 1, select: 3, cast: 2, reduction: 6, normalise: 3, view: 10, index: 4, scatter: 3,
-    scan: 2, join: 4, mutate: 5, contract: 1, pool: 1, create: 2,
+    unary: 8, integer: 2, binary: 8, compare: 3, logic: 1, select: 3, cast: 2, reduction: 6, normalise: 3, view: 10, index: 4,
+    scatter: 3, scan: 2, join: 4, mutate: 5, contract: 1, pool: 1, create: 2,
 }  # fmt: skip
 
 __all__ = ["F", "Grower", "Program", "grow", "runs", "shrunk"]

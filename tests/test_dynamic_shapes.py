@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.experimental._config
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -114,7 +115,9 @@ def test_family(case: Case, planned: list[Schedule]) -> None:
 
 
 @pytest.mark.none
-@pytest.mark.parametrize(("name", "kernels"), [("softmax", 1), ("layer_norm", 1), ("cross_entropy", 2), ("chain", 1), ("add_transposed", 1)])
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("softmax", 1), ("layer_norm", 1), ("cross_entropy", 2), ("chain", 1), ("add_transposed", 1)]
+)
 def test_kernel_counts(name: str, kernels: int, planned: list[Schedule]) -> None:
     case = next(c for c in cases() if c.name == name)
     with torch.no_grad():
@@ -143,8 +146,9 @@ def test_native(group: list[Case]) -> None:
     whole = Case("group", together, tuple(both), group[0].backward)
     stats.clear()
     run = compiled(together)
-    for shapes in both:
-        check_call(run, whole, shapes, 1e-4)
+    with torch.fx.experimental._config.patch(use_duck_shape=False):  # or sizes that happen to be equal become one symbol
+        for shapes in both:
+            check_call(run, whole, shapes, 1e-4)
     assert stats["stats"]["unique_graphs"] == 1
 
 
@@ -184,10 +188,8 @@ def test_float_argument_of_a_library_call() -> None:
 
 
 @pytest.mark.cpu
-def test_data_dependent_sizes_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+@torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True)
+def test_data_dependent_sizes_and_numbers() -> None:
     def f(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         where = torch.nonzero(x > 0)
         count = n.item()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels import plans
 from torch import Tensor, nn
 
 from kgen import errors
@@ -15,6 +14,7 @@ from kgen.scheduler import Options, choose_loops
 from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
+from tests.kernels import plans
 
 r = torch.randn
 
@@ -121,7 +121,8 @@ def test_scheduling_is_deterministic() -> None:
 def test_disagreeing_layouts_are_tiled() -> None:
     plan = plans(lambda x, y: x + y.t(), r(256, 256), r(256, 256)).forward
     nest = choose_loops(plan.kernels[0], plan.graph, Sizes({}), 64)
-    assert nest.tile is not None and nest.lanes == 16
+    assert nest.tile is not None
+    assert nest.lanes == 16
 
 
 def test_outer_reduction_runs_across_lanes() -> None:

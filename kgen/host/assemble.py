@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,26 +172,26 @@ class _Assembler:
     def _bind_symbols(self) -> list[tuple[int, int, str, int]]:
         """Where each size symbol comes from: an integer argument if there is one, else a size, else a stride."""
         bound: list[tuple[int, int, str, int]] = []
-
-        def bind(expr: Expr, position: int, what: str, dim: int) -> None:
-            symbols = [a.expr() for a in ix.free_atoms(expr) if isinstance(a, Size)]
-            # alone, or known only as a whole: a backward may get s0*s1 and neither of them
-            new = any(s not in self.registers.known for s in symbols)
-            if new and (expr is symbols[0] or whole) and expr not in self.registers.known:
-                self.registers.known[expr] = self.registers.fresh()
-                bound.append((self.registers.known[expr], position, what, dim))
-
+        known = self.registers.known
         for whole in (False, True):
-            for position, item in enumerate(self.graph.inputs):
-                if item.expr is not None:
-                    bind(item.expr, position, "int", 0)
-            for what in ("size", "stride"):
-                for position, item in enumerate(self.graph.inputs):
-                    if item.buffer is not None:
-                        buffer = self.graph.buffers[item.buffer]
-                        for dim, expr in enumerate(buffer.sizes if what == "size" else buffer.strides or ()):
-                            bind(expr, position, what, dim)
+            for expr, position, what, dim in self._numbers_of_inputs():
+                symbols = [a.expr() for a in ix.free_atoms(expr) if isinstance(a, Size)]
+                # alone, or known only as a whole: a backward may get s0*s1 and neither of them
+                new = any(s not in known for s in symbols)
+                if new and (expr is symbols[0] or whole) and expr not in known:
+                    known[expr] = self.registers.fresh()
+                    bound.append((known[expr], position, what, dim))
         return bound
+
+    def _numbers_of_inputs(self) -> Iterator[tuple[Expr, int, str, int]]:
+        """(expression, argument, "int", "size" or "stride", dimension), the surest source of a symbol first."""
+        inputs = list(enumerate(self.graph.inputs))
+        yield from ((item.expr, position, "int", 0) for position, item in inputs if item.expr is not None)
+        buffers = [(self.graph.buffers[item.buffer], position) for position, item in inputs if item.buffer is not None]
+        for buffer, position in buffers:
+            yield from ((expr, position, "size", dim) for dim, expr in enumerate(buffer.sizes))
+        for buffer, position in buffers:
+            yield from ((expr, position, "stride", dim) for dim, expr in enumerate(buffer.strides or ()))
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 

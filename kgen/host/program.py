@@ -2,8 +2,8 @@
 
 Three kinds of numbered things exist at run time, all private to one call:
 
-- *registers* hold int64 (floats as their bits): literals (preloaded), sizes and strides bound from inputs, and what `Compute` makes of them.
-  Every size, stride and offset below is a register number.
+- *registers* hold int64 (floats as their bits): literals (preloaded), sizes and strides bound from inputs, and what `Compute`
+  makes of them. Every size, stride and offset below is a register number.
 - *slots* hold arrays. A slot is defined exactly once: by an input, a constant, `Alloc`, `Reuse`, `Alias`, an `Extern` or a
   `PythonCall`. Strides and offsets count elements.
 - *memory* lies under slots. `Alloc` makes one; `Alias` adds a holder, `Reuse` moves a holder, `Free` removes one; memory is
@@ -37,8 +37,8 @@ Regs = tuple[int, ...]
 #: with a single argument gets it twice). Integer division by zero gives 0, never a trap.
 COMPUTE_OPS = (
     "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",
-    "float", "fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq", "ftrunc", "ffloor", "fceil", "fround", "fsqrt",
-    "fexp", "flog", "flog2", "fsin", "fcos", "ftan", "fasin", "facos", "fatan", "fsinh", "fcosh", "ftanh",
+    "float", "fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq", "ftrunc", "ffloor", "fceil", "fround",
+    "fsqrt", "fexp", "flog", "flog2", "fsin", "fcos", "ftan", "fasin", "facos", "fatan", "fsinh", "fcosh", "ftanh",
 )  # fmt: skip
 NUMBER_KINDS = ("int", "bool", "float")
 

@@ -73,10 +73,7 @@ class Emitter:
         for s in by_section.get(-1, ()):
             self._outer_statement(s)
         head, self.outer.lines = self.outer.lines, []
-        sections = []
-        for number in range(self.kernel.sections):
-            sections.append(self._section(by_section.get(number, [])))
-        return head, sections
+        return head, [self._section(by_section.get(number, [])) for number in range(self.kernel.sections)]
 
     def _section(self, statements: list[Statement]) -> Section:
         self.inner = Scope()

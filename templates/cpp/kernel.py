@@ -16,6 +16,7 @@ from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import render
+from kgen.values import total_cost
 
 FOLDER = Path(__file__).parent
 
@@ -45,7 +46,8 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     emitter = Emitter(nest, graph)
     body, sections = emitter.run()
     split = _splits(nest, sections, sizes)
-    slots = _slots(nest, emitter, body, sections, sizes, name, split)
+    slots = _slots(nest, emitter, body, sections, sizes, split)
+    slots.name = name
     slots.comments = _comments(nest)
     slots.pointers = [
         SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers
@@ -59,7 +61,7 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
 
 
 def _slots(
-    nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, name: str, split: bool
+    nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, split: bool
 ) -> SimpleNamespace:
     """Everything a template asks for."""
     loops = [v for v in nest.kernel.outer if v is not nest.vector and v is not nest.tile]
@@ -69,7 +71,7 @@ def _slots(
     blocks, block = _blocks(nest, sizes) if vector_outer and not flat else (ix.ONE, None)
     strips = ix.ONE if nest.tile is None else ix.ceildiv(nest.tile.extent, TILE)
     tasks = ix.product(v.extent for v in loops) * strips * blocks
-    slots = SimpleNamespace(name=name, lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None)
+    slots = SimpleNamespace(lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None)
     slots.tasks = text(tasks)
     digits = [(v.name, v.extent) for v in loops]
     digits += [("strip", strips)] if nest.tile is not None else []
@@ -146,8 +148,6 @@ def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
 
 def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
     """Tasks (or elements, when flat) per thread that make waking it worthwhile."""
-    from kgen.values import total_cost
-
     per_point = max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
     points = sizes.points(nest.kernel.outer) * sizes.points(nest.kernel.inner)
     per_task = max(1, points * per_point // max(1, points if flat else sizes.of(tasks)))
@@ -170,7 +170,8 @@ def _section_slot(section: Section, nest: Nest, text: _Text) -> SimpleNamespace:
 
 def _inner_loops(nest: Nest, text: _Text, share: Var | None = None) -> tuple[list[str], list[str]]:
     """Opening and closing lines of the inner loops; `share` is the loop that a thread runs only from `begin` to `end`."""
-    loops, closes = [], []
+    loops: list[str] = []
+    closes: list[str] = []
     for v in nest.kernel.inner:
         lo, hi = ("begin", "end") if v is share else ("0", text(v.extent))
         if v is nest.vector:
@@ -216,8 +217,8 @@ def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> 
         join.append(f"for (int part = 0; part < threads; ++part) {operation}")
     step = nest.lanes if share is nest.vector else 1
     return SimpleNamespace(
-        declare=declare, extent=text(share.extent), step=step, before=[line for line, _ in accumulators], loops=loops, closes=closes,
-        section=section.body, keep=keep, join=join, after=section.after,
+        declare=declare, extent=text(share.extent), step=step, before=[line for line, _ in accumulators], loops=loops,
+        closes=closes, section=section.body, keep=keep, join=join, after=section.after,
     )  # fmt: skip
 
 
