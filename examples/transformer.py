@@ -227,7 +227,6 @@ def explain(setting: Setting, console: Console) -> dict[str, Any]:
     except (AttributeError, ImportError) as cause:
         console.print(f"kgen.explain: {cause}")
         return {}
-    report.print()
     return {"kernels": len(report.kernels), "externs": list(map(str, report.externs))}
 
 

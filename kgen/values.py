@@ -259,9 +259,10 @@ def children(value: Value) -> Iterator[Value]:
     """Arguments, and the values inside indirect indices."""
     yield from value.args
     for expr in index_exprs(value):
-        for atom in ix.free_atoms(expr):
-            if isinstance(atom, ix.Indirect):
-                yield atom.value
+        found = [atom for atom in ix.free_atoms(expr) if isinstance(atom, ix.Indirect)]
+        found.sort(key=_order)
+        for atom in found:
+            yield atom.value
 
 
 def _arguments(value: Value) -> Iterator[Value]:
@@ -296,6 +297,10 @@ def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Va
                 found.sort(key=_latest_first)
             stack.extend((child, False) for child in found)
     return out
+
+
+def _order(atom: Atom) -> tuple[Any, ...]:
+    return atom.order
 
 
 def _latest_first(value: Value) -> int:

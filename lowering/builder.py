@@ -129,7 +129,7 @@ class Builder:
     def _reduced_one(
         self, op: str, tensor: Tensor, sizes: Sizes, body: Value, kinds: Sequence[torch.dtype]
     ) -> tuple[Tensor, ...]:
-        """A reduction over one element is that element: extremes lie at position 0, deviations are 0 (NaN of a NaN)."""
+        """A reduction (or scan) over one element is that element: extremes lie at position 0, deviations are 0 (NaN of a NaN)."""
         results = [body]
         if op == "welford":
             results.append(vs.call("sub", body, body))
@@ -150,6 +150,8 @@ class Builder:
         """Inclusive scan along `dim`; results as for `reduce`."""
         outputs = 2 if op in ("argmax", "argmin") else 1
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
+        if tensor.sizes[dim % tensor.rank] == 1:
+            return self._reduced_one(op, tensor, tensor.sizes, tensor.value, kinds)
         outs = [self.buffer(tensor.sizes, d, tensor.device) for d in kinds]
         axis = tensor.axes[dim % tensor.rank]
         self.graph.nodes.append(ir.Scan(tuple(o.name for o in outs), tensor.axes, axis, op, tensor.value, self.origin))

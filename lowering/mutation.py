@@ -69,11 +69,28 @@ def _writable(b: Builder, base: Tensor, owner: Node | None) -> str | None:
     if owner is None or name is None:
         return None
     name = newest(b, name)
+    if not _has_own_elements(base, b.graph.buffers[name]):
+        return None  # a lazy repetition: one element of storage is several of the tensor
     root = root_of(b, name)
     kind = b.graph.buffers[root].kind
     if kind == "constant" or (kind == "input" and (owner.op != "placeholder" or root != _buffer_of(b, owner))):
         return None  # a lazy clone of an input reads the input itself
     return name
+
+
+def _has_own_elements(view: Tensor, buffer: ir.Buffer) -> bool:
+    """Whether each element of the view provably is another one of the buffer: its strides are those of mixed-radix digits."""
+    linear = ix.linearize(view.value.attr[1], ix.contiguous_strides(buffer.sizes))
+    digits = [(ix.stride_of(linear, v), v.extent) for v in view.axes if v.extent != 1]
+    left = [(-stride if stride.bounds()[1] < 0 else stride, extent) for stride, extent in digits if stride is not None]
+    span = ix.ONE
+    while left:
+        found = next((d for d in left if all(ix.known_nonnegative(o - d[0]) for o, _ in left)), None)
+        if found is None or not ix.known_nonnegative(found[0] - span):
+            return False
+        left.remove(found)
+        span = found[0] * found[1]
+    return all(stride is not None for stride, _ in digits)
 
 
 def _buffer_of(b: Builder, owner: Node) -> str | None:

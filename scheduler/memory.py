@@ -16,7 +16,7 @@ def plan_memory(schedule: Schedule) -> Schedule:
     touched = [(_reads(step), _writes(step)) for step in schedule.steps]
     last: dict[str, int] = {}
     for k, (reads, writes) in enumerate(touched):
-        for name in (*reads, *writes):
+        for name in sorted(reads | writes):
             last[root(graph, name)] = k
     kept = {root(graph, o.buffer) for o in graph.outputs if isinstance(o, ir.TensorArg)}
     dead: list[list[str]] = [[] for _ in schedule.steps]

@@ -40,11 +40,23 @@ def _place(items: list[Item]) -> list[int]:
             if read.buffer in ready:
                 at, complete_after = ready[read.buffer]
                 section = max(section, at + 1 if complete_after and item.inner else at)
+        if isinstance(item.node, ir.Scatter):
+            section = max(section, _after_readers(item, items[: len(places)], places))
         places.append(section)
         for out in item.outs:
             # an outer item stands after section `section`: inner readers need the one after that
             ready[out] = (section, item.reduces or not item.inner)
     return places
+
+
+def _after_readers(writer: Item, earlier: list[Item], places: list[int]) -> int:
+    """The first section in which a write may run: whoever reads the old contents has run by then."""
+    assert isinstance(writer.node, ir.Scatter)
+    target, section = writer.node.target, -1
+    for item, place in zip(earlier, places, strict=True):
+        if any(read.buffer == target for read in item.reads):
+            section = max(section, place if item.inner or not writer.inner else place + 1)
+    return section
 
 
 def _crossings(
@@ -68,7 +80,7 @@ def _crossings(
             if read.buffer in rows or (read.buffer in stored and not _cheap(items[source])):
                 continue
             producer = items[source]
-            how = _keep_how(producer, group, sizes)
+            how = _keep_how(producer, group, sizes, _changed_before(items, places, places[k]))
             outcome, reason = Outcome.STORED, Reason.EXPENSIVE
             if how == "inline":
                 inline[read.buffer] = producer
@@ -95,8 +107,15 @@ def _cheap(item: Item) -> bool:
     return isinstance(item.node, ir.Pointwise) and item.cost <= RECOMPUTE_COST
 
 
-def _keep_how(producer: Item, group: Group, sizes: Sizes) -> str:
-    if _cheap(producer):
+def _changed_before(items: list[Item], places: list[int], section: int) -> set[str]:
+    """Buffers whose contents are no longer there at the end of `section`."""
+    return {
+        i.node.target for i, place in zip(items, places, strict=True) if isinstance(i.node, ir.Scatter) and place <= section
+    }
+
+
+def _keep_how(producer: Item, group: Group, sizes: Sizes, changed: set[str]) -> str:
+    if _cheap(producer) and not any(read.buffer in changed for read in producer.reads):
         return "inline"
     static = all(v.extent.as_int() is not None for v in group.inner)
     if static and sizes.points(group.inner) <= MAX_ROW:

@@ -9,10 +9,12 @@ that row's alone.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -60,6 +62,7 @@ class Row:
     dynamic: bool = False
     constants: bool = False  # the function uses tensors of its own, which AOTAutograd alone does not take
     may_refuse: bool = False  # samples after the first may be ones that the graph was not made for
+    strides: bool = False  # also compare strides of results
     oracle: bool = False  # also compare with the evaluator on the lowered graph
 
 
@@ -250,12 +253,38 @@ def _run(job: _Job, libraries: list[Any]) -> None:
 
 
 def _compare(job: _Job, sample: Sequence[Any]) -> None:
-    """Results, and the arguments after the call, against eager's."""
+    """Results, and the arguments after the call, against eager's; strides against those of the traced graph in eager."""
     assert job.compiled is not None
     ours, theirs = copied(sample), copied(sample)
     with torch.no_grad():
         got, want = job.compiled(*ours), job.row.fn(*theirs)
     job.row.agrees(sample, [got, *ours], [want, *theirs])
+    if job.row.strides:
+        with _in_eager(job.graphs), torch.no_grad():
+            traced = job.compiled(*copied(sample))
+        for position, (a, b) in enumerate(zip(tensors(got), tensors(traced), strict=True)):
+            if not _overlaps(b):
+                assert _strides(a) == _strides(b), f"result {position} has strides {a.stride()}, not {b.stride()}"
+
+
+@contextmanager
+def _in_eager(graphs: Sequence[_Graph]) -> Iterator[None]:
+    runs = [graph.run for graph in graphs]
+    for graph in graphs:
+        graph.run = None
+    yield
+    for graph, run in zip(graphs, runs, strict=True):
+        graph.run = run
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """Whether elements share memory other than along dimensions of stride zero."""
+    walks = [(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if s]
+    return t.numel() > 0 and 1 + sum((n - 1) * s for s, n in walks) < math.prod(n for _, n in walks)
 
 
 def copied(args: Sequence[Any]) -> list[Any]:

@@ -332,9 +332,9 @@ def normalise(g: Grower, name: str) -> str:
     d = g.dim(a)
     return f"{name} = " + g.rng.choice(
         (
-            f"{a}.softmax({d})", f"{a}.log_softmax({d})", f"F.layer_norm({a}, {a}.shape[{d}:])",
+            f"{a}.softmax({d})", f"{a}.log_softmax({d})", f"F.layer_norm({a}, {a}.shape[{d}:], eps=0.1)",
             f"{a} - {a}.mean({d}, keepdim=True)", f"{a} / ({a}.abs().sum({d}, keepdim=True) + 1)",
-            f"F.rms_norm({a}, {a}.shape[-1:])",
+            f"F.rms_norm({a}, {a}.shape[-1:], eps=0.1)",
         )
     )  # fmt: skip
 

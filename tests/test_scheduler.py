@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,3 +140,25 @@ def test_few_long_rows_are_not_fused_with_a_second_pass() -> None:
     """One row of a million: fused, a single thread would have to do all of it."""
     plan = plans(lambda x: x - x.amax(-1, keepdim=True), r(1, 1 << 20)).forward
     assert any(v.outcome is Outcome.UNPROFITABLE and v.reason is Reason.PARALLELISM for v in plan.verdicts)
+
+
+@pytest.mark.slow
+def test_code_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """Hash order must reach neither the text nor the plan: warm starts find kernels by their text."""
+    script = tmp_path / "one.py"
+    script.write_text(
+        "import hashlib, torch\nfrom tests.test_scheduler import scheduled, units\n"
+        "plan = scheduled(2)\n"
+        "text = repr(units(plan).sources) + repr(sorted(plan.reuses.items())) + repr(plan.dead_after)\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())\n"
+    )
+    root = Path(__file__).parents[1]
+    found = {
+        subprocess.run(
+            [sys.executable, str(script)],
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(root)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in (1, 2)
+    }  # fmt: skip
+    assert len(found) == 1

@@ -380,11 +380,11 @@ class Emitter:
         return hit
 
     def _index(self, expr: Expr) -> IndexText:
-        for atom in ix.free_atoms(expr):
+        for atom in sorted(ix.free_atoms(expr), key=_by_order):
             if isinstance(atom, ix.Size):
                 self.sizes[atom.name] = None
             for inner in self._extents(atom):
-                for a in ix.free_atoms(inner):
+                for a in sorted(ix.free_atoms(inner), key=_by_order):
                     if isinstance(a, ix.Size):
                         self.sizes[a.name] = None
         vector = self.nest.vector if self._in_lanes() else None
@@ -446,6 +446,11 @@ class Emitter:
             return "std::numeric_limits<int64_t>::min()"
         suffix = "ULL" if number > 2**63 - 1 else ""
         return f"{kind}({number}{suffix})"
+
+
+def _by_order(atom: Atom) -> tuple[Any, ...]:
+    """Sets of atoms are in hash order, which differs from process to process: so would the text and its key."""
+    return atom.order
 
 
 __all__ = ["Emitter", "Section", "Var"]
