@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import pipeline, rng, torch_adapter
+from kgen import rng, torch_adapter
 from kgen.aot_cache import CompiledGraph
 from kgen.build import cpp
 from kgen.config import Config
@@ -35,13 +36,20 @@ def run_eagerly(gm: GraphModule, _info: GraphInfo, _config: Config) -> CompiledG
     return EagerGraph(gm, torch_adapter.output_strides(gm))
 
 
+def _from_pipeline(name: str) -> Stage:
+    """A stage of `kgen.pipeline`, imported when it first runs: a process that finds its graphs in the cache never needs the
+    compiler, and importing it takes longer than loading them."""
+
+    def stage(work: Any, info: GraphInfo, config: Config) -> Any:
+        return getattr(importlib.import_module("kgen.pipeline"), name)(work, info, config)
+
+    stage.__name__ = name
+    return stage
+
+
 STAGES: tuple[Stage, ...] = (
     replace_random,
-    pipeline.reinplace,
-    pipeline.lower,
-    pipeline.schedule,
-    pipeline.render,
-    pipeline.build,
+    *map(_from_pipeline, ("reinplace", "lower", "schedule", "render", "build")),
 )  # fmt: skip
 
 EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)

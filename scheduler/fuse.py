@@ -1,14 +1,13 @@
 """Greedy fusion: candidate pairs share a buffer, the most memory traffic saved goes first, every decision is a `Verdict`.
 
 Near-linear: a buffer with n readers gives n producer-consumer pairs and n - 1 sibling pairs; a group has a bounded size; the
-search for a path between two groups looks only at groups whose positions lie between theirs, and gives up after
-`SEARCH_LIMIT` of them.
+search for a path between two groups looks only at groups ranked between them, and gives up after `SEARCH_LIMIT` of them.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kgen import errors, ir
@@ -149,6 +148,9 @@ class Fuser:
         if reason:
             self._say(a, b, Outcome.UNPROFITABLE, reason)
             return
+        if not self._rerank(a, b):
+            self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
+            return
         self._say(a, b, Outcome.FUSED, self._why(a, flows), saved)
         joined = left.joined(right)
         if len(a.items) >= len(b.items):
@@ -199,25 +201,47 @@ class Fuser:
         return list(dict.fromkeys(found))[:3]
 
     def _path(self, a: Group, b: Group) -> Reason | None:
-        """Whether a third group lies on a path between the two."""
-        for start, end in ((a, b), (b, a)):
-            stack = [g for g in self.after.get(start.serial, ()) if g is not end]
-            seen = {g.serial for g in stack}
-            while stack:
-                group = stack.pop()
-                if group is end:
-                    return Reason.CYCLE
-                if group.first > end.last:
-                    continue
-                if len(seen) > SEARCH_LIMIT:
-                    return Reason.SEARCH_LIMIT
-                for nxt in self.after.get(group.serial, ()):
-                    if nxt is end:
-                        return Reason.CYCLE
-                    if nxt.serial not in seen:
-                        seen.add(nxt.serial)
-                        stack.append(nxt)
-        return None
+        """Whether a third group lies on a path between the two. Ranks order the group graph, so that only groups ranked
+        between the two can."""
+        low, high = (a, b) if a.rank < b.rank else (b, a)
+        between = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
+        if between is None:
+            return Reason.SEARCH_LIMIT
+        return Reason.CYCLE if any(high in self.after.get(g.serial, ()) for g in between) else None
+
+    def _reached(
+        self, edges: dict[int, set[Group]], start: Group, skip: Group, inside: Callable[[Group], bool]
+    ) -> list[Group] | None:
+        """Groups that `edges` lead to from `start` through groups `inside`, without `skip`; None when there are too many."""
+        stack = [g for g in edges.get(start.serial, ()) if g is not skip and inside(g)]
+        seen = {g.serial: g for g in stack}
+        while stack:
+            if len(seen) > SEARCH_LIMIT:
+                return None
+            for group in edges.get(stack.pop().serial, ()):
+                if group.serial not in seen and group is not skip and inside(group):
+                    seen[group.serial] = group
+                    stack.append(group)
+        return list(seen.values())
+
+    def _rerank(self, a: Group, b: Group) -> bool:
+        """Makes ranks order the graph in which the two are one: what leads to the later one moves before, what follows from
+        the earlier one moves behind, within the ranks that all of them had (Pearce and Kelly, "A dynamic topological sort
+        algorithm for directed acyclic graphs", 2006). False when too many would move."""
+        low, high = (a, b) if a.rank < b.rank else (b, a)
+        behind = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
+        ahead = self._reached(self.before, high, low, lambda g: g.rank > low.rank)
+        if behind is None or ahead is None:
+            return False
+        behind.sort(key=lambda g: g.rank)
+        ahead.sort(key=lambda g: g.rank)
+        ranks = sorted([low.rank, high.rank, *(g.rank for g in behind), *(g.rank for g in ahead)])
+        for group, rank in zip(ahead, ranks, strict=False):
+            group.rank = rank
+        a.rank = b.rank = ranks[len(ahead)]
+        for group, rank in zip(reversed(behind), reversed(ranks), strict=False):
+            group.rank = rank
+        return True
 
     def _merge(self, a: Group, b: Group, space: Space, joined: Members) -> None:
         """`a` takes over everything of `b`, the smaller one, and its candidates are those that `b` brings."""

@@ -213,8 +213,9 @@ class Group:
     inner: tuple[Var, ...] = ()
     members: Members = field(default_factory=lambda: Members([]))
     call: ir.Node | None = None
-    first: int = 0  # smallest and largest position among the nodes: bounds the search for paths
+    first: int = 0  # smallest and largest position among the nodes
     last: int = 0
+    rank: int = 0  # place in a topological order of the groups
     alive: bool = True
 
     @property

@@ -63,7 +63,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 
 def _group(node: ir.Node, position: int) -> Group:
-    group = Group(position, first=position, last=position)
+    group = Group(position, first=position, last=position, rank=position)
     if isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
         item = make_item(node, position)
         renamed: dict[ix.Atom, ix.Expr] = {}

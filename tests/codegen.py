@@ -24,6 +24,7 @@ import torch
 from op_case import ANY, capture, same
 from op_table_indexing import CASES
 from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -62,6 +63,7 @@ class Row:
     dynamic: bool = False
     constants: bool = False  # the function uses tensors of its own, which AOTAutograd alone does not take
     may_refuse: bool = False  # samples after the first may be ones that the graph was not made for
+    backward: bool = False  # gradients too: `agrees` gets them after the results
     strides: bool = False  # also compare strides of results
     oracle: bool = False  # also compare with the evaluator on the lowered graph
 
@@ -133,14 +135,15 @@ def _trace(job: _Job, functions: _Functions) -> None:
         return graph
 
     row = job.row
-    with torch.no_grad():
-        if row.constants:
-            made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
-            job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))
-        else:
-            options: dict[str, Any] = {"decompositions": table(), "keep_inference_input_mutations": True}
-            job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)
-            job.compiled(*copied(row.samples[0]))
+    if row.constants:
+        made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
+        job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))
+    else:
+        options: dict[str, Any] = {"decompositions": table(), "keep_inference_input_mutations": True}
+        if row.backward:
+            options["partition_fn"] = min_cut_rematerialization_partition
+        job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)
+        _call(row, job.compiled, copied(row.samples[0]))
     if row.externs is not None:
         found = [str(c.node.target) for g in job.graphs for c in g.plan.calls]
         left = [name for name in found if name.split(".")[1] not in row.externs]
@@ -256,15 +259,36 @@ def _compare(job: _Job, sample: Sequence[Any]) -> None:
     """Results, and the arguments after the call, against eager's; strides against those of the traced graph in eager."""
     assert job.compiled is not None
     ours, theirs = copied(sample), copied(sample)
-    with torch.no_grad():
-        got, want = job.compiled(*ours), job.row.fn(*theirs)
+    got, want = _call(job.row, job.compiled, ours), _call(job.row, job.row.fn, theirs)
     job.row.agrees(sample, [got, *ours], [want, *theirs])
     if job.row.strides:
-        with _in_eager(job.graphs), torch.no_grad():
-            traced = job.compiled(*copied(sample))
+        with _in_eager(job.graphs):
+            traced = _call(job.row, job.compiled, copied(sample))
         for position, (a, b) in enumerate(zip(tensors(got), tensors(traced), strict=True)):
             if not _overlaps(b):
                 assert _strides(a) == _strides(b), f"result {position} has strides {a.stride()}, not {b.stride()}"
+
+
+def _call(row: Row, fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    if row.backward:
+        return gradients(fn)(*args)
+    with torch.no_grad():
+        return fn(*args)
+
+
+def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the results of `fn` and the gradients of a weighted sum of them."""
+
+    def run(*args: Any) -> list[torch.Tensor]:
+        leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
+        with torch.enable_grad():
+            results = tensors(fn(*(leaf.clone() for leaf in leaves)))  # a leaf itself must not be written to
+            parts = [(r.double() * torch.linspace(0.5, 1, r.numel()).view(r.shape)).sum() for r in results if r.requires_grad]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = torch.autograd.grad(sum(parts), wanted, allow_unused=True) if parts else []
+        return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in found)]
+
+    return run
 
 
 @contextmanager
@@ -367,7 +391,7 @@ def near(fn: Callable[..., Any], tolerance: float | None = None) -> Check:
             ours, theirs, scale = (
                 float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() else 0.0 for x in (a - e, b - e, b * 1.0)
             )
-            bound = 2 * theirs + (tolerance or op_table.TOLERANCE[b.dtype]) * max(scale, 1e-6)
+            bound = 2 * theirs + (tolerance or op_table.TOLERANCE[b.dtype]) * max(scale, 0.1)
             assert ours <= bound, f"result {position} is off by {ours:.3g} where {bound:.3g} is admitted"
 
     return agrees

@@ -295,15 +295,14 @@ def select(g: Grower, name: str) -> str:
 
 
 def cast(g: Grower, name: str) -> str:
-    if g.dtype is torch.bfloat16 or g.rng.random() < 0.5:
-        a = g.pick("any")
-        kinds = (
-            ["torch.float32", "torch.float64", "torch.bfloat16"]
-            if kind_of(g.env[a]) == "float"
-            else ["torch.float32", "torch.int32"]
-        )
-        return f"{name} = {a}.to({g.rng.choice(kinds if g.dtype is not torch.float32 else kinds[:1] + kinds[-1:])})"
-    return f"{name} = torch.floor({g.pick('float')} * 2.3 + 0.123457).to(torch.int64)"
+    a = g.pick("any")
+    if kind_of(g.env[a]) != "float":
+        return f"{name} = {a}.to({g.rng.choice(('torch.float32', 'torch.int32', 'torch.float64'))})"
+    if g.dtype is torch.bfloat16:  # only there: comparisons of float32 values near a rounding to 16 bits are ties
+        return f"{name} = {a}.to({g.rng.choice(('torch.float32', 'torch.bfloat16'))})"
+    if g.rng.random() < 0.5:
+        return f"{name} = {a}.to({g.rng.choice(('torch.float32', 'torch.float64'))})"
+    return f"{name} = torch.floor({a} * 2.3 + 0.123457).to(torch.int64)"
 
 
 def reduction(g: Grower, name: str) -> str:

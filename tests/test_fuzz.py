@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from codegen import Row, near, run_rows
+from codegen import Row, gradients, near, run_rows
 from fuzz_graphs import Program, grow, runs, shrunk
 from op_table import TOLERANCE
 from torch import bfloat16
@@ -20,22 +20,44 @@ FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 BATCH = 20
 
 
-def row(program: Program) -> Row:
+def row(program: Program, backward: bool = False, dynamic: bool = False) -> Row:
     f, args = program.load()
     # a rounding to bfloat16 in the middle makes errors of its size in float32 results
-    agrees = near(f, TOLERANCE[bfloat16] if "bfloat16" in program.source() else None)
-    return Row(f"seed {program.seed}", f, [args], agrees, None, strides=True, oracle=True)
+    agrees = near(gradients(f) if backward else f, TOLERANCE[bfloat16] if "bfloat16" in program.source() else None)
+    name = f"seed {program.seed}"
+    return Row(name, f, [args], agrees, None, dynamic, backward=backward, strides=not backward, oracle=not backward)
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + EXAMPLES, BATCH))
-def test_fuzz(first: int) -> None:
-    programs = {f"seed {seed}": grow(seed) for seed in range(first, min(first + BATCH, FIRST + EXAMPLES))}
-    failures = run_rows([row(p) for p in programs.values()])
+def check(seeds: Iterable[int], **how: bool) -> None:
+    programs = {f"seed {seed}": grow(seed) for seed in seeds}
+    failures = run_rows([row(p, **how) for p in programs.values()])
     if failures:
         name = next(iter(failures))
-        small = shrunk(programs[name], lambda p: bool(run_rows([row(p)])))
-        error = run_rows([row(small)]).get(f"seed {small.seed}", failures[name])
+        small = shrunk(programs[name], lambda p: bool(run_rows([row(p, **how)])))
+        error = run_rows([row(small, **how)]).get(f"seed {small.seed}", failures[name])
         pytest.fail(f"{', '.join(failures)} fail; the first one, made smaller: {error}\n\n{standalone(small)}", pytrace=False)
+
+
+def batches(share: int = 1) -> Any:
+    """Parametrises a test over its share of the seeds, some seeds a test."""
+    count = max(1, EXAMPLES // share)
+    seeds = [range(k, min(k + BATCH, FIRST + count)) for k in range(FIRST, FIRST + count, BATCH)]
+    return pytest.mark.parametrize("seeds", seeds, ids=lambda r: f"{r.start}-{r.stop - 1}")
+
+
+@batches()
+def test_fuzz(seeds: range) -> None:
+    check(seeds)
+
+
+@batches(2)
+def test_fuzz_backward(seeds: range) -> None:
+    check([10_000 + seed for seed in seeds], backward=True)
+
+
+@batches(2)
+def test_fuzz_symbolic_sizes(seeds: range) -> None:
+    check([20_000 + seed for seed in seeds], dynamic=True)
 
 
 def standalone(program: Program) -> str:

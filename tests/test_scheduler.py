@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from kgen import errors
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.plan import Kernel, Schedule
 from kgen.scheduler import Options, choose_loops
+from kgen.scheduler.fuse import Fuser
 from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
@@ -162,3 +166,41 @@ def test_code_is_the_same_in_every_process(tmp_path: Path) -> None:
         for seed in (1, 2)
     }  # fmt: skip
     assert len(found) == 1
+
+
+def mixed(count: int, seed: int) -> Callable[..., list[Tensor]]:
+    """A random graph of pointwise work, reductions and products over a few shapes."""
+
+    def f(*inputs: Tensor) -> list[Tensor]:
+        draw, live = random.Random(seed), list(inputs)
+        for _ in range(count):
+            a, b = (draw.choice(live[-12:]) for _ in range(2))
+            kind = draw.random()
+            if kind < 0.5:
+                live.append(torch.tanh(a) * 2)
+            elif kind < 0.7:
+                live.append(torch.exp(a + b) if a.shape == b.shape else torch.exp(a))
+            elif kind < 0.9:
+                live.append(a - a.amax(-1, keepdim=True))
+            else:
+                live.append(a @ a.t() if a.shape[0] == a.shape[1] else a.sin())
+        return live[-12:]
+
+    return f
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_order_the_groups_after_every_merge(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge of groups that no path joins may still close a cycle through another merged group, unless the order of groups
+    is kept up to date: found on a graph of ten thousand nodes."""
+    merge = Fuser._merge
+
+    def checked(self: Fuser, *args: Any) -> None:
+        merge(self, *args)
+        for serial, targets in self.after.items():
+            source = self._by_serial.get(serial)
+            assert source is None or all(source.rank < t.rank for t in targets)
+
+    monkeypatch.setattr(Fuser, "_merge", checked)
+    plan = plans(mixed(150, seed), r(32, 32), r(16, 32), r(32, 16)).forward
+    assert len(plan.kernels) < 150
