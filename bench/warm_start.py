@@ -99,7 +99,16 @@ def print_table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     from rich.table import Table
 
     table = Table(title="first training step less a later one, seconds (medians)")
-    for column in ("caches", "contender", "wall", "lowest", "cpu of the main thread", "import", "wall / inductor", "cpu / inductor"):
+    for column in (
+        "caches",
+        "contender",
+        "wall",
+        "lowest",
+        "cpu of the main thread",
+        "import",
+        "wall / inductor",
+        "cpu / inductor",
+    ):
         table.add_column(column)
     for label in LABELS:
         for name in CONTENDERS:

@@ -129,7 +129,7 @@ class Builder:
     def _reduced_one(
         self, op: str, tensor: Tensor, sizes: Sizes, body: Value, kinds: Sequence[torch.dtype]
     ) -> tuple[Tensor, ...]:
-        """A reduction (or scan) over one element is that element: extremes lie at position 0, deviations are 0 (NaN of a NaN)."""
+        """A reduction (or scan) over one element is that element: extremes lie at 0, deviations are 0 (NaN of a NaN)."""
         results = [body]
         if op == "welford":
             results.append(vs.call("sub", body, body))
