@@ -227,7 +227,7 @@ class _Writer:
         if isinstance(arg, hp.ArgTensor):
             return self.view(arg)
         if isinstance(arg, hp.ArgInt):
-            return self.number(arg.reg)
+            return self.typed(arg)
         if isinstance(arg, hp.ArgList):
             return "[" + ", ".join(map(self.arg, arg.items)) + "]"
         return repr(arg.value)
@@ -241,7 +241,10 @@ class _Writer:
     def result(self, item: hp.Output) -> str:
         if isinstance(item, hp.OutTensor):
             return self.view(item)
-        return self.number(item.reg) if isinstance(item, hp.OutInt) else repr(item.value)
+        return self.typed(item) if isinstance(item, hp.OutInt) else repr(item.value)
+
+    def typed(self, item: hp.ArgInt | hp.OutInt) -> str:
+        return self.number(item.reg) if item.kind == "int" else f"{self.number(item.reg)}.as_{item.kind}()"
 
 
 def _tuple(items: Sequence[str]) -> str:

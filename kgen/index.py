@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 __all__ = [
@@ -347,6 +347,14 @@ _FLOAT_FOLD: dict[str, Callable[..., int]] = {
     )},
 }  # fmt: skip
 FLOAT_FUNCTIONS = frozenset(_FLOAT_FOLD)
+BINARY_FLOAT_FUNCTIONS = frozenset(("fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq"))
+
+
+def evaluate_function(fn: str, args: Sequence[int]) -> int:
+    """The reference of a function of `FLOAT_FUNCTIONS`; one that takes a single argument ignores the others."""
+    return _FLOAT_FOLD[fn](*(args[:2] if fn in BINARY_FLOAT_FUNCTIONS else args[:1]))
+
+
 _FOLD_ANY = {**_FOLD, **_FLOAT_FOLD}
 
 

@@ -17,6 +17,7 @@ from typing import Any, Union
 
 import torch
 
+from kgen import index as ix
 from kgen import rng  # noqa: F401  defines the operators that draw random numbers
 from kgen.build import cpp
 from kgen.eager_graph import EagerGraph
@@ -29,9 +30,17 @@ __all__ = ["Reg", "Script", "Slot", "View", "reduce_operator"]
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A size, stride or offset decided at the call."""
+    """A size, stride or offset decided at the call, or another number computed from sizes: `kind` is int, bool or float, and a
+    float is held by its bits (`kgen.index.float_bits`)."""
 
     number: int
+    kind: str = "int"
+
+    def as_bool(self) -> Reg:
+        return Reg(self.number, "bool")
+
+    def as_float(self) -> Reg:
+        return Reg(self.number, "float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +207,7 @@ class Script:
         if isinstance(arg, hp.ArgTensor):
             self.outputs.append(hp.OutTensor(arg.slot, arg.sizes, arg.strides, arg.offset, arg.dtype))
         else:
-            self.outputs.append(hp.OutInt(arg.reg) if isinstance(arg, hp.ArgInt) else hp.OutConst(value))
+            self.outputs.append(hp.OutInt(arg.reg, arg.kind) if isinstance(arg, hp.ArgInt) else hp.OutConst(value))
 
     def _arg(self, value: Any) -> hp.Arg:
         if isinstance(value, Slot):
@@ -208,7 +217,7 @@ class Script:
                 value.slot.number, self._regs(value.sizes), self._regs(value.strides), self._reg(value.offset), value.dtype
             )
         if isinstance(value, Reg):
-            return hp.ArgInt(value.number)
+            return hp.ArgInt(value.number, value.kind)
         if isinstance(value, list | tuple):
             return hp.ArgList(tuple(map(self._arg, value)))
         return hp.ArgConst(value)
@@ -238,7 +247,11 @@ class Script:
     def _values(self) -> list[int]:
         values = list(self.registers)
         for item in self.computes:
-            values[item.dst] = _COMPUTE[item.op](*(values[reg] for reg in (item.a, item.b, item.c) if reg >= 0))
+            args = [values[reg] for reg in (item.a, item.b, item.c) if reg >= 0]
+            if item.op in _COMPUTE:
+                values[item.dst] = _COMPUTE[item.op](*args)
+            else:  # a function of one float gets its argument twice
+                values[item.dst] = ix.evaluate_function(item.op, args)
         return values
 
     def run(self, file: str, moved: int = 0) -> None:

@@ -62,7 +62,8 @@ class SymbolTable:
 
     def _hint(self, symbol: sympy.Symbol) -> int:
         env = self.shape_env
-        known = (getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})).get(symbol)
+        name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"  # torch 2.13, 2.11
+        known = getattr(env, name, {}).get(symbol)
         number = sympy.sympify(known) if known is not None else None
         if number is None or not number.is_number:
             return 64 if symbol.is_integer else ix.float_bits(1.0)

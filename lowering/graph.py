@@ -241,7 +241,7 @@ class _Lowering:
             self.builder.freeze(view.buffer)
             return view
         # kept in `env`, so that a node returned twice (also saved) is one tensor, as in eager
-        stored = self.env[result] = self._stored(lowered, wanted if visible else None)
+        stored = self.env[result] = self._stored(lowered, wanted, result)
         name = stored.value.attr[0]
         self.shown[name] = owner_of(result)
         arg = self.builder.as_view(stored)
@@ -249,16 +249,35 @@ class _Lowering:
         self.builder.freeze(name)
         return arg
 
-    def _stored(self, tensor: Tensor, wanted: ir.Sizes | None) -> Tensor:
+    def _stored(self, tensor: Tensor, wanted: ir.Sizes | None, result: Node) -> Tensor:
         """The tensor in a buffer of its own with eager's strides: gaps stay gaps, and along a dimension of stride 0 one element
-        is stored. Overlapping windows become a dense array."""
+        is stored. What overlaps, or may, is a view of the tensor that it is a view of in eager."""
         repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
         kept = tuple(ix.ONE if k in repeated else s for k, s in enumerate(tensor.sizes))
+        fixed = wanted is not None and (_is_dense(kept, wanted) or _has_gaps(kept, wanted))
+        if wanted is not None and not fixed and (window := self._window(tensor, wanted, result)) is not None:
+            return window
         first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
         made = self.builder.copy(replace(tensor, sizes=kept, value=first))
-        if wanted is not None and (_is_dense(kept, wanted) or _has_gaps(kept, wanted)):
+        if fixed:
             self.builder.freeze(made.value.attr[0], wanted)
         return replace(made, sizes=tensor.sizes)
+
+    def _window(self, tensor: Tensor, wanted: ir.Sizes, result: Node) -> Tensor | None:
+        """The result as a view of the stored tensor that owns its storage in eager; None where that has no packed layout."""
+        owner = owner_of(result)
+        whole, value = self.env.get(owner), meta_value(owner)
+        if owner is result or not isinstance(whole, Tensor) or whole.dtype is not tensor.dtype or not _is_strided(value):
+            return None
+        strides = self.symbols.sizes(value.stride())
+        if owner.op == "placeholder" or not _is_dense(whole.sizes, strides):
+            return None
+        stored = self.env[owner] = self.builder.copy(whole)
+        base = self.builder.freeze(stored.value.attr[0], strides)
+        offset = self.symbols.expr(meta_value(result).storage_offset())
+        made = Buffer(self.builder.fresh(base.name), base.dtype, base.device, tensor.sizes, wanted, offset, alias_of=base.name)
+        self.builder.graph.buffers[made.name] = made
+        return self.builder.load(made)
 
     def _may_share(self, view: TensorArg, result: Node) -> bool:
         """Whether a result may be the storage of an input or of an earlier result: only where it is a view of it in eager too.

@@ -55,6 +55,7 @@ def _reuses(
     schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]
 ) -> dict[str, str]:
     graph = schedule.graph
+    lent = _lent_to_results(schedule)
     reuses: dict[str, str] = {}
     pool: dict[Expr, list[str]] = {}
     born: set[str] = set()
@@ -65,7 +66,7 @@ def _reuses(
             born.add(name)
             if isinstance(step, Call):
                 continue
-            source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone and d not in news])
+            source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone | lent and d not in news])
             if source is None:
                 free = pool.get(_bytes(graph.buffers[name]), [])
                 source = free.pop() if free else None
@@ -77,10 +78,22 @@ def _reuses(
                 name not in gone
                 and graph.buffers[name].kind == "intermediate"
                 and name in born
+                and name not in lent
                 and not _by_call(schedule, name)
             ):
                 pool.setdefault(_bytes(graph.buffers[name]), []).append(name)
     return reuses
+
+
+def _lent_to_results(schedule: Schedule) -> set[str]:
+    """Buffers that a call's result may be a view of: they are no longer read by name, but their memory lives on."""
+    found: set[str] = set()
+    for call in schedule.calls:
+        schema = getattr(call.node.target, "_schema", None)
+        if schema is None or any(r.alias_info is not None for r in schema.returns):
+            operands = ir.tensor_args((call.node.args, tuple(v for _, v in call.node.kwargs)))
+            found.update(root(schedule.graph, a.buffer) for a in operands)
+    return found
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:

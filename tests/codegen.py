@@ -288,7 +288,10 @@ def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
             parts = [(r.double() * torch.linspace(0.5, 1, r.numel()).view(r.shape)).sum() for r in results if r.requires_grad]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         found = torch.autograd.grad(sum(parts), wanted, allow_unused=True) if parts else []
-        return [*(r.detach() for r in results), *(torch.zeros(()) if g is None else g for g in found)]
+        return [
+            *(r.detach() for r in results),
+            *(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=False)),
+        ]
 
     return run
 

@@ -15,9 +15,12 @@ from torch.nn import functional as F
 
 from examples.gpt import GPT, TINY, random_batch
 from kgen import backend, pipeline, torch_adapter
+from kgen import index as ix
 from kgen.backend import kgen_backend
 from kgen.counters import counters
 from kgen.evaluate import evaluate_graph
+from kgen.host import program as hp
+from kgen.host.native import load
 from kgen.plan import Schedule
 from tests.dynamic_cases import MORE_KERNELS, SPECIALISED, Case, cases, inputs
 
@@ -179,13 +182,15 @@ def test_gpt_at_nine_sizes_compiles_twice() -> None:
 @pytest.mark.cpu
 def test_float_argument_of_a_library_call() -> None:
     def f(x: Tensor) -> tuple[Any, ...]:
-        attention = F.scaled_dot_product_attention(x, x, x, scale=1 / x.shape[-1])
-        return attention, x.shape[0] * 0.5, x.shape[0] > 3, x.shape[1] // 2
+        return torch.clamp(x, -0.1 * x.shape[0], x.shape[1] / 4), x.shape[0] * 0.5, x.shape[0] > 3, x.shape[1] // 2
 
-    run = compiled(f)
-    for shape in ((5, 2, 7, 8), (2, 3, 4, 6)):
+    stats.clear()
+    run = compiled(f, fallback="aten.clamp")
+    for shape in ((5, 7), (2, 4)):
         x = torch.randn(shape)
         assert_same(run(x), f(x))
+    assert stats["stats"]["unique_graphs"] == 1
+    assert counters["extern.aten.clamp.default"]
 
 
 @pytest.mark.cpu
@@ -216,6 +221,22 @@ def test_generated_random_numbers_have_dynamic_sizes() -> None:
         dropped = run(torch.ones(shape))
         assert dropped.shape == shape
         assert 0.4 < (dropped == 0).float().mean() < 0.6
+
+
+@pytest.mark.cpu
+def test_host_computes_every_function_as_the_reference_does() -> None:
+    integers = {"ftrunc", "ffloor", "fceil", "fround", "flt", "fle", "feq"}
+    registers = [ix.float_bits(0.625), ix.float_bits(2.5), 7]
+    wanted, computes, outputs = [], [], []
+    for fn in sorted(ix.FLOAT_FUNCTIONS):
+        first = 2 if fn == "float" else 0
+        result = ix.evaluate_function(fn, [registers[first], registers[1]])
+        wanted.append(result if fn in integers else ix.float_of(result))
+        computes.append(hp.Compute(len(registers), fn, first, 1 if fn in ix.BINARY_FLOAT_FUNCTIONS else first))
+        outputs.append(hp.OutInt(len(registers), "int" if fn in integers else "float"))
+        registers.append(0)
+    found = load(hp.Program((), tuple(registers), (), (), tuple(outputs), computes=tuple(computes)))([])
+    assert found == pytest.approx(wanted, rel=1e-15)
 
 
 # ---- the cache of whole graphs -----------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     slots.checks = emitter.includes_check
     template = "reduction.cpp.jinja" if nest.kernel.inner else "pointwise.cpp.jinja"
     text = render(FOLDER, template, k=slots)
-    names = emitter.made_names | {f"parts_{n}" for n in emitter.accumulators}
+    names = emitter.made_names | {f"parts_{n}" for n in emitter.accumulators} | set(emitter.sizes)
     return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
 
 
