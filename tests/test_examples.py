@@ -35,7 +35,7 @@ def test_demo_trains_right(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(out.read_text())
-    assert [row["ok"] for row in report["dtypes"][0]["checks"]] == [True]
+    assert [row["ok"] for row in report["dtypes"][0]["checks"]] == [True, True]
     assert report["dynamic"]["recompilations"] == 1
 
 
