@@ -53,17 +53,26 @@ class Nest:
     """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
     (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
     blocks of the vector loop, because some input is contiguous along it: each cache line it loads is used up while it is
-    near."""
+    near. `group` neighbouring lanes share one result of a reduction: what was their own loop has become a part of the lanes."""
 
     kernel: Kernel
     vector: Var | None
     lanes: int
     tile: Var | None = None
+    group: int = 1
 
     @property
     def vertical(self) -> bool:
         """Whether the lanes run over an outer loop, so that reductions go across vectors, not along them."""
         return self.vector is not None and self.vector in self.kernel.outer
+
+    @property
+    def one_step(self) -> bool:
+        """Whether the lanes hold a whole row, so that there is no inner loop and the row stays in registers."""
+        if self.vector is None or self.kernel.inner != (self.vector,):
+            return False
+        extent = self.vector.extent.as_int()
+        return extent is not None and extent <= self.lanes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ memory as one are collapsed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,11 +24,21 @@ from kgen.values import Value
 
 GATHER = 6.0
 SPLAT = 0.25
+# Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
+MAX_REGISTERS = 4
+# Lanes that may share a result, and reductions that join lanes within groups.
+GROUPS = (2, 4, 8, 16, 32)
+MAX_TURNS = 8  # loops are split at most so often
+GROUP_OPS = ("sum", "prod", "max", "min", "welford")
+# Tasks that outer loops must leave for the threads before another outer loop may become lanes.
+MIN_TASKS = 8
 
 
 def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
     """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
     kernel = _linearized(kernel, graph)
+    if reorder and register_bytes:
+        kernel = _split_by_remainders(kernel, graph, sizes)
     touches = list(_touches(kernel, graph, sizes))
     if reorder:
         kernel = _ordered(kernel, touches, sizes)
@@ -36,13 +47,18 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
     if vector is None:
         return Nest(kernel, None, 1)
+    group = 1
+    if reorder and (grouped := _grouped(kernel, vector, touches, sizes)) is not None:
+        group = sizes.of(vector.extent)
+        kernel, vector = grouped
+        touches = list(_touches(kernel, graph, sizes))
     if vector in kernel.outer:
         kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
     else:
         kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
     lanes = _lanes(kernel, vector, sizes, register_bytes)
     tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
-    return Nest(kernel, vector if lanes > 1 else None, lanes, tile)
+    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)
 
 
 # ---- linear offsets -------------------------------------------------------------------------------------------------
@@ -91,10 +107,11 @@ def _indirect_values(index: tuple[Expr, ...]) -> list[Value]:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access: its offset and the bytes it moves over all points of its loops."""
+    """One access: its offset, the bytes it moves over all points of its loops, and those that are not the same ones again."""
 
     offset: Expr
     bytes: int
+    distinct: int
     inner: bool
     store: bool
 
@@ -111,13 +128,21 @@ def _touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
             if load.attr in seen or (load.attr[0] in made and load.attr[0] not in kernel.rows):
                 continue
             seen.add(load.attr)
-            yield Touch(load.attr[1][0], points * load.attr[2].itemsize, s.inner, False)
+            offset, size = load.attr[1][0], load.attr[2].itemsize
+            yield Touch(offset, points * size, _distinct(offset, kernel, sizes) * size, s.inner, False)
         store_points = outer_points if s.kind == "reduction" else points
         for out, stored in zip(s.outs, s.stored, strict=True):
             if stored:
-                yield Touch(
-                    s.store[0], store_points * graph.buffers[out].dtype.itemsize, s.inner and s.kind != "reduction", True
-                )
+                size = graph.buffers[out].dtype.itemsize
+                distinct = _distinct(s.store[0], kernel, sizes) * size
+                yield Touch(s.store[0], store_points * size, distinct, s.inner and s.kind != "reduction", True)
+
+
+def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:
+    """Points of the loops that the offset depends on."""
+    used = ix.free_atoms(offset)
+    through = {v for a in used if isinstance(a, ix.Indirect) for v in _value_vars(a.value)}
+    return sizes.points(v for v in (*kernel.outer, *kernel.inner) if v in used or v in through)
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
@@ -156,7 +181,7 @@ def _ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
         for t in touches:
             stride = _stride(t.offset, v, sizes)
             if stride:
-                share = t.bytes * (2.0 if t.store else 1.0)
+                share = t.distinct * (2.0 if t.store else 1.0)
                 total += share * _log2(abs(stride))
                 norm += share
         return total / norm if norm else -1.0
@@ -250,6 +275,67 @@ def _linear_walk(expr: Expr, high: Var, low: Var) -> bool:
     return a is not None and b is not None and a is b * low.extent
 
 
+# ---- loops that walk in turns -----------------------------------------------------------------------------------------
+
+
+def _split_by_remainders(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
+    """Splits an outer loop v into k v' + r where memory is addressed through v // k (windows that overlap, interleaved slices):
+    along v' every access has one stride, and what depends on r alone is decided outside of it."""
+    mapping: dict[Atom, Expr] = {}
+    outer: list[Var] = []
+    touches = list(_touches(kernel, graph, sizes))
+    for v in kernel.outer:
+        turns = math.lcm(*(_turns(t.offset, v) for t in touches)) if touches else 1
+        extent = v.extent.as_int()
+        if turns == 1 or turns > MAX_TURNS or extent is None or extent % turns or extent < 2 * turns:
+            outer.append(v)
+            continue
+        low, high = ix.var(f"{v.name}r", turns), ix.var(f"{v.name}q", extent // turns)
+        mapping[v] = high.expr() * turns + low.expr()
+        outer += [low, high]
+    if not mapping:
+        return kernel
+    statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+    return replace(kernel, outer=tuple(outer), statements=statements)
+
+
+def _turns(offset: Expr, v: Var) -> int:
+    """The k for which the offset has a stride along v' in v = k v' + r: 1 if it has one along v, or for no k."""
+    found = 1
+    if ix.stride_of(offset, v) is None:
+        for atom in {a for mono, _ in offset.terms for a in mono}:
+            if isinstance(atom, ix.FloorDiv | ix.Mod):
+                step = ix.stride_of(atom.num, v)
+                by, den = None if step is None else step.as_int(), atom.den.as_int()
+                if by and den:
+                    found = math.lcm(found, den // math.gcd(den, by))
+    return found
+
+
+# ---- grouped channels -----------------------------------------------------------------------------------------------
+
+
+def _grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> tuple[Kernel, Var] | None:
+    """Joins a short inner loop with the outer one that goes on where it ends, as the channels and groups of a normalisation of
+    channels-last images do: whole registers of neighbouring channels are reduced over the pixels, then lanes within groups."""
+    width = vector.extent.as_int()
+    if vector not in kernel.inner or len(kernel.inner) < 2 or kernel.rows or width not in GROUPS:
+        return None
+    if any(s.kind in ("scan", "scatter") or (s.kind == "reduction" and s.op not in GROUP_OPS) for s in kernel.statements):
+        return None
+    moved = sum(t.distinct for t in touches)
+    for v in kernel.outer:
+        along = sum(t.distinct for t in touches if _walks_as_one(t.offset, v, vector) and _stride(t.offset, vector, sizes))
+        if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
+            merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
+            mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
+            statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+            outer = tuple(merged if u is v else u for u in kernel.outer)
+            inner = tuple(u for u in kernel.inner if u is not vector)
+            return replace(kernel, outer=outer, inner=inner, statements=statements), merged
+    return None
+
+
 # ---- the vector loop ------------------------------------------------------------------------------------------------
 
 
@@ -317,11 +403,26 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
     if vector in kernel.outer and kernel.inner and any(s.kind == "reduction" for s in kernel.statements):
         lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
+    elif vector in kernel.inner:
+        lanes *= _registers(kernel, vector, lanes)
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:
         lanes //= 2
     return min(lanes, 64)
+
+
+def _registers(kernel: Kernel, vector: Var, lanes: int) -> int:
+    """How many registers of lanes a step of a horizontal loop takes. Short rows fit into one step and stay in registers; a long
+    chain from step to step (Welford's) is hidden by several that are independent."""
+    extent = vector.extent.as_int()
+    if extent is None or kernel.inner != (vector,):
+        return 1
+    if lanes < extent <= MAX_REGISTERS * lanes:
+        return 2 if extent <= 2 * lanes else MAX_REGISTERS
+    if extent >= 2 * MAX_REGISTERS * lanes and any(s.op == "welford" for s in kernel.statements):
+        return MAX_REGISTERS
+    return 1
 
 
 def _uses(value: Value, v: Var) -> bool:

@@ -21,6 +21,9 @@ from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_OPS, CPP_SCATTER, CPP_TYPES
 from kgen.values import Value
 
+# Strides that strided.h serves by whole registers.
+SHUFFLED = (2, 4)
+
 
 @dataclass(slots=True)
 class Scope:
@@ -47,6 +50,7 @@ class Emitter:
         self.nest, self.graph = nest, graph
         self.kernel = nest.kernel
         self.inner_vars = frozenset(nest.kernel.inner)
+        self.task = Scope()  # outside the vector loop, where that is an outer one
         self.outer = Scope()
         self.inner = Scope()
         self.scope = self.outer
@@ -66,7 +70,7 @@ class Emitter:
     # ---- driver -----------------------------------------------------------------------------------------------------
 
     def run(self) -> tuple[list[str], list[Section]]:
-        """(statements before the first section, the sections)."""
+        """(statements before the first section, the sections). `task.lines` stand outside an outer vector loop."""
         by_section: dict[int, list[Statement]] = {}
         for s in self.kernel.statements:
             by_section.setdefault(s.section, []).append(s)
@@ -76,8 +80,10 @@ class Emitter:
         return head, [self._section(by_section.get(number, [])) for number in range(self.kernel.sections)]
 
     def _section(self, statements: list[Statement]) -> Section:
-        self.inner = Scope()
-        self.inner_locals = set()
+        if self.nest.one_step:  # no loop, so what a section names is there for the next
+            self.inner.lines = []
+        else:
+            self.inner, self.inner_locals = Scope(), set()
         out = Section()
         inner = [s for s in statements if s.inner]
         later: list[tuple[Statement, str]] = []
@@ -86,8 +92,9 @@ class Emitter:
         out.body = self.inner.lines
         out.before = [*self.outer.lines, *out.before]
         self.outer.lines = []
-        for name in self.inner_locals:
-            self.locals.pop(name, None)
+        if not self.nest.one_step:
+            for name in self.inner_locals:
+                self.locals.pop(name, None)
         self.scope = self.outer
         for s, accumulator in later:
             self._finish(s, accumulator)
@@ -128,7 +135,7 @@ class Emitter:
             self.locals[out] = name
             if s.inner:
                 self.inner_locals.add(out)
-            if stored or out in self.kernel.rows:
+            if stored or self._is_row(out):
                 self._store(out, s.store[0], name, s.value)
 
     def _declare(self, s: Statement, name: str, lines: list[str]) -> None:
@@ -156,15 +163,16 @@ class Emitter:
     def _finish(self, s: Statement, accumulator: str) -> None:
         """After the loop: fold the lanes (unless they are different results), name the results, store those needed."""
         fold = not self.nest.vertical and self.nest.vector is not None
+        group = self.nest.group
         if s.op in ("welford", "argmax", "argmin"):
             folded = self._fresh("total")
-            self.outer.lines.append(
-                f"const auto {folded} = {accumulator}.fold();" if fold else f"const auto& {folded} = {accumulator};"
-            )
+            how = ".fold()" if fold else f".fold_groups<{group}>()" if group > 1 else ""
+            self.outer.lines.append(f"const auto{'' if how else '&'} {folded} = {accumulator}{how};")
             names = [f"{folded}.mean", f"{folded}.m2"] if s.op == "welford" else self._extreme(s, folded)
         else:
             names = [self._fresh(s.op)]
-            text = f"fold_{s.op}({accumulator})" if fold else accumulator
+            groups = f"fold_groups_{s.op}<{group}>({accumulator})" if group > 1 else accumulator
+            text = f"fold_{s.op}({accumulator})" if fold else groups
             self.outer.lines.append(f"const auto {names[0]} = {text};")
         for out, name, stored in zip(s.outs, names, s.stored, strict=True):
             self.locals[out] = name
@@ -197,7 +205,7 @@ class Emitter:
             self.scope.lines.append(f"const auto {kept} = {name};")
             self.locals[out] = kept
             self.inner_locals.add(out)
-            if stored or out in self.kernel.rows:
+            if stored or self._is_row(out):
                 self._store(out, s.store[0], kept, None)
 
     def _scatter(self, s: Statement) -> None:
@@ -214,21 +222,27 @@ class Emitter:
         varies = printer.depends(offset) or (
             self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask)))
         )
+        combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
+        given = f", {mask}" if mask is not None else ""
+        suffix = "" if mask is None else "_masked"
+        if self._in_lanes() and not printer.lane_indirect(offset) and ix.stride_of(offset, self.nest.vector) == 1:  # type: ignore[arg-type]
+            name = "combine" if combine else "store"  # neighbouring elements: no two lanes meet
+            self.scope.lines.append(
+                f"{name}{suffix}{combine}({pointer} + {printer.scalar(offset)}, {value}{given}, {self._active()});"
+            )
+            return
         index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
         if varies and not printer.depends(offset):
             index = f"splat<L>({index})"
         active = self._active() if varies else "one"
-        name = "scatter" if s.op == "set" else "scatter_combine"
-        suffix = "" if mask is None else "_masked"
-        template = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
-        given = f", {mask}" if mask is not None else ""
-        self.scope.lines.append(f"{name}{suffix}{template}({pointer}, {index}, {value}{given}, {active});")
+        name = "scatter_combine" if combine else "scatter"
+        self.scope.lines.append(f"{name}{suffix}{combine}({pointer}, {index}, {value}{given}, {active});")
 
     def _store(self, out: str, offset: Expr, value: str, source: Value | None) -> None:
         pointer = self._pointer(out)
         printer = self._index(offset)
         lanes = self._in_lanes()
-        if out in self.kernel.rows:
+        if self._is_row(out):
             at = printer.scalar(offset)
             place = f"{pointer} + ({at})*L" if self.nest.vertical else f"{pointer} + {at}"
             self.scope.lines.append(f"store({place}, {value}, {self._active()});")
@@ -236,11 +250,13 @@ class Emitter:
         if not lanes or not printer.depends(offset):
             self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, one);")
             return
-        stride = None if printer._lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        stride = None if printer.lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
         if stride is None:
             self.scope.lines.append(f"scatter({pointer}, {printer.vectorized(offset)}, {value}, {self._active()});")
         elif stride == 1:
             self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
+        elif stride.as_int() in SHUFFLED:
+            self.scope.lines.append(f"store_every<{stride}>({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
         else:
             self.scope.lines.append(
                 f"store_strided({pointer} + {printer.scalar(offset)}, {printer.scalar(stride)}, {value}, {self._active()});"
@@ -260,13 +276,24 @@ class Emitter:
     def _find(self, value: Value) -> str | None:
         if value.op == "load" and value.attr[0] in self.locals:
             return self.locals[value.attr[0]]
-        if value in self.outer.names:
-            return self.outer.names[value]
-        return self.inner.names.get(value) if self.scope is self.inner else None
+        return self._named(value, self.scope)
+
+    def _named(self, key: Value, scope: Scope) -> str | None:
+        """The name that something has in a scope or in one around it."""
+        around = (self.task,) if scope is self.task else (self.task, self.outer)
+        for one in around if scope is not self.inner else (*around, self.inner):
+            if key in one.names:
+                return one.names[key]
+        return None
+
+    def _scope_of(self, value: Value) -> Scope:
+        """The outermost scope in which everything that the value needs exists."""
+        if self.scope is self.inner and self._is_inner(value):
+            return self.inner
+        return self.task if self.nest.vertical and not self._in_vector_loop(value) else self.outer
 
     def _emit_one(self, value: Value) -> None:
-        inner = self.scope is self.inner and self._is_inner(value)
-        scope = self.inner if inner else self.outer
+        scope = self._scope_of(value)
         if value.op == "const":
             scope.names[value] = self._literal(value.attr, value.dtype)
             return
@@ -315,7 +342,7 @@ class Emitter:
         printer = self._index(offset)
         lanes, active = ("L", self._active()) if self._in_lanes() else ("1", "one")
         at = printer.scalar(offset)
-        if name in self.kernel.rows:
+        if self._is_row(name):
             place = f"{pointer} + ({at})*L" if self.nest.vertical else f"{pointer} + {at}"
             return f"load<{lanes}>({place}, {active})"
         if not self._in_lanes() or not printer.depends(offset):
@@ -324,13 +351,15 @@ class Emitter:
             if not self._in_lanes() or not self._varies(value.args[0]):
                 return f"load_masked<1>({pointer} + {at}, {mask}, one)"
             return f"load_strided_masked<L>({pointer} + {at}, 0, {mask}, {active})"
-        stride = None if printer._lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        stride = None if printer.lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
         given = f", {mask}" if mask is not None else ""
         suffix = "_masked" if mask is not None else ""
         if stride is None:
             return f"gather{suffix}<L>({pointer}, {printer.vectorized(offset)}{given}, {active})"
         if stride == 1:
             return f"load{suffix}<L>({pointer} + {at}{given}, {active})"
+        if stride.as_int() in SHUFFLED:
+            return f"load_every{suffix}<{stride}, L>({pointer} + {at}{given}, {active})"
         return f"load_strided{suffix}<L>({pointer} + {at}, {printer.scalar(stride)}{given}, {active})"
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
@@ -344,7 +373,7 @@ class Emitter:
 
     def _in_lanes(self) -> bool:
         """Whether the current scope runs over the vector loop."""
-        if self.nest.vector is None:
+        if self.nest.vector is None or self.scope is self.task:
             return False
         return self.nest.vertical or self.scope is self.inner
 
@@ -362,6 +391,13 @@ class Emitter:
                 return True
             self._levels[value] = hit
         return hit
+
+    def _in_vector_loop(self, value: Value) -> bool:
+        """Whether a value of a vertical nest needs to be inside the vector loop: it differs between lanes, or is made there."""
+        return self._varies(value) or self._is_inner(value)
+
+    def _is_row(self, buffer: str) -> bool:
+        return buffer in self.kernel.rows and not self.nest.one_step
 
     def _made_inner(self) -> set[str]:
         return {o for s in self.kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
@@ -400,21 +436,20 @@ class Emitter:
         """An index from data, checked against its extent: out of range is an error of the caller's, and must not be read."""
         self.includes_check = True
         name = self.emit(value)
-        inner = self.scope is self.inner and self._is_inner(value)
-        scope = self.inner if inner else self.outer
-        key = ("checked", value, extent, self.guard)
-        found = scope.names.get(key) or self.outer.names.get(key)  # type: ignore[call-overload]
+        key: Any = ("checked", value, extent, self.guard)
+        scope = self._scope_of(value) if self.guard is None else self.scope  # the mask may exist only here
+        found = self._named(key, scope)
         if found is None:
             found = self._fresh("at")
             active = "w" if self._in_lanes() and self._varies(value) else "one"
             size = IndexText(None, 1, self._indirect).scalar(extent)
             guard = "" if self.guard is None else f"{self.guard}, "  # where the mask is false the index means nothing
             scope.lines.append(f"const auto {found} = checked_index({name}, {size}, {guard}{active}, failed);")
-            scope.names[key] = found  # type: ignore[index]
+            scope.names[key] = found
         return found
 
     def _pointer(self, buffer: str) -> str:
-        if buffer in self.kernel.rows:
+        if self._is_row(buffer):
             self.rows.setdefault(buffer, f"row_{self._clean(buffer)}")
             self.made_names.update((self.rows[buffer], f"hold_{self.rows[buffer]}"))
             return self.rows[buffer]

@@ -71,12 +71,16 @@ def _slots(
     blocks, block = _blocks(nest, sizes) if vector_outer and not flat else (ix.ONE, None)
     strips = ix.ONE if nest.tile is None else ix.ceildiv(nest.tile.extent, TILE)
     tasks = ix.product(v.extent for v in loops) * strips * blocks
-    slots = SimpleNamespace(lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None)
+    slots = SimpleNamespace(
+        lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None, task_body=emitter.task.lines
+    )
     slots.tasks = text(tasks)
     digits = [(v.name, v.extent) for v in loops]
     digits += [("strip", strips)] if nest.tile is not None else []
     digits += [("block", blocks)] if block is not None else []
+    slots.counter = digits[0][0] if len(digits) == 1 else "task"
     slots.decode = _decode(digits, text)
+    slots.advance = _advance(digits, text)
     slots.tile = None if nest.tile is None else _tile_slot(nest.tile, text)
     slots.vector = _vector_slot(nest, block, text) if vector_outer else None
     slots.grain = _grain(nest, sizes, flat, tasks)
@@ -84,6 +88,7 @@ def _slots(
         f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;"
         for b, row in emitter.rows.items()
     ]
+    slots.one_step = _one_step_slot(nest) if nest.one_step else None
     slots.sections = [_section_slot(s, nest, text) for s in sections]
     if split:
         slots.split = _split_slot(sections[0], nest, emitter, text)
@@ -117,20 +122,28 @@ def _tile_slot(tile: Var, text: _Text) -> SimpleNamespace:
 
 
 def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:
-    """Statements that turn a task number into loop variables, the last one fastest."""
+    """Statements that turn the number `task` into loop variables, the last one fastest; none for a single variable, which is
+    that number."""
     out: list[str] = []
-    if len(digits) == 1:
-        return [f"const int64_t {digits[0][0]} = task;"]
     rest = "task"
-    for k in range(len(digits) - 1, -1, -1):
+    if len(digits) < 2:
+        return out
+    for k in range(len(digits) - 1, 0, -1):
         name, extent = digits[k]
-        if k == 0:
-            out.append(f"const int64_t {name} = {rest};")
-            break
         after = f"rest{k}"
-        out.append(f"const int64_t {name} = {rest} % ({text(extent)}), {after} = {rest} / ({text(extent)});")
+        out.append(f"int64_t {name} = {rest} % ({text(extent)}), {after} = {rest} / ({text(extent)});")
         rest = after
-    return out
+    return [*out, f"int64_t {digits[0][0]} = {rest};"]
+
+
+def _advance(digits: list[tuple[str, Expr]], text: _Text) -> str:
+    """The statement that goes on to the next task: divisions for every task would cost more than short rows do."""
+    step = ""
+    if len(digits) < 2:
+        return step
+    for k, (name, extent) in enumerate(digits):
+        step = f"if (++{name} == {text(extent)}) {{ {name} = 0; {step} }}" if k else f"++{name};"
+    return step
 
 
 def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
@@ -163,8 +176,14 @@ def _row_size(nest: Nest, text: _Text) -> str:
     return text(count * nest.lanes if nest.vertical else count)
 
 
+def _one_step_slot(nest: Nest) -> SimpleNamespace:
+    assert nest.vector is not None
+    extent = nest.vector.extent.as_int()
+    return SimpleNamespace(name=nest.vector.name, width="Full<L> w{}" if extent == nest.lanes else f"Tail<L> w{{{extent}}}")
+
+
 def _section_slot(section: Section, nest: Nest, text: _Text) -> SimpleNamespace:
-    loops, closes = _inner_loops(nest, text)
+    loops, closes = ([], []) if nest.one_step else _inner_loops(nest, text)
     return SimpleNamespace(before=section.before, body=section.body, after=section.after, loops=loops, closes=closes)
 
 

@@ -9,6 +9,7 @@
 #include "ops.h"
 #include "math.h"
 #include "memory.h"
+#include "strided.h"
 #include "reduce.h"
 #include "random.h"
 #include "tile.h"

@@ -21,6 +21,33 @@ KGEN_FN lane_t<X> fold_lanes(F f, X x) {
   }
 }
 
+// Lanes whose numbers differ in the bit S alone, exchanged.
+template <int S, class T, int L>
+KGEN_FN Vec<T, L> swap_lanes(Vec<T, L> v) {
+  using V = Vec<T, L>;
+  V out;
+  KGEN_UNROLL for (int i = 0; i < V::K; ++i) {
+    if constexpr (S >= V::W) {
+      out.r[i] = v.r[i ^ (S / V::W)];
+    } else {
+      [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+        out.r[i] = __builtin_shufflevector(v.r[i], v.r[i], (I ^ S)...);
+      }(lane_numbers<V::W>{});
+    }
+  }
+  return out;
+}
+
+// Combines the lanes of each group of G neighbours, by halves; every lane gets its group's result.
+template <int G, class F, class X>
+KGEN_FN X fold_groups(F f, X x) {
+  if constexpr (G == 1) {
+    return x;
+  } else {
+    return fold_groups<G / 2>(f, f(x, swap_lanes<G / 2>(x)));
+  }
+}
+
 #define KGEN_REDUCTION(name, combine)                                                             \
   template <class A, class B>                                                                     \
   KGEN_FN auto join_##name(A a, B b) {                                                            \
@@ -36,6 +63,10 @@ KGEN_FN lane_t<X> fold_lanes(F f, X x) {
   template <class X>                                                                              \
   KGEN_FN lane_t<X> fold_##name(X x) {                                                            \
     return fold_lanes([](auto a, auto b) KGEN_INLINE { return combine(a, b); }, x);               \
+  }                                                                                               \
+  template <int G, class X>                                                                       \
+  KGEN_FN X fold_groups_##name(X x) {                                                             \
+    return fold_groups<G>([](auto a, auto b) KGEN_INLINE { return combine(a, b); }, x);           \
   }
 KGEN_REDUCTION(sum, add_)
 KGEN_REDUCTION(prod, mul_)
@@ -137,6 +168,18 @@ struct Welford {
       Welford<T, L / 2> low{half_of<0>(mean), half_of<0>(m2), steps, half_of<0>(extra), ragged};
       low.join(Welford<T, L / 2>{half_of<1>(mean), half_of<1>(m2), steps, half_of<1>(extra), ragged});
       return low.fold();
+    }
+  }
+
+  // Joins the lanes of each group of G neighbours; every lane gets its group's result.
+  template <int G>
+  KGEN_FN Welford fold_groups() const {
+    if constexpr (G == 1) {
+      return *this;
+    } else {
+      Welford out = *this;
+      out.join({swap_lanes<G / 2>(mean), swap_lanes<G / 2>(m2), steps, swap_lanes<G / 2>(extra), ragged});
+      return out.template fold_groups<G / 2>();
     }
   }
 

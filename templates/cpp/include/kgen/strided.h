@@ -1,0 +1,110 @@
+// Loads and stores of every S-th element, S = 2 or 4: whole registers and shuffles instead of one memory operation a lane.
+#pragma once
+
+#include "memory.h"
+
+namespace kgen {
+
+// Lane i of a mask at bit i * S.
+template <int S, int L>
+KGEN_FN Mask<L * S> spread_mask(Mask<L> mask) {
+#if KGEN_AVX512
+  return {typename Mask<L * S>::Bits(_pdep_u64(mask_bits(mask), S == 2 ? 0x5555555555555555u : 0x1111111111111111u))};
+#else
+  const auto from = spill(mask);
+  Spilled<bool, L * S> out{};
+  for (int i = 0; i < L; ++i) out.lane[i * S] = from.lane[i];
+  return unspill(out);
+#endif
+}
+
+// Lanes 0, 2, 4, ... of two registers one after the other.
+template <class R>
+KGEN_FN R even_lanes(R low, R high) {
+  return [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+    return __builtin_shufflevector(low, high, (2 * I)...);
+  }(lane_numbers<sizeof(R) / sizeof(low[0])>{});
+}
+
+template <class T, int L>
+KGEN_FN Vec<T, L / 2> even_lanes(Vec<T, L> v) {
+  constexpr int N = Vec<T, L / 2>::W;
+  return from_pieces<T, L / 2, N>([&](auto piece) KGEN_INLINE {
+    return even_lanes(piece_of<N, 2 * piece.value>(v), piece_of<N, 2 * piece.value + 1>(v));
+  });
+}
+
+// Lane i at lane i * S; what stands between has no meaning.
+template <int S, class T, int L>
+KGEN_FN Vec<T, L * S> spread_lanes(Vec<T, L> v) {
+  constexpr int N = Vec<T, L>::W;
+  return from_pieces<T, L * S, N>([&](auto piece) KGEN_INLINE {
+    const auto from = piece_of<N, piece.value / S>(v);
+    constexpr int first = piece.value % S * (N / S);
+    return [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+      return __builtin_shufflevector(from, from, (first + I / S)...);
+    }(lane_numbers<N>{});
+  });
+}
+
+// Whether shuffles pay: masks of all elements must fit, and masked memory operations must be cheap.
+template <int S, int L, class T>
+inline constexpr bool by_shuffles = KGEN_AVX512 && L* S <= 64 && L * sizeof(T) >= 16;
+
+template <int S, int L, class T, class M, class W>
+KGEN_FN value_t<compute_t<T>, L> load_every_masked(const T* p, M mask, W w) {
+  using U = stored_t<T>;
+  if constexpr (by_shuffles<S, L, U>) {
+    const auto real = coerce<Mask<L>>(mask) & w.mask();
+    // only the elements that are wanted: those between them may lie beyond the buffer
+    const auto all = load_raw<U, L * S>(reinterpret_cast<const U*>(p), spread_mask<S>(real));
+    if constexpr (S == 2) {
+      return decode<T>(even_lanes(all));
+    } else {
+      return decode<T>(even_lanes(even_lanes(all)));
+    }
+  } else {
+    return load_strided_masked<L>(p, S, mask, w);
+  }
+}
+template <int S, int L, class T, class W>
+KGEN_FN value_t<compute_t<T>, L> load_every(const T* p, W w) {
+  if constexpr (by_shuffles<S, L, stored_t<T>>) {
+    return load_every_masked<S, L>(p, true, w);
+  } else {
+    return load_strided<L>(p, S, w);
+  }
+}
+
+template <int S, class T, class V, class M, class W>
+KGEN_FN void store_every_masked(T* p, V v, M mask, W w) {
+  constexpr int L = W::L;
+  using U = stored_t<T>;
+  if constexpr (by_shuffles<S, L, U>) {
+    const auto real = coerce<Mask<L>>(mask) & w.mask();
+    store_raw(reinterpret_cast<U*>(p), spread_lanes<S>(to_storage<T, L>(v)), spread_mask<S>(real));
+  } else {
+    store_strided_masked(p, S, v, mask, w);
+  }
+}
+template <int S, class T, class V, class W>
+KGEN_FN void store_every(T* p, V v, W w) {
+  if constexpr (by_shuffles<S, W::L, stored_t<T>>) {
+    store_every_masked<S>(p, v, true, w);
+  } else {
+    store_strided(p, S, v, w);
+  }
+}
+
+// p[i] = Op(p[i], v) on neighbouring elements.
+template <class Op, class T, class V, class M, class W>
+KGEN_FN void combine_masked(T* p, V v, M mask, W w) {
+  const auto old = load_masked<W::L>(p, mask, w);
+  store_masked(p, Op::apply(old, coerce<value_t<compute_t<T>, W::L>>(cast_<compute_t<T>>(v))), mask, w);
+}
+template <class Op, class T, class V, class W>
+KGEN_FN void combine(T* p, V v, W w) {
+  store(p, Op::apply(load<W::L>(p, w), coerce<value_t<compute_t<T>, W::L>>(cast_<compute_t<T>>(v))), w);
+}
+
+}  // namespace kgen
