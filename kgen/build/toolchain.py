@@ -17,7 +17,7 @@ import torch
 from kgen import config
 from kgen.errors import BadOptionValue, CompilerNotFound, CompilerTooOld
 
-__all__ = ["Compiler", "Isa", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
+__all__ = ["Compiler", "Isa", "available", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,12 @@ def isa() -> Isa:
     if wanted not in _ISAS:
         raise BadOptionValue(option="KGEN_ISA", value=wanted, expected="use one of: " + ", ".join(_ISAS))
     return _ISAS[wanted]
+
+
+def available() -> tuple[str, ...]:
+    """The instruction sets that this machine has, the best one first."""
+    names = tuple(_ISAS)
+    return names[names.index(_detect()) :]
 
 
 @functools.cache
