@@ -317,6 +317,7 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
     if vector in kernel.outer and kernel.inner and any(s.kind == "reduction" for s in kernel.statements):
         lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
+    lanes = max(lanes, 4)  # the fewest that `Vec` has: more than one register of 64-bit numbers where registers are short
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:

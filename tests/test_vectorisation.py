@@ -132,7 +132,7 @@ def loops(body: str) -> str:
 
 # Packed arithmetic, on mask registers too, or a call of a function on vectors.
 _PACKED = re.compile(
-    r"^\tv(?!mov|broadcast|pbroadcast|zero|extract|insert|pextr|pinsr)\w+\t.*%[xyz]mm|^\tk(?!mov)\w+\t|\tcall\tkgen_v_",
+    r"^\tv(?!mov|broadcast|pbroadcast|zero|extract|insert|pextr|pinsr)\w+\t.*%[xyz]mm|^\tk(?!mov)\w+\t|\tcall\tkgen_avx512_v_",
     re.MULTILINE,
 )
 _MOVED = re.compile(r"^\tvmovdq[au]\d*\t.*%[yz]mm", re.MULTILINE)
@@ -142,7 +142,7 @@ _MOVES = {names("abs", d) for d in _INTEGERS if not d.is_signed} | {
     f"cast_{names('', a)}{names('', b)}" for a in _INTEGERS for b in _INTEGERS if a.itemsize == b.itemsize
 }
 # Marks of the headers and calls on scalars, anywhere; in loops, also how the compiler itself takes vectors apart.
-_MARKED = re.compile(r"# lane by lane|\tcall\tkgen_s_\w+")
+_MARKED = re.compile(r"# lane by lane|\tcall\tkgen_avx512_s_\w+")
 _SCALAR = re.compile(r"\tvp(?:extr|insr)[bwdq]\t|\tv(?:add|sub|mul|div|min|max|sqrt|fn?m\w+|cvt\w+)s[sd]\t|\tv?ucomis[sd]\t")
 
 

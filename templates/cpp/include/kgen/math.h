@@ -9,29 +9,29 @@
 
 extern "C" {
 #if KGEN_AVX512
-#define KGEN_DECLARE_VECTOR_UNARY(name)  \
-  __m512 kgen_v_##name##_f32(__m512) noexcept;    \
-  __m512d kgen_v_##name##_f64(__m512d) noexcept;
-#define KGEN_DECLARE_VECTOR_BINARY(name)         \
-  __m512 kgen_v_##name##_f32(__m512, __m512) noexcept;    \
-  __m512d kgen_v_##name##_f64(__m512d, __m512d) noexcept;
+#define KGEN_DECLARE_VECTOR_UNARY(name)            \
+  __m512 KGEN_MATH(v, name, f32)(__m512) noexcept; \
+  __m512d KGEN_MATH(v, name, f64)(__m512d) noexcept;
+#define KGEN_DECLARE_VECTOR_BINARY(name)                   \
+  __m512 KGEN_MATH(v, name, f32)(__m512, __m512) noexcept; \
+  __m512d KGEN_MATH(v, name, f64)(__m512d, __m512d) noexcept;
 #elif KGEN_AVX2
-#define KGEN_DECLARE_VECTOR_UNARY(name)  \
-  __m256 kgen_v_##name##_f32(__m256) noexcept;    \
-  __m256d kgen_v_##name##_f64(__m256d) noexcept;
-#define KGEN_DECLARE_VECTOR_BINARY(name)         \
-  __m256 kgen_v_##name##_f32(__m256, __m256) noexcept;    \
-  __m256d kgen_v_##name##_f64(__m256d, __m256d) noexcept;
+#define KGEN_DECLARE_VECTOR_UNARY(name)            \
+  __m256 KGEN_MATH(v, name, f32)(__m256) noexcept; \
+  __m256d KGEN_MATH(v, name, f64)(__m256d) noexcept;
+#define KGEN_DECLARE_VECTOR_BINARY(name)                   \
+  __m256 KGEN_MATH(v, name, f32)(__m256, __m256) noexcept; \
+  __m256d KGEN_MATH(v, name, f64)(__m256d, __m256d) noexcept;
 #else
 #define KGEN_DECLARE_VECTOR_UNARY(name)
 #define KGEN_DECLARE_VECTOR_BINARY(name)
 #endif
-#define KGEN_DECLARE_UNARY(name)       \
-  float kgen_s_##name##_f32(float) noexcept;    \
-  double kgen_s_##name##_f64(double) noexcept;
-#define KGEN_DECLARE_BINARY(name)              \
-  float kgen_s_##name##_f32(float, float) noexcept;     \
-  double kgen_s_##name##_f64(double, double) noexcept;
+#define KGEN_DECLARE_UNARY(name)                 \
+  float KGEN_MATH(s, name, f32)(float) noexcept; \
+  double KGEN_MATH(s, name, f64)(double) noexcept;
+#define KGEN_DECLARE_BINARY(name)                       \
+  float KGEN_MATH(s, name, f32)(float, float) noexcept; \
+  double KGEN_MATH(s, name, f64)(double, double) noexcept;
 KGEN_VECTOR_UNARY(KGEN_DECLARE_VECTOR_UNARY)
 KGEN_VECTOR_BINARY(KGEN_DECLARE_VECTOR_BINARY)
 KGEN_DECLARE_VECTOR_BINARY(fmod)
@@ -57,22 +57,22 @@ KGEN_FN V map_full_registers(F f, A... a) {
 }
 
 // One library function as an object: picks the float or the double entry.
-#define KGEN_SCALAR_ENTRY(name)                                        \
-  struct scalar_##name {                                               \
-    template <class T, class... Rest>                                  \
-    KGEN_FN T operator()(T x, Rest... rest) const {                    \
-      if constexpr (sizeof(T) == 4) return kgen_s_##name##_f32(x, rest...); \
-      else return kgen_s_##name##_f64(x, rest...);                     \
-    }                                                                  \
+#define KGEN_SCALAR_ENTRY(name)                                                 \
+  struct scalar_##name {                                                        \
+    template <class T, class... Rest>                                           \
+    KGEN_FN T operator()(T x, Rest... rest) const {                             \
+      if constexpr (sizeof(T) == 4) return KGEN_MATH(s, name, f32)(x, rest...); \
+      else return KGEN_MATH(s, name, f64)(x, rest...);                          \
+    }                                                                           \
   };
 #if KGEN_X86
-#define KGEN_VECTOR_ENTRY(name)                                        \
-  struct vector_##name {                                               \
-    template <class R, class... Rest>                                  \
-    KGEN_FN R operator()(R x, Rest... rest) const {                    \
-      if constexpr (sizeof(x[0]) == 4) return (R)kgen_v_##name##_f32(x, rest...); \
-      else return (R)kgen_v_##name##_f64(x, rest...);                  \
-    }                                                                  \
+#define KGEN_VECTOR_ENTRY(name)                                                       \
+  struct vector_##name {                                                              \
+    template <class R, class... Rest>                                                 \
+    KGEN_FN R operator()(R x, Rest... rest) const {                                   \
+      if constexpr (sizeof(x[0]) == 4) return (R)KGEN_MATH(v, name, f32)(x, rest...); \
+      else return (R)KGEN_MATH(v, name, f64)(x, rest...);                             \
+    }                                                                                 \
   };
 #else
 #define KGEN_VECTOR_ENTRY(name)
