@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.fx import GraphModule
 from kgen import config as configuration
 from kgen import rng, torch_adapter
 from kgen.aot_cache import CompiledGraph
-from kgen.build import cpp
+from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
 from kgen.torch_adapter import GraphInfo
@@ -84,12 +85,25 @@ def kgen_backend(
         example_inputs,
         compile_graph=partial(_compile_graph_with, config),
         joint_pass=rng.replace_random,
-        cache_key=configuration.code_key(config) if config.cache and not config.debug else None,
+        cache_key=_cache_key(config) if config.cache and not config.debug else None,
     )
 
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-    return compile_graph(gm, info, config)
+    with _toolchain_of(config):
+        return compile_graph(gm, info, config)
+
+
+def _toolchain_of(config: Config) -> AbstractContextManager[object]:
+    """The compiler and the instruction set that this call names, for the stages that ask for the current ones."""
+    named = {"compiler": config.compiler, "isa": config.isa}
+    return configuration.override(**{name: value for name, value in named.items() if value is not None})
+
+
+def _cache_key(config: Config) -> tuple[Any, ...]:
+    """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share."""
+    with _toolchain_of(config):
+        return (*configuration.code_key(config), toolchain.isa().name)
 
 
 def compile(  # noqa: A001

@@ -405,6 +405,7 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
         lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes)
+    lanes = max(lanes, 4)  # the fewest that `Vec` has: more than one register of 64-bit numbers where registers are short
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from kgen import config
-from kgen.errors import BadOptionValue, CompilerNotFound, CompilerTooOld
+from kgen.errors import CompilerNotFound, CompilerTooOld
 
-__all__ = ["Compiler", "Isa", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
+__all__ = ["Compiler", "Isa", "available", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,14 @@ _KERNEL_NAMES = {"bmi": "bmi1", "lzcnt": "abm"}  # where /proc/cpuinfo says it d
 
 
 def isa() -> Isa:
-    """The best instruction set that this machine has; KGEN_ISA names another (avx512, avx2 or generic)."""
-    wanted = os.environ.get("KGEN_ISA")
-    if not wanted:
-        return _ISAS[_detect()]
-    if wanted not in _ISAS:
-        raise BadOptionValue(option="KGEN_ISA", value=wanted, expected="use one of: " + ", ".join(_ISAS))
-    return _ISAS[wanted]
+    """The best instruction set that this machine has; KGEN_ISA (or the option `isa`) names another: avx512, avx2 or generic."""
+    return _ISAS[config.current().isa or _detect()]
+
+
+def available() -> tuple[str, ...]:
+    """The instruction sets that this machine has, the best one first."""
+    names = tuple(_ISAS)
+    return names[names.index(_detect()) :]
 
 
 @functools.cache

@@ -109,38 +109,38 @@ KGEN_POLYNOMIALS(KGEN_FORWARD_POLYNOMIAL)
 extern "C" {
 
 #if KGEN_HAS_VECTORS
-#define KGEN_DEFINE_VECTOR_UNARY(name)                                                                        \
-  FloatRegister kgen_v_##name##_f32(FloatRegister x) noexcept { return Floats(x).name(); }                    \
-  DoubleRegister kgen_v_##name##_f64(DoubleRegister x) noexcept { return Doubles(x).name(); }                 \
-  float kgen_s_##name##_f32(float x) noexcept { return lane0(Floats(x).name()); }                             \
-  double kgen_s_##name##_f64(double x) noexcept { return lane0(Doubles(x).name()); }
-#define KGEN_DEFINE_VECTOR_BINARY(name)                                                                                    \
-  FloatRegister kgen_v_##name##_f32(FloatRegister x, FloatRegister y) noexcept { return Floats(x).name(Floats(y)); }       \
-  DoubleRegister kgen_v_##name##_f64(DoubleRegister x, DoubleRegister y) noexcept { return Doubles(x).name(Doubles(y)); }  \
-  float kgen_s_##name##_f32(float x, float y) noexcept { return lane0(Floats(x).name(Floats(y))); }                        \
-  double kgen_s_##name##_f64(double x, double y) noexcept { return lane0(Doubles(x).name(Doubles(y))); }
+#define KGEN_DEFINE_VECTOR_UNARY(name)                                                            \
+  FloatRegister KGEN_MATH(v, name, f32)(FloatRegister x) noexcept { return Floats(x).name(); }    \
+  DoubleRegister KGEN_MATH(v, name, f64)(DoubleRegister x) noexcept { return Doubles(x).name(); } \
+  float KGEN_MATH(s, name, f32)(float x) noexcept { return lane0(Floats(x).name()); }             \
+  double KGEN_MATH(s, name, f64)(double x) noexcept { return lane0(Doubles(x).name()); }
+#define KGEN_DEFINE_VECTOR_BINARY(name)                                                                                       \
+  FloatRegister KGEN_MATH(v, name, f32)(FloatRegister x, FloatRegister y) noexcept { return Floats(x).name(Floats(y)); }      \
+  DoubleRegister KGEN_MATH(v, name, f64)(DoubleRegister x, DoubleRegister y) noexcept { return Doubles(x).name(Doubles(y)); } \
+  float KGEN_MATH(s, name, f32)(float x, float y) noexcept { return lane0(Floats(x).name(Floats(y))); }                       \
+  double KGEN_MATH(s, name, f64)(double x, double y) noexcept { return lane0(Doubles(x).name(Doubles(y))); }
 #else
 #define KGEN_DEFINE_VECTOR_UNARY(name)                                     \
-  float kgen_s_##name##_f32(float x) noexcept { return std::name(x); }     \
-  double kgen_s_##name##_f64(double x) noexcept { return std::name(x); }
+  float KGEN_MATH(s, name, f32)(float x) noexcept { return std::name(x); } \
+  double KGEN_MATH(s, name, f64)(double x) noexcept { return std::name(x); }
 #define KGEN_DEFINE_VECTOR_BINARY(name)                                                \
-  float kgen_s_##name##_f32(float x, float y) noexcept { return std::name(x, y); }     \
-  double kgen_s_##name##_f64(double x, double y) noexcept { return std::name(x, y); }
+  float KGEN_MATH(s, name, f32)(float x, float y) noexcept { return std::name(x, y); } \
+  double KGEN_MATH(s, name, f64)(double x, double y) noexcept { return std::name(x, y); }
 #endif
 
-#define KGEN_DEFINE_SCALAR_UNARY(name)                                      \
-  float kgen_s_##name##_f32(float x) noexcept { return at_##name(x); }      \
-  double kgen_s_##name##_f64(double x) noexcept { return at_##name(x); }
-#define KGEN_DEFINE_SCALAR_BINARY(name)                                                 \
-  float kgen_s_##name##_f32(float x, float y) noexcept { return at_##name(x, y); }      \
-  double kgen_s_##name##_f64(double x, double y) noexcept { return at_##name(x, y); }
+#define KGEN_DEFINE_SCALAR_UNARY(name)                                     \
+  float KGEN_MATH(s, name, f32)(float x) noexcept { return at_##name(x); } \
+  double KGEN_MATH(s, name, f64)(double x) noexcept { return at_##name(x); }
+#define KGEN_DEFINE_SCALAR_BINARY(name)                                                \
+  float KGEN_MATH(s, name, f32)(float x, float y) noexcept { return at_##name(x, y); } \
+  double KGEN_MATH(s, name, f64)(double x, double y) noexcept { return at_##name(x, y); }
 
 #if KGEN_HAS_VECTORS
-FloatRegister kgen_v_fmod_f32(FloatRegister x, FloatRegister y) noexcept { return fmod_of(Floats(x), Floats(y)); }
-DoubleRegister kgen_v_fmod_f64(DoubleRegister x, DoubleRegister y) noexcept { return fmod_of(Doubles(x), Doubles(y)); }
+FloatRegister KGEN_MATH(v, fmod, f32)(FloatRegister x, FloatRegister y) noexcept { return fmod_of(Floats(x), Floats(y)); }
+DoubleRegister KGEN_MATH(v, fmod, f64)(DoubleRegister x, DoubleRegister y) noexcept { return fmod_of(Doubles(x), Doubles(y)); }
 #endif
-float kgen_s_fmod_f32(float x, float y) noexcept { return std::fmod(x, y); }
-double kgen_s_fmod_f64(double x, double y) noexcept { return std::fmod(x, y); }
+float KGEN_MATH(s, fmod, f32)(float x, float y) noexcept { return std::fmod(x, y); }
+double KGEN_MATH(s, fmod, f64)(double x, double y) noexcept { return std::fmod(x, y); }
 
 KGEN_VECTOR_UNARY(KGEN_DEFINE_VECTOR_UNARY)
 KGEN_VECTOR_BINARY(KGEN_DEFINE_VECTOR_BINARY)

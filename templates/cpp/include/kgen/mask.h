@@ -166,6 +166,7 @@ KGEN_FN value_t<To, lanes_of<X>> cast_(X x) {
 template <class X>
 KGEN_FN Spilled<lane_t<X>, lanes_of<X>> spill(X x) {
   Spilled<lane_t<X>, lanes_of<X>> out;
+  if constexpr (lanes_of<X> > 1) KGEN_LANE_BY_LANE();
   if constexpr (lanes_of<X> == 1) {
     out.lane[0] = x;
   } else if constexpr (std::is_same_v<lane_t<X>, bool>) {

@@ -1,7 +1,18 @@
 // The functions of lib/vecmath.cpp. For each name and each of float (f32) and double (f64) it exports with C linkage
-//   kgen_s_<name>_<type>  on scalars, and, for the vector lists,
-//   kgen_v_<name>_<type>  on full machine registers (AVX-512: 64 bytes, AVX2: 32 bytes; other machines: scalars only).
+//   KGEN_MATH(s, name, type)  on scalars, and, for the vector lists,
+//   KGEN_MATH(v, name, type)  on full machine registers (AVX-512: 64 bytes, AVX2: 32 bytes; other machines: scalars only).
+// The instruction set is in the symbol: a process may hold kernels for several, each with a library of its own.
 #pragma once
+
+#include "base.h"
+
+#if KGEN_AVX512
+#define KGEN_MATH(kind, name, type) kgen_avx512_##kind##_##name##_##type
+#elif KGEN_AVX2
+#define KGEN_MATH(kind, name, type) kgen_avx2_##kind##_##name##_##type
+#else
+#define KGEN_MATH(kind, name, type) kgen_generic_##kind##_##name##_##type
+#endif
 
 #define KGEN_VECTOR_UNARY(X) \
   X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p) \

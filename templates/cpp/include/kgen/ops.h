@@ -261,6 +261,7 @@ KGEN_FN T round_scalar(T x) {
 template <class F, class R, class... Rest>
 KGEN_FN R map_lanes_of_register(F f, R x, Rest... rest) {
   R out;
+  KGEN_LANE_BY_LANE();
   for (size_t i = 0; i < sizeof(R) / sizeof(x[0]); ++i) out[i] = f(x[i], rest[i]...);
   return out;
 }
@@ -332,6 +333,21 @@ KGEN_FN auto fma_(A a, B b, C c) {
   }
 }
 
+// True when every lane of a mask is false.
+template <int L>
+KGEN_FN bool none_of(Mask<L> m) {
+#if KGEN_AVX512
+  return L >= 8 ? m.bits == 0 : (m.bits & ((1 << (L & 7)) - 1)) == 0;
+#else
+  auto any = m.lanes.r[0];
+  KGEN_UNROLL for (int i = 1; i < m.lanes.K; ++i) any |= m.lanes.r[i];
+  const auto words = (Register<uint64_t, sizeof(any) / 8>)any;
+  uint64_t all = 0;
+  KGEN_UNROLL for (size_t i = 0; i < sizeof(any) / 8; ++i) all |= words[i];
+  return all == 0;
+#endif
+}
+
 // ---- integer division: zero where the divisor is zero, wrapping for the smallest integer by -1 ----------------------------
 
 template <class T>
@@ -346,19 +362,6 @@ KGEN_FN T divide_scalar(T a, T b) {
 template <class T, int L>
 [[gnu::noinline, gnu::cold]] Vec<T, L> divide_lanes(Vec<T, L> a, Vec<T, L> b) {
   return each_lane<T>([](T x, T y) KGEN_INLINE { return divide_scalar(x, y); }, a, b);
-}
-
-// True when every lane of a mask is false.
-template <int L>
-KGEN_FN bool none_of(Mask<L> m) {
-#if KGEN_AVX512
-  return L >= 8 ? m.bits == 0 : (m.bits & ((1 << (L & 7)) - 1)) == 0;
-#else
-  const auto lanes = spill(m.lanes);
-  int32_t any = 0;
-  for (int i = 0; i < L; ++i) any |= lanes.lane[i];
-  return any == 0;
-#endif
 }
 
 // Quotients rounded to zero. A float quotient of n-bit integers cannot round up to the next integer when the format has more
@@ -417,10 +420,24 @@ KGEN_FN T gcd_scalar(T a, T b) {
   }
   return b;
 }
+// All lanes step until the last one is done; one that is done divides by zero, which changes nothing.
 template <class A, class B>
 KGEN_FN auto gcd_(A a, B b) {
-  using T = common_lane<A, B>;
-  return each_lane<T>([](T x, T y) KGEN_INLINE { return gcd_scalar(x, y); }, a, b);
+  using C = common_t<A, B>;
+  using T = lane_t<C>;
+  C x = coerce<C>(a), y = coerce<C>(b);
+  if constexpr (lanes_of<C> == 1) {
+    return gcd_scalar(x, y);
+  } else {
+    x = abs_(x);
+    y = abs_(y);
+    for (auto left = ne_(x, T(0)); !none_of(left); left = ne_(x, T(0))) {
+      const C rest = rest_of_division(y, x, divide_vectors(y, x));
+      y = where_(left, x, y);
+      x = rest;
+    }
+    return y;
+  }
 }
 
 // a to the b by squaring, wrapping; with a negative exponent 0, or 1 and -1 for the bases 1 and -1.
@@ -437,10 +454,33 @@ KGEN_FN T power_scalar(T base, T exponent) {
   }
   return T(result);
 }
+template <class T, int L>
+KGEN_FN Vec<T, L> power_vectors(Vec<T, L> base, Vec<T, L> exponent) {
+  using U = std::make_unsigned_t<T>;
+  auto result = splat<L>(U(1)), square = bitcast_<U>(base), left = bitcast_<U>(exponent);
+  const auto negative = lt_(exponent, T(0));
+  if constexpr (std::is_signed_v<T>) left = where_(negative, U(0), left);
+  while (!none_of(ne_(left, U(0)))) {
+    result = where_(ne_(bitand_(left, U(1)), U(0)), mul_(result, square), result);
+    square = mul_(square, square);
+    left = shr_(left, U(1));
+  }
+  if constexpr (std::is_signed_v<T>) {
+    const auto even = eq_(bitand_(exponent, T(1)), T(0));
+    const auto of_minus_one = where_(eq_(base, T(-1)), where_(even, T(1), T(-1)), T(0));
+    return where_(negative, where_(eq_(base, T(1)), T(1), of_minus_one), bitcast_<T>(result));
+  } else {
+    return result;
+  }
+}
 template <class A, class B>
 KGEN_FN auto ipow_(A a, B b) {
-  using T = common_lane<A, B>;
-  return each_lane<T>([](T x, T y) KGEN_INLINE { return power_scalar(x, y); }, a, b);
+  using C = common_t<A, B>;
+  if constexpr (lanes_of<C> == 1) {
+    return power_scalar(coerce<C>(a), coerce<C>(b));
+  } else {
+    return power_vectors(coerce<C>(a), coerce<C>(b));
+  }
 }
 
 // The next float from a towards b.
