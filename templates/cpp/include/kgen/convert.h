@@ -115,6 +115,10 @@ KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
   } else if constexpr (std::is_same_v<To, double> && N == 8 && std::is_same_v<From, uint32_t>) {
     return (Register<To, N>)_mm512_cvtepu32_pd((__m256i)x);
 #endif
+#if KGEN_X86
+  } else if constexpr (std::is_same_v<To, double> && N == 4 && std::is_same_v<From, float>) {
+    return (Register<To, N>)_mm256_cvtps_pd((__m128)x);
+#endif
   } else if constexpr (std::is_integral_v<From> && sizeof(From) < 4 && std::is_floating_point_v<To>) {
     return convert_register<To, int32_t, N>(convert_register<int32_t, From, N>(x));
   } else {
