@@ -23,6 +23,7 @@ from kgen.values import Value
 
 GATHER = 6.0
 SPLAT = 0.25
+SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
 def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
@@ -254,8 +255,7 @@ def _linear_walk(expr: Expr, high: Var, low: Var) -> bool:
 
 
 def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
-    scan = any(s.kind == "scan" for s in kernel.statements)
-    candidates = list(kernel.outer) + ([] if scan else _inner_candidates(kernel))
+    candidates = list(kernel.outer) + _inner_candidates(kernel)
     best: tuple[float, int, Var] | None = None
     for rank, v in enumerate(candidates):
         if sizes.of(v.extent) < 2:
@@ -281,8 +281,8 @@ def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) 
 
 
 def _inner_candidates(kernel: Kernel) -> list[Var]:
-    """Inner loops that may become lanes: for an ordered scatter only the last one, since lanes run in order."""
-    if any(s.kind == "scatter" for s in kernel.statements) or kernel.rows:
+    """Inner loops that may become lanes: for a scan or an ordered scatter only the last one, since lanes run in order."""
+    if any(s.kind in ("scan", "scatter") for s in kernel.statements) or kernel.rows:
         return list(kernel.inner[-1:])
     return list(kernel.inner)
 
@@ -300,6 +300,8 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         if stride is not None and stride > 1 and stride * 4 <= 32:
             factor = 3.0
         total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
+    if inner_loop and any(s.kind == "scan" for s in kernel.statements):
+        total *= SCAN_ALONG
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))

@@ -18,7 +18,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Nest, Statement
 from kgen.templates.cpp.expression import IndexText
-from kgen.templates.cpp.table import CPP_OPS, CPP_SCATTER, CPP_TYPES
+from kgen.templates.cpp.table import CPP_OPS, CPP_SCANS, CPP_SCATTER, CPP_TYPES
 from kgen.values import Value
 
 
@@ -60,6 +60,7 @@ class Emitter:
         self.rows: dict[str, str] = {}
         self.guard: str | None = None  # name of the mask of the access that is being printed
         self.accumulators: dict[str, str] = {}  # C++ name -> reduction
+        self.runnings: list[str] = []  # C++ names of scans along the lanes
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
 
@@ -177,6 +178,35 @@ class Emitter:
         return [f"cast_<bool>({value})" if s.value.dtype is torch.bool else value, f"{name}.index"]
 
     def _scan(self, s: Statement, before: list[str]) -> None:
+        if self.nest.vector is not None and not self.nest.vertical:
+            names = self._scan_along_lanes(s, before)
+        else:
+            names = self._scan_across_lanes(s, before)
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self.locals[out] = name
+            self.inner_locals.add(out)
+            if stored or out in self.kernel.rows:
+                self._store(out, s.store[0], name, None)
+
+    def _scan_along_lanes(self, s: Statement, before: list[str]) -> list[str]:
+        """Steps that give a vector of results each; names of the results."""
+        running, kept = self._fresh("running"), self._fresh("scan")
+        self.runnings.append(running)
+        kind = CPP_TYPES[ops.compute_dtype(s.value.dtype)].compute
+        value = self._as_lanes(s.value)
+        if s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            before.append(f"RunningExtreme<{kind}, L, {str(s.op == 'argmax').lower()}> {running};")
+            position = self._index(s.rank).vectorized(s.rank)
+            self.scope.lines.append(f"const auto {kept} = {running}.step({value}, {position}, {self._active()});")
+            return self._extreme(s, kept)
+        start = -math.inf if s.op == "logaddexp" else ops.identity(s.op, s.value.dtype)
+        before.append(f"Running<{CPP_SCANS[s.op]}, {kind}, L> {running}{{{self._literal(start, s.value.dtype)}}};")
+        self.scope.lines.append(f"const auto {kept} = {running}.step({value}, {self._active()});")
+        return [kept]
+
+    def _scan_across_lanes(self, s: Statement, before: list[str]) -> list[str]:
+        """Each lane, or a scalar, steps on its own; names of the results."""
         carry = self._fresh("carry")
         self._declare(s, carry, before) if s.op != "logaddexp" else before.append(
             f"auto {carry} = splat<{'L' if self.nest.vector is not None else '1'}>({self._literal(-math.inf, s.value.dtype)});"
@@ -192,13 +222,9 @@ class Emitter:
         else:
             self.scope.lines.append(f"{carry} = step_{s.op}({carry}, {value}, {self._active()});")
             names = [carry]
-        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
-            kept = self._fresh("scan")
-            self.scope.lines.append(f"const auto {kept} = {name};")
-            self.locals[out] = kept
-            self.inner_locals.add(out)
-            if stored or out in self.kernel.rows:
-                self._store(out, s.store[0], kept, None)
+        kept = [self._fresh("scan") for _ in names]
+        self.scope.lines += [f"const auto {k} = {name};" for k, name in zip(kept, names, strict=True)]
+        return kept
 
     def _scatter(self, s: Statement) -> None:
         value = self.emit(s.value)

@@ -13,3 +13,4 @@
 #include "random.h"
 #include "tile.h"
 #include "loops.h"
+#include "scan.h"
