@@ -9,7 +9,11 @@ namespace kgen {
 // Integers to wider ones. GCC 12 compiles many of its own vector conversions lane by lane, so all are spelled out.
 template <class To, class From, int N>
 KGEN_FN Register<To, N> widen_integers(Register<From, N> x) {
-  const auto whole = widen_register<larger(N, int(16 / sizeof(From)))>(x);
+  auto whole = widen_register<larger(N, int(16 / sizeof(From)))>(x);
+#if KGEN_AVX512
+  // GCC 12 joins a load of 8 bytes, this and a selection against zero into one instruction, which it then fails to print
+  if constexpr (sizeof(x) == 8) asm("" : "+v"(whole));
+#endif
 #define KGEN_WIDEN(count, from, to, prefix, raw)                                              \
   if constexpr (sizeof(From) * 8 == from && sizeof(To) * 8 == to && N == count) {             \
     if constexpr (std::is_signed_v<From>) return (Register<To, N>)prefix##_cvtepi##from##_epi##to((raw)whole); \
