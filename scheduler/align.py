@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen import index as ix
 from kgen.index import Expr, Var
@@ -35,6 +35,12 @@ def identity_space(a: Group, b: Group) -> Space | Reason:
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point."""
+    mirror = _mirror(index_a, index_b, b.outer)
+    if mirror:
+        return _then_mirrored(align(a, b, index_a, _substituted(index_b, mirror)), mirror)
+    mirror = _mirror(index_b, index_a, a.outer)
+    if mirror:
+        return _flipped(_then_mirrored(_flipped(align(a, b, _substituted(index_a, mirror), index_b)), mirror))
     matched = _match(index_a, index_b)
     if matched is None:
         return Reason.INDEX_MISMATCH
@@ -44,6 +50,28 @@ def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     if b_exprs:
         return _flipped(_adapt(b, a, {**b_exprs, **{c: p.expr() for p, c in pairs}}))
     return _join(a, b, pairs)
+
+
+def _mirror(plain: Index, other: Index, loops: tuple[Var, ...]) -> Mapping:
+    """Independent loops that `other` walks from their end where `plain` walks forward (a flip lies between), each as the
+    expression of itself that turns it around."""
+    turned: Mapping = {}
+    for v in loops:
+        back = v.extent - ix.ONE - v.expr()
+        uses = [k for k, e in enumerate(other) if v in ix.free_atoms(e)]
+        if len(uses) == 1 and other[uses[0]] is back and isinstance(plain[uses[0]].atom(), Var):
+            turned[v] = back
+    return turned
+
+
+def _then_mirrored(space: Space | Reason, mirror: Mapping) -> Space | Reason:
+    """The space with loops of `b` turned around, where `b` was aligned as if it had been written so."""
+    return space if isinstance(space, Reason) else replace(space, map_b=_then(mirror, space.map_b))
+
+
+def _substituted(index: Index, mapping: Mapping) -> Index:
+    memo: dict[Expr, Expr] = {}
+    return tuple(ix.substitute(e, mapping, memo) for e in index)
 
 
 def _match(index_a: Index, index_b: Index) -> tuple[list[tuple[Var, Var]], Mapping, Mapping] | None:

@@ -32,6 +32,7 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
+SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
 def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
@@ -340,8 +341,7 @@ def _grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) ->
 
 
 def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
-    scan = any(s.kind == "scan" for s in kernel.statements)
-    candidates = list(kernel.outer) + ([] if scan else _inner_candidates(kernel))
+    candidates = list(kernel.outer) + _inner_candidates(kernel)
     best: tuple[float, int, Var] | None = None
     for rank, v in enumerate(candidates):
         if sizes.of(v.extent) < 2:
@@ -367,8 +367,8 @@ def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) 
 
 
 def _inner_candidates(kernel: Kernel) -> list[Var]:
-    """Inner loops that may become lanes: for an ordered scatter only the last one, since lanes run in order."""
-    if any(s.kind == "scatter" for s in kernel.statements) or kernel.rows:
+    """Inner loops that may become lanes: for a scan or an ordered scatter only the last one, since lanes run in order."""
+    if any(s.kind in ("scan", "scatter") for s in kernel.statements) or kernel.rows:
         return list(kernel.inner[-1:])
     return list(kernel.inner)
 
@@ -386,6 +386,8 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         if stride is not None and stride > 1 and stride * 4 <= 32:
             factor = 3.0
         total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
+    if inner_loop and any(s.kind == "scan" for s in kernel.statements):
+        total *= SCAN_ALONG
     if not inner_loop and kernel.inner and kernel.sections:
         total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
     return total * (1.0 + 8.0 / max(extent, 1))
@@ -405,12 +407,11 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
         lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes)
-    lanes = max(lanes, 4)  # the fewest that `Vec` has: more than one register of 64-bit numbers where registers are short
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:
         lanes //= 2
-    return min(lanes, 64)
+    return min(max(lanes, 4), 64)  # a `Vec` has at least four lanes, in two registers if need be
 
 
 def _registers(kernel: Kernel, vector: Var, lanes: int) -> int:

@@ -420,6 +420,10 @@ template <class T, int L> void memory(T** out, const T* in, const int64_t* index
     store_strided(out[7] + 3 * i, 3, v, w);
     store(out[8] + i, gather<L>(in, int64_t(5), w), w);
     store_strided_masked(out[9] + 3 * i, 3, v, m, w);
+    store(out[10] + i, load_strided<L>(in + n - 1 - i, -1, w), w);
+    store(out[11] + i, load_strided_masked<L>(in + n - 1 - i, -1, m, w), w);
+    store_strided(out[12] + n - 1 - i, -1, v, w);
+    store_strided_masked(out[13] + n - 1 - i, -1, v, m, w);
   });
 }
 template <class T, int L> void combine(T** out, const T* in, const int64_t* index, int64_t n) {
@@ -463,7 +467,7 @@ def test_memory(memory, dtype, width):
     data = (data if dtype is torch.bool else data.clamp(-50, 50)).to(dtype)
     index = torch.randint(0, n, (n,), generator=generator)
     mask = torch.rand(n, generator=generator) < 0.6
-    out = [torch.zeros(3 * n, dtype=dtype) for _ in range(10)]
+    out = [torch.zeros(3 * n, dtype=dtype) for _ in range(14)]
     memory(f"memory_{short(dtype)}_{width}")(pointers(out), data, index, mask, n)
     raw = data.view(torch.uint8) if dtype.itemsize == 1 else data
     got = [o.view(raw.dtype) for o in out]
@@ -481,6 +485,7 @@ def test_memory(memory, dtype, width):
     want = [
         torch.where(mask, first, zero), first[index], torch.where(mask, first[index], zero), raw[::3],
         torch.where(mask, first, zero), scattered, masked, strided, raw[5].expand(n), where_strided,
+        first.flip(0), torch.where(mask, first.flip(0), zero), first.flip(0), torch.where(mask, first, zero).flip(0),
     ]  # fmt: skip
     for number, (g, w) in enumerate(zip(got, want, strict=True)):
         assert torch.equal(g[: len(w)], w), f"result {number}"

@@ -152,6 +152,13 @@ def test_memory_behind_a_view_that_a_call_made() -> None:
             torch.testing.assert_close(run(rand(5, n), rand(n)), f(rand(5, n), rand(n)))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_a_widened_integer_where_a_mask_holds(dtype: torch.dtype) -> None:
+    x = (torch.arange(101) - 40).to(dtype)
+    check(lambda x, m: torch.where(m, x.long(), 0), x, x % 3 == 0)
+    check(lambda x: x.view(-1, 4).cumsum(-1), x[:100])
+
+
 def test_a_scan_over_one_element_beside_a_reduction() -> None:
     check(lambda x: ((x + x).logsumexp((0, 1)), (x + x).tanh().cumprod(1), x.cummax(1)[1]), rand(8, 2)[..., ::2])
 

@@ -204,3 +204,8 @@ def test_ranks_order_the_groups_after_every_merge(seed: int, monkeypatch: pytest
     monkeypatch.setattr(Fuser, "_merge", checked)
     plan = plans(mixed(150, seed), r(32, 32), r(16, 32), r(32, 16)).forward
     assert len(plan.kernels) < 150
+
+
+def test_wide_numbers_have_four_lanes_in_short_registers() -> None:
+    plan = plans(lambda x: x * x + 1, torch.randn(1000, dtype=torch.float64)).forward
+    assert choose_loops(plan.kernels[0], plan.graph, Sizes({}), 16).lanes == 4

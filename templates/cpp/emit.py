@@ -18,7 +18,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Nest, Statement
 from kgen.templates.cpp.expression import IndexText
-from kgen.templates.cpp.table import CPP_OPS, CPP_SCATTER, CPP_TYPES
+from kgen.templates.cpp.table import CPP_OPS, CPP_SCANS, CPP_SCATTER, CPP_TYPES
 from kgen.values import Value
 
 # Strides that strided.h serves by whole registers.
@@ -64,6 +64,7 @@ class Emitter:
         self.rows: dict[str, str] = {}
         self.guard: str | None = None  # name of the mask of the access that is being printed
         self.accumulators: dict[str, str] = {}  # C++ name -> reduction
+        self.runnings: list[str] = []  # C++ names of scans along the lanes
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
 
@@ -185,6 +186,35 @@ class Emitter:
         return [f"cast_<bool>({value})" if s.value.dtype is torch.bool else value, f"{name}.index"]
 
     def _scan(self, s: Statement, before: list[str]) -> None:
+        if self.nest.vector is not None and not self.nest.vertical:
+            names = self._scan_along_lanes(s, before)
+        else:
+            names = self._scan_across_lanes(s, before)
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self.locals[out] = name
+            self.inner_locals.add(out)
+            if stored or self._is_row(out):
+                self._store(out, s.store[0], name, None)
+
+    def _scan_along_lanes(self, s: Statement, before: list[str]) -> list[str]:
+        """Steps that give a vector of results each; names of the results."""
+        running, kept = self._fresh("running"), self._fresh("scan")
+        self.runnings.append(running)
+        kind = CPP_TYPES[ops.compute_dtype(s.value.dtype)].compute
+        value = self._as_lanes(s.value)
+        if s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            before.append(f"RunningExtreme<{kind}, L, {str(s.op == 'argmax').lower()}> {running};")
+            position = self._index(s.rank).vectorized(s.rank)
+            self.scope.lines.append(f"const auto {kept} = {running}.step({value}, {position}, {self._active()});")
+            return self._extreme(s, kept)
+        start = -math.inf if s.op == "logaddexp" else ops.identity(s.op, s.value.dtype)
+        before.append(f"Running<{CPP_SCANS[s.op]}, {kind}, L> {running}{{{self._literal(start, s.value.dtype)}}};")
+        self.scope.lines.append(f"const auto {kept} = {running}.step({value}, {self._active()});")
+        return [kept]
+
+    def _scan_across_lanes(self, s: Statement, before: list[str]) -> list[str]:
+        """Each lane, or a scalar, steps on its own; names of the results."""
         carry = self._fresh("carry")
         self._declare(s, carry, before) if s.op != "logaddexp" else before.append(
             f"auto {carry} = splat<{'L' if self.nest.vector is not None else '1'}>({self._literal(-math.inf, s.value.dtype)});"
@@ -200,13 +230,9 @@ class Emitter:
         else:
             self.scope.lines.append(f"{carry} = step_{s.op}({carry}, {value}, {self._active()});")
             names = [carry]
-        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
-            kept = self._fresh("scan")
-            self.scope.lines.append(f"const auto {kept} = {name};")
-            self.locals[out] = kept
-            self.inner_locals.add(out)
-            if stored or self._is_row(out):
-                self._store(out, s.store[0], kept, None)
+        kept = [self._fresh("scan") for _ in names]
+        self.scope.lines += [f"const auto {k} = {name};" for k, name in zip(kept, names, strict=True)]
+        return kept
 
     def _scatter(self, s: Statement) -> None:
         value = self.emit(s.value)
@@ -225,7 +251,7 @@ class Emitter:
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
         suffix = "" if mask is None else "_masked"
-        if self._in_lanes() and not printer.lane_indirect(offset) and ix.stride_of(offset, self.nest.vector) == 1:  # type: ignore[arg-type]
+        if self._walks_lanes(offset) and (not combine or s.value.dtype is not torch.bool):
             name = "combine" if combine else "store"  # neighbouring elements: no two lanes meet
             self.scope.lines.append(
                 f"{name}{suffix}{combine}({pointer} + {printer.scalar(offset)}, {value}{given}, {self._active()});"
@@ -237,6 +263,13 @@ class Emitter:
         active = self._active() if varies else "one"
         name = "scatter_combine" if combine else "scatter"
         self.scope.lines.append(f"{name}{suffix}{combine}({pointer}, {index}, {value}{given}, {active});")
+
+    def _walks_lanes(self, offset: Expr) -> bool:
+        """Whether neighbouring lanes have neighbouring elements."""
+        if not self._in_lanes() or self._index(offset).lane_indirect(offset):
+            return False
+        assert self.nest.vector is not None
+        return ix.stride_of(offset, self.nest.vector) == 1
 
     def _store(self, out: str, offset: Expr, value: str, source: Value | None) -> None:
         pointer = self._pointer(out)

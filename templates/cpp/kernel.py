@@ -1,16 +1,17 @@
-"""From a loop nest to C++ text: fills the slots of the `pointwise` and `reduction` templates."""
+"""From a loop nest to C++ text: fills the slots of the `pointwise`, `reduction` and `scan` templates."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from kgen import index as ix
 from kgen import ir
+from kgen import values as vs
 from kgen.index import Expr, Var
-from kgen.plan import TILE, Nest
+from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
@@ -48,16 +49,23 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     split = _splits(nest, sections, sizes)
     slots = _slots(nest, emitter, body, sections, sizes, split)
     slots.name = name
+    slots.scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if _splits_scan(nest, sections, sizes) else None
     slots.comments = _comments(nest)
     slots.pointers = [
         SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers
     ]
     slots.sizes = list(emitter.sizes)
     slots.checks = emitter.includes_check
-    template = "reduction.cpp.jinja" if nest.kernel.inner else "pointwise.cpp.jinja"
-    text = render(FOLDER, template, k=slots)
-    names = emitter.made_names | {f"parts_{n}" for n in emitter.accumulators} | set(emitter.sizes)
+    text = render(FOLDER, _template(nest.kernel), k=slots)
+    parts = {f"parts_{n}" for n in (*emitter.accumulators, *emitter.runnings)}
+    names = emitter.made_names | parts | set(emitter.sizes)
     return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
+
+
+def _template(kernel: Kernel) -> str:
+    if any(s.kind == "scan" and s.inner for s in kernel.statements):
+        return "scan.cpp.jinja"
+    return "reduction.cpp.jinja" if kernel.inner else "pointwise.cpp.jinja"
 
 
 def _slots(
@@ -239,6 +247,61 @@ def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> 
         declare=declare, extent=text(share.extent), step=step, before=[line for line, _ in accumulators], loops=loops,
         closes=closes, section=section.body, keep=keep, join=join, after=section.after,
     )  # fmt: skip
+
+
+def _splits_scan(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
+    """Whether threads should share each scanned row: one section of scans along the lanes that do not need each other. Products
+    of floats are left whole: a share's own product can over- or underflow where the running product does not."""
+    kernel = nest.kernel
+    inner = [s for s in kernel.statements if s.inner]
+    scans = [s for s in inner if s.kind == "scan"]
+    if len(sections) != 1 or nest.vector is None or nest.vertical or kernel.rows or not scans:
+        return False
+    if any(s.kind not in ("scan", "pointwise") for s in inner):
+        return False
+    if any(s.op == "prod" and s.value.dtype.is_floating_point for s in scans) or _depends(scans, inner):
+        return False
+    return sizes.points(kernel.outer) < 8 and sizes.points(kernel.inner) >= SPLIT_ROW
+
+
+def _depends(scans: list[Statement], inner: list[Statement]) -> bool:
+    """Whether a scan reads, perhaps through other statements, what a scan of the same row makes."""
+    made: set[str] = set()
+    for s in inner:
+        reads = any(load.attr[0] in made for load in vs.loads([s.value]))
+        if reads and s.kind == "scan":
+            return True
+        if reads or s.kind == "scan":
+            made.update(s.outs)
+    return False
+
+
+def _scan_split_slot(section: Section, nest: Nest, emitter: Emitter, graph: ir.Graph) -> SimpleNamespace:
+    """The row is walked twice: each thread scans its share for the total alone, then again from the total before it."""
+    text = _Text(emitter)
+    kernel = nest.kernel
+    first = Emitter(replace(nest, kernel=replace(kernel, statements=_for_totals(kernel.statements))), graph)
+    _, (totals,) = first.run()
+    assert len(first.runnings) == len(emitter.runnings)
+    emitter.made_names |= first.made_names
+    share = kernel.inner[0]
+    loops, closes = _inner_loops(nest, text, share)
+    return SimpleNamespace(
+        extent=text(share.extent), step=nest.lanes if share is nest.vector else 1, loops=loops, closes=closes,
+        declare=section.before, body=section.body, after=section.after, running=emitter.runnings,
+        totals=totals, totals_running=list(zip(first.runnings, emitter.runnings, strict=True)),
+    )  # fmt: skip
+
+
+def _for_totals(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The scans of a kernel and what they need, without stores."""
+    needed: set[str] = set()
+    kept: list[Statement] = []
+    for s in reversed(statements):
+        if s.kind == "scan" or needed & set(s.outs):
+            needed.update(load.attr[0] for load in vs.loads([s.value]))
+            kept.append(replace(s, stored=(False,) * len(s.outs)))
+    return tuple(reversed(kept))
 
 
 def _is_accumulator(line: str) -> bool:

@@ -47,6 +47,9 @@ CPP_STRUCTURAL: dict[str, str] = {
 # Scatter mode -> operator type for `scatter_combine`.
 CPP_SCATTER: dict[str, str] = {"add": "Add", "mul": "Mul", "max": "Max", "min": "Min"}
 
+# Scan -> operator type for `Running`; argmax and argmin are `RunningExtreme`.
+CPP_SCANS: dict[str, str] = {"sum": "Add", "prod": "Mul", "max": "Max", "min": "Min", "logaddexp": "LogAddExp"}
+
 
 class CppType(NamedTuple):
     """How elements lie in memory, and the type in which a kernel computes on them."""

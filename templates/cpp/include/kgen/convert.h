@@ -9,7 +9,11 @@ namespace kgen {
 // Integers to wider ones. GCC 12 compiles many of its own vector conversions lane by lane, so all are spelled out.
 template <class To, class From, int N>
 KGEN_FN Register<To, N> widen_integers(Register<From, N> x) {
-  const auto whole = widen_register<larger(N, int(16 / sizeof(From)))>(x);
+  auto whole = widen_register<larger(N, int(16 / sizeof(From)))>(x);
+#if KGEN_AVX512
+  // GCC 12 joins a load of 8 bytes, this and a selection against zero into one instruction, which it then fails to print
+  if constexpr (sizeof(x) == 8) asm("" : "+v"(whole));
+#endif
 #define KGEN_WIDEN(count, from, to, prefix, raw)                                              \
   if constexpr (sizeof(From) * 8 == from && sizeof(To) * 8 == to && N == count) {             \
     if constexpr (std::is_signed_v<From>) return (Register<To, N>)prefix##_cvtepi##from##_epi##to((raw)whole); \
@@ -114,6 +118,10 @@ KGEN_FN Register<To, N> convert_register(Register<From, N> x) {
     return (Register<To, N>)_mm512_cvtepi32_pd((__m256i)x);
   } else if constexpr (std::is_same_v<To, double> && N == 8 && std::is_same_v<From, uint32_t>) {
     return (Register<To, N>)_mm512_cvtepu32_pd((__m256i)x);
+#endif
+#if KGEN_X86
+  } else if constexpr (std::is_same_v<To, double> && N == 4 && std::is_same_v<From, float>) {
+    return (Register<To, N>)_mm256_cvtps_pd((__m128)x);
 #endif
   } else if constexpr (std::is_integral_v<From> && sizeof(From) < 4 && std::is_floating_point_v<To>) {
     return convert_register<To, int32_t, N>(convert_register<int32_t, From, N>(x));

@@ -14,3 +14,4 @@
 #include "random.h"
 #include "tile.h"
 #include "loops.h"
+#include "scan.h"

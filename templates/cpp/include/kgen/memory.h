@@ -171,12 +171,62 @@ KGEN_FN value_t<compute_t<T>, L> gather_masked(const T* p, I index, M mask, W w)
   }
 }
 
+// Stride -1 is one access of all lanes, which then change places; the address is that of the first lane.
+KGEN_FN constexpr bool walks_back(int64_t stride) { return __builtin_constant_p(stride) && stride == -1; }
+
+template <class T, int L>
+KGEN_FN Vec<T, L> reverse_lanes(Vec<T, L> v) {
+  using V = Vec<T, L>;
+  V out;
+  [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+    KGEN_UNROLL for (int i = 0; i < V::K; ++i) {
+      const auto from = v.r[V::K - 1 - i];
+      out.r[i] = __builtin_shufflevector(from, from, (I < L ? smaller(L, V::W) - 1 - I : I)...);
+    }
+  }(lane_numbers<V::W>{});
+  return out;
+}
+template <int L>
+KGEN_FN Mask<L> reverse_lanes(Mask<L> m) {
+  return cast_<bool>(reverse_lanes(cast_<uint8_t>(m)));
+}
+
+template <int L, class T, class W>
+KGEN_FN value_t<compute_t<T>, L> load_back(const T* p, W w) {
+  const auto* from = reinterpret_cast<const stored_t<T>*>(p) - (L - 1);
+  if constexpr (W::full) {
+    return decode<T>(reverse_lanes(load_lanes<stored_t<T>, L>(from)));
+  } else {
+    return decode<T>(reverse_lanes(load_raw<stored_t<T>, L>(from, reverse_lanes(w.mask()))));
+  }
+}
+template <class T, class V, class W>
+KGEN_FN void store_back(T* p, V v, W w) {
+  auto* to = reinterpret_cast<stored_t<T>*>(p) - (W::L - 1);
+  const auto bits = reverse_lanes(to_storage<T, W::L>(v));
+  if constexpr (W::full) {
+    store_lanes(to, bits);
+  } else {
+    store_raw(to, bits, reverse_lanes(w.mask()));
+  }
+}
+
 template <int L, class T, class W>
 KGEN_FN value_t<compute_t<T>, L> load_strided(const T* p, int64_t stride, W w) {
+  if constexpr (L > 1) {
+    if (walks_back(stride)) return load_back<L>(p, w);
+  }
   return gather<L>(p, iota<int64_t, L>(0, stride), w);
 }
 template <int L, class T, class M, class W>
 KGEN_FN value_t<compute_t<T>, L> load_strided_masked(const T* p, int64_t stride, M mask, W w) {
+  if constexpr (L > 1) {
+    if (walks_back(stride)) {
+      using S = stored_t<T>;
+      const auto real = reverse_lanes(coerce<Mask<L>>(mask) & w.mask());
+      return decode<T>(reverse_lanes(load_raw<S, L>(reinterpret_cast<const S*>(p) - (L - 1), real)));
+    }
+  }
   return gather_masked<L>(p, iota<int64_t, L>(0, stride), mask, w);
 }
 
@@ -202,6 +252,9 @@ KGEN_FN void scatter(T* p, I index, V v, W w) {
 }
 template <class T, class V, class W>
 KGEN_FN void store_strided(T* p, int64_t stride, V v, W w) {
+  if constexpr (W::L > 1) {
+    if (walks_back(stride)) return store_back(p, v, w);
+  }
   auto* to = reinterpret_cast<stored_t<T>*>(p);
   const auto from = spill(to_storage<T, W::L>(v));
   for (int i = 0; i < w.n; ++i) to[i * stride] = from.lane[i];
