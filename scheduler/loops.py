@@ -403,8 +403,8 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
             size = 1 if v.dtype is torch.bool else v.dtype.itemsize
             wide, narrow, single = wide + (size == 8), narrow + (size in (2, 4)), single + (size == 1)
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
-    if vector in kernel.outer and kernel.inner and any(s.kind == "reduction" for s in kernel.statements):
-        lanes *= 4  # four columns of registers a row: whole cache lines, and independent accumulators
+    if vector in kernel.outer and kernel.inner:
+        lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes)
     literal = vector.extent.as_int()

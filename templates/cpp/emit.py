@@ -41,6 +41,7 @@ class Section:
     before: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
+    sums: dict[str, str] = field(default_factory=dict)  # accumulators of sums that round, and what they begin with
 
 
 class Emitter:
@@ -118,6 +119,8 @@ class Emitter:
             accumulator = self._fresh("acc")
             self.accumulators[accumulator] = s.op
             self._declare(s, accumulator, section.before)
+            if s.op == "sum" and s.value.dtype.is_floating_point:
+                section.sums[accumulator] = section.before[-1].split(" = ", 1)[1].rstrip(";")
             self._step(s, accumulator)
             return [(s, accumulator)]
         if s.kind == "scan":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ GRAIN = 32768
 BLOCK = 4096
 # Rows longer than this, when there are too few to share, are themselves split among threads.
 SPLIT_ROW = 16384
+# Steps of a sum before its total is put aside: rounding errors grow with the length of a chain of additions.
+SUM_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     slots.checks = emitter.includes_check
     text = render(FOLDER, _template(nest.kernel), k=slots)
     parts = {f"parts_{n}" for n in (*emitter.accumulators, *emitter.runnings)}
-    names = emitter.made_names | parts | set(emitter.sizes)
+    names = emitter.made_names | parts | {f"whole_{n}" for n in emitter.accumulators} | set(emitter.sizes)
     return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
 
 
@@ -191,16 +194,24 @@ def _one_step_slot(nest: Nest) -> SimpleNamespace:
 
 
 def _section_slot(section: Section, nest: Nest, text: _Text) -> SimpleNamespace:
-    loops, closes = ([], []) if nest.one_step else _inner_loops(nest, text)
+    loops, closes = ([], []) if nest.one_step else _inner_loops(nest, text, section.sums)
     return SimpleNamespace(before=section.before, body=section.body, after=section.after, loops=loops, closes=closes)
 
 
-def _inner_loops(nest: Nest, text: _Text, share: Var | None = None) -> tuple[list[str], list[str]]:
-    """Opening and closing lines of the inner loops; `share` is the loop that a thread runs only from `begin` to `end`."""
+def _inner_loops(nest: Nest, text: _Text, sums: Mapping[str, str], share: Var | None = None) -> tuple[list[str], list[str]]:
+    """Opening and closing lines of the inner loops; `share` is the loop that a thread runs only from `begin` to `end`. A long
+    one is cut into blocks with sums of their own, so that errors do not grow with its length."""
     loops: list[str] = []
     closes: list[str] = []
     for v in nest.kernel.inner:
         lo, hi = ("begin", "end") if v is share else ("0", text(v.extent))
+        block = SUM_BLOCK * (nest.lanes if v is nest.vector else 1)
+        extent = v.extent.as_int()
+        if sums and not loops and (extent is None or extent > 2 * block):
+            starts = " ".join(f"const auto whole_{name} = {name}; {name} = {start};" for name, start in sums.items())
+            loops += [f"for (int64_t block_{v.name} = {lo}; block_{v.name} < {hi}; block_{v.name} += {block}) {{", starts]
+            closes += [" ".join(f"{name} = join_sum(whole_{name}, {name});" for name in sums), "}"]
+            lo, hi = f"block_{v.name}", f"minimum_(block_{v.name} + {block}, int64_t({hi}))"
         if v is nest.vector:
             loops.append(f"vector_loop<L>({lo}, {hi}, [&](int64_t {v.name}, auto w) KGEN_INLINE {{")
             closes.insert(0, "});")
@@ -214,13 +225,17 @@ def _inner_loops(nest: Nest, text: _Text, share: Var | None = None) -> tuple[lis
 
 
 def _splits(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
-    """Whether threads should share each row: one section of reductions, few outer points, long rows."""
+    """Whether threads should share each row, or each set of columns that lanes reduce together: one section of reductions, few
+    outer points, long rows."""
     kernel = nest.kernel
-    if len(sections) != 1 or nest.vertical or not kernel.inner or kernel.rows:
+    if len(sections) != 1 or not kernel.inner or kernel.rows:
         return False
     if any(s.inner and s.kind in ("scan", "scatter") for s in kernel.statements):
         return False
-    return sizes.points(kernel.outer) < 8 and sizes.points(kernel.inner) >= SPLIT_ROW
+    if nest.vertical and not any(s.kind == "reduction" for s in kernel.statements):
+        return False  # not few rows but one long column each
+    width = nest.lanes if nest.vertical else 1
+    return -(-sizes.points(kernel.outer) // width) < 8 and sizes.points(kernel.inner) * width >= SPLIT_ROW
 
 
 def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> SimpleNamespace:
@@ -232,7 +247,7 @@ def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> 
         if _is_accumulator(line)
     ]
     kept = [line for line in section.before if not _is_accumulator(line)]
-    loops, closes = _inner_loops(nest, text, share)
+    loops, closes = _inner_loops(nest, text, section.sums, share)
     declare, keep, join = list(kept), [], []
     for line, name in accumulators:
         start = line.split(" = ", 1)[1].rstrip(";") if " = " in line else f"{line.rsplit(' ', 1)[0]}{{}}"
@@ -285,7 +300,7 @@ def _scan_split_slot(section: Section, nest: Nest, emitter: Emitter, graph: ir.G
     assert len(first.runnings) == len(emitter.runnings)
     emitter.made_names |= first.made_names
     share = kernel.inner[0]
-    loops, closes = _inner_loops(nest, text, share)
+    loops, closes = _inner_loops(nest, text, {}, share)
     return SimpleNamespace(
         extent=text(share.extent), step=nest.lanes if share is nest.vector else 1, loops=loops, closes=closes,
         declare=section.before, body=section.body, after=section.after, running=emitter.runnings,
