@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -161,6 +162,89 @@ def test_a_widened_integer_where_a_mask_holds(dtype: torch.dtype) -> None:
 
 def test_a_scan_over_one_element_beside_a_reduction() -> None:
     check(lambda x: ((x + x).logsumexp((0, 1)), (x + x).tanh().cumprod(1), x.cummax(1)[1]), rand(8, 2)[..., ::2])
+
+
+# ---- loops ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_division_by_one_number_is_exact(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(70, 997, dtype=dtype) * torch.exp(torch.randn(70, 997, dtype=dtype) * 15)
+    x[::3, ::5], x[1::3, ::7], x[2::3, ::9] = math.inf, math.nan, 0
+    by = torch.exp(torch.randn(70, 1, dtype=dtype) * 8)
+    by[::7], by[1::7], by[2::7], by[3::7], by[4::7] = 0, math.inf, math.nan, -by[3::7], 1e-38
+    for f in (lambda x: x / by, lambda x: x / 255, lambda x: x / -0.0, lambda x: x / 1024):
+        torch.testing.assert_close(compiled(f)(x), f(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("groups", [4, 8, 32])
+@pytest.mark.parametrize("images", [3, 16])
+def test_group_norm_of_channels_last(groups: int, images: int) -> None:
+    x = rand(images, 64, 5, 7).contiguous(memory_format=torch.channels_last)
+    check(
+        lambda x, w, b: (F.group_norm(x, groups, w, b), x.var((2, 3)), x.reshape(images, groups, -1).amax(2)),
+        x,
+        rand(64),
+        rand(64),
+    )
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 31, 32, 33, 63, 64, 65, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
+def test_short_rows(width: int, dtype: torch.dtype) -> None:
+    x = (rand(40, width) * 9).to(dtype)
+    check(
+        lambda x: (
+            x.double().softmax(1),
+            x.argmax(1),
+            x.amax(1),
+            torch.var_mean(x.double(), 1, correction=0),
+            x.double().cumsum(1),
+            x.sum(1),
+        ),
+        x,
+    )
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+def test_every_other_element(stride: int, dtype: torch.dtype) -> None:
+    """Also at the end of a buffer: nothing beyond it may be read or written."""
+    x = (rand(7, 24 * stride) * 3).to(dtype)
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        kept = torch.zeros_like(x)
+        kept[:, 1::stride] = x[:, ::stride]
+        return (
+            x[:, ::stride].clone(),
+            x[:, stride - 1 :: stride] ^ True if dtype is torch.bool else x[:, stride - 1 :: stride] + 1,
+            kept,
+        )
+
+    check(f, x)
+    check(f, x[:, : 24 * stride - stride + 1].contiguous() if stride > 8 else x)
+
+
+@pytest.mark.parametrize("kernel, step", [(3, 2), (2, 2), (3, 1), (5, 4), (4, 3)])
+def test_gradients_of_overlapping_windows(kernel: int, step: int) -> None:
+    x = rand(2, 3, 24, 24).requires_grad_()
+
+    def f(x: Tensor) -> Tensor:
+        y = F.max_pool2d(x, kernel, step, kernel // 2).sum() + (x[..., ::step].exp() * x[..., ::step]).sum()
+        return y + F.avg_pool2d(x, kernel, step).square().sum()
+
+    ours, theirs = (torch.autograd.grad(g(x), x)[0] for g in (compiled(f), f))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_long_sums_stay_accurate() -> None:
+    """One chain of additions would lose three more digits."""
+    for shape, dim in (((200_000, 48), 0), ((3, 2_000_000), 1), ((40_000, 20, 3), (0, 2))):
+        x = torch.rand(shape)
+        wanted = x.double().sum(dim)
+        error = (compiled(lambda x, dim=dim: x.sum(dim))(x) - wanted).abs().max() / wanted.max()
+        assert error < 2e-6, (shape, error)
 
 
 # ---- layouts --------------------------------------------------------------------------------------------------------

@@ -351,6 +351,8 @@ class Emitter:
         if value.op == "index":
             printer = self._index(value.attr)
             return printer.vectorized(value.attr) if self._in_lanes() else f"int64_t({printer.scalar(value.attr)})"
+        if value.op == "truediv" and self._is_shared_divisor(value):
+            return f"divide_by({self.emit(value.args[0])}, {self._divisor(value.args[1])})"
         args = [self.emit(a) for a in value.args]
         if value.op == "cast":
             return f"cast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
@@ -364,6 +366,22 @@ class Emitter:
         if row is None:
             raise errors.MissingOp(backend="cpp", op=value.op)
         return row.format(*args)
+
+    def _is_shared_divisor(self, value: Value) -> bool:
+        """Whether lanes that differ are divided by one number."""
+        x, by = value.args
+        return value.dtype.is_floating_point and self._in_lanes() and self._varies(x) and not self._varies(by)
+
+    def _divisor(self, value: Value) -> str:
+        """The name of a divisor with its reciprocal, made where the divisor is."""
+        number = self.emit(value)
+        key: Any = ("divisor", value)
+        scope = self._scope_of(value)
+        found = self._named(key, scope)
+        if found is None:
+            found = scope.names[key] = self._fresh("divisor")
+            scope.lines.append(f"const auto {found} = divisor({number});")
+        return found
 
     def _load(self, value: Value) -> str:
         mask = self.emit(value.args[0]) if value.args else None
