@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import threading
 import warnings
 import weakref
@@ -271,6 +272,46 @@ def test_inputs_die_at_their_last_use(b, load):
     runner(boxed)
     gc.collect()
     assert alive == [False]
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_inputs_of_kernels_die_at_their_last_use_unless_the_caller_keeps_them(b, load, lent):
+    x, y = b.slot((4,)), b.slot((4,))
+    alive: list[bool] = []
+    code = [Alloc(y), Kernel(ADD, (x, x, y), (b.reg(4),)), PythonCall(0, ())]
+    runner = load(b.program([b.tensor(x)], code, [b.out(y)]), callables=[lambda: alive.append(watch() is not None)])
+    boxed = [torch.ones(4)]
+    watch = weakref.ref(boxed[0])
+    kept = boxed[0] if lent else None
+    [result] = runner(boxed)
+    assert result.tolist() == [2] * 4
+    assert alive == [lent]
+    if lent:
+        references = sys.getrefcount(kept)
+        runner([kept])
+        assert sys.getrefcount(kept) == references
+
+
+def test_small_results_own_their_memory(b, load):
+    """Small blocks are used again, but only when nobody has them, whichever thread set them free."""
+    out, value = b.slot((4,)), b.reg()
+    code = [Alloc(out), Kernel(FILL, (out,), (b.reg(4), value))]
+    runner = load(b.program([InputInt(value)], code, [b.out(out), b.out(out)]))
+    kept = []
+    for n in range(100):
+        first, again = run(runner, n)
+        assert first is again
+        kept.append(first)
+    assert [t[0].item() for t in kept] == list(range(100))
+    assert len({t.data_ptr() for t in kept}) == 100
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    small, other = run(runner, 7)[0], run(runner, 8)[0]
+    small.untyped_storage().resize_(4000)
+    small.resize_(1000).fill_(3)
+    assert other.tolist() == [8] * 4
+    assert small.sum().item() == 3000
 
 
 def test_constants(b, load):

@@ -93,7 +93,7 @@ def _in_parallel(build: functools.partial[Path], jobs: list[tuple[str, Unit]]) -
 
 def _unit_key(unit: Unit, folders: tuple[Path, ...]) -> str:
     text = unit.source if unit.key is None else unit.key
-    return cache.stable_hash(("unit", unit.key is None, text, *_kernel_setting(folders), toolchain.openmp_link_flags()))
+    return cache.stable_hash(("unit", unit.key is None, text, *_kernel_setting(folders), toolchain.kernel_link_flags()))
 
 
 def _kernel_setting(folders: tuple[Path, ...]) -> tuple[object, ...]:
@@ -132,7 +132,7 @@ def _compile_with(source: Path, folders: tuple[Path, ...], header: Path | None) 
     made = source.with_suffix(".so")
     includes = [f"-I{folder}" for folder in folders]
     use = [] if header is None else _use_header(header)
-    flags = [*toolchain.kernel_flags(), *includes, *use, *toolchain.openmp_link_flags()]
+    flags = [*toolchain.kernel_flags(), *includes, *use, *toolchain.kernel_link_flags()]
     _run(_shared(source, made, flags), "cpp.compiles")
     return made
 
@@ -277,7 +277,7 @@ def _math(_: toolchain.Compiler, __: toolchain.Isa) -> ctypes.CDLL | None:
     source = _templates() / "cpp" / "lib" / "vecmath.cpp"
     if not source.exists():
         return None
-    flags = (*toolchain.kernel_flags(), f"-I{kernel_include_dir()}", *_torch_flags())
+    flags = (*toolchain.kernel_flags(), "-fexceptions", f"-I{kernel_include_dir()}", *_torch_flags())  # torch's headers throw
     path = _once_per_machine("vecmath", source, flags, (*_torch_link_flags(), *toolchain.openmp_link_flags()))
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 

@@ -17,7 +17,9 @@ import torch
 from kgen import config
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
-__all__ = ["Compiler", "Isa", "available", "compiler", "isa", "kernel_flags", "openmp_link_flags", "torch_library_dir"]
+__all__ = [
+    "Compiler", "Isa", "available", "compiler", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,8 @@ def _cpu_features() -> frozenset[str]:
 # IEEE semantics stay: no contraction, signed zeros and NaN kept. errno and floating-point traps are nothing that
 # PyTorch promises, and keeping them would stop vectorisation.
 _FLOAT_FLAGS = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-_KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fPIC", "-Wno-psabi")
+# Kernels throw nothing. That they say so also spares them libstdc++, whose symbols the linker takes longest over.
+_KERNEL_FLAGS = ("-O3", "-std=c++20", "-fopenmp", *_FLOAT_FLAGS, "-fno-exceptions", "-fPIC", "-Wno-psabi")
 
 
 def kernel_flags() -> tuple[str, ...]:
@@ -155,13 +158,28 @@ def torch_library_dir() -> Path:
     return Path(torch.__file__).parent / "lib"
 
 
-@functools.cache
+def kernel_link_flags() -> tuple[str, ...]:
+    """Links of kernels what they use and no more: with a driver's default libraries, linking takes as long as optimising."""
+    if compiler().family != "gcc":
+        return openmp_link_flags()
+    own = _torch_openmp()
+    openmp = ("-lgomp",) if own is None else _from(own)
+    return ("-nodefaultlibs", "-Wl,--as-needed", *openmp, "-lm", "-lc", "-lgcc")
+
+
 def openmp_link_flags() -> tuple[str, ...]:
     """Links torch's own copy of libgomp where the wheel brings one: a second pool of threads would fight the first.
 
     It is named before -fopenmp's own -lgomp, which --as-needed then leaves out."""
+    own = _torch_openmp()
+    return ("-fopenmp",) if own is None else ("-Wl,--as-needed", *_from(own), "-fopenmp")
+
+
+@functools.cache
+def _torch_openmp() -> Path | None:
     folders = (torch_library_dir(), Path(torch.__file__).parents[1] / "torch.libs")
-    own = next((found for folder in folders for found in sorted(folder.glob("libgomp*.so*"))), None)
-    if own is None:
-        return ("-fopenmp",)
-    return ("-Wl,--as-needed", str(own), f"-Wl,-rpath,{own.parent}", "-fopenmp")
+    return next((found for folder in folders for found in sorted(folder.glob("libgomp*.so*"))), None)
+
+
+def _from(library: Path) -> tuple[str, ...]:
+    return str(library), f"-Wl,-rpath,{library.parent}"

@@ -99,11 +99,16 @@ class Encoder:
         self.callables = callables
         # Registers that a result of an extern decides and that have no value yet at this point of the walk.
         self.unknown = {reg for item in program.code for reg in _registers_written(item)}
+        # Slots that something else than a kernel touches, so that they may have to be tensors.
+        self.tensors = {out.slot for out in program.outputs if isinstance(out, OutTensor)}
+        for item in program.code:
+            if not isinstance(item, Kernel | Free):
+                self.tensors.update(slots_read(item), slots_defined(item))
 
     def make(self, libraries: tuple[ctypes.CDLL, ...]) -> Callable[[list[Any]], list[Any]]:
         program = self.program
         spec = (
-            tuple(map(_input, program.inputs)),
+            tuple(self.input(item) for item in program.inputs),
             program.registers,
             tuple(map(_compute, program.computes)),
             tuple((s.dtype, s.sizes, s.strides, s.offset) for s in program.slots),
@@ -115,6 +120,16 @@ class Encoder:
         )
         runner: Callable[[list[Any]], list[Any]] = cpp.runtime_library().create(spec)
         return runner
+
+    def input(self, item: Input) -> Encoded:
+        if isinstance(item, InputIgnored):
+            return (2,)
+        if isinstance(item, InputInt):
+            return 1, item.reg, item.check
+        binds = tuple((reg, what == "stride", dim) for reg, what, dim in item.binds)
+        strides = None if item.strides is None else _or_minus_one(item.strides)
+        only_kernels = item.slot not in self.tensors
+        return 0, item.slot, item.dtype, item.device, _or_minus_one(item.sizes), strides, binds, only_kernels
 
     def code(self) -> list[Encoded]:
         encoded = []
@@ -174,16 +189,6 @@ class Encoder:
         if isinstance(out, OutTensor):
             return (0, *self.view(out))
         return (1, out.reg, NUMBER_KINDS.index(out.kind)) if isinstance(out, OutInt) else (2, out.value)
-
-
-def _input(item: Input) -> Encoded:
-    if isinstance(item, InputIgnored):
-        return (2,)
-    if isinstance(item, InputInt):
-        return 1, item.reg, item.check
-    binds = tuple((reg, what == "stride", dim) for reg, what, dim in item.binds)
-    strides = None if item.strides is None else _or_minus_one(item.strides)
-    return 0, item.slot, item.dtype, item.device, _or_minus_one(item.sizes), strides, binds
 
 
 def _or_minus_one(regs: tuple[int | None, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@
 // is in its Frame, so one Runner may run in several threads at once and inside itself.
 //
 // Memory that only kernels touch never becomes a Storage or a Tensor: a small graph costs one call, its allocations and its
-// kernels. Read runtime_program.h, then runtime_frame.h, then runtime_calls.h: one translation unit, split for readers.
+// kernels. Read runtime_program.h, runtime_blocks.h, runtime_frame.h, runtime_calls.h: one translation unit, split for readers.
 
 #include "runtime_calls.h"
 

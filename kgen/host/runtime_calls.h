@@ -155,7 +155,7 @@ void Frame::execute(Gil& gil) {
 PyObject* Frame::output(const Output& out) {
   if (out.kind == Output::Int) return python_number(regs_[out.reg], out.number);
   if (out.kind == Output::Const) return Py_NewRef(out.object.ptr);
-  at::Tensor tensor = view(out.view);
+  at::Tensor tensor = out.last ? give(out.view) : view(out.view);
   if (!tensor.defined()) return Py_NewRef(Py_None);
   return THPVariable_Wrap(std::move(tensor));
 }
@@ -166,10 +166,9 @@ PyObject* Frame::run(PyObject* boxed) {
     bind(PySequence_Fast_ITEMS(sequence.ptr), PySequence_Fast_GET_SIZE(sequence.ptr));
     for (const Compute& item : program_.computes) compute(item, regs_.data());
     check_inputs(PySequence_Fast_ITEMS(sequence.ptr));
+    take_inputs(PySequence_Fast_ITEMS(sequence.ptr));
   }
   if (PyList_Check(boxed) && PyList_SetSlice(boxed, 0, PyList_GET_SIZE(boxed), nullptr) != 0) checked(nullptr);
-  for (const Input& input : program_.inputs)
-    if (input.kind == Input::Tensor) adopt(input.slot, std::move(slots_[input.slot].tensor), false, "");
   for (const auto& [slot, tensor] : program_.constants) adopt(slot, tensor, false, "");
   {
     Gil gil;

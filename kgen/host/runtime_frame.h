@@ -1,6 +1,7 @@
 // The state of one call: registers, slots, their memory, and tensors made of it.
 #pragma once
 
+#include "runtime_blocks.h"
 #include "runtime_program.h"
 
 namespace {
@@ -103,7 +104,10 @@ struct DispatchGuards {  // the graph is what AOTAutograd left below autograd an
 
 class Frame {
  public:
-  explicit Frame(const Program& program) : program_(program), regs_(program.registers), slots_(program.slots.size()) {}
+  explicit Frame(const Program& program)
+      : program_(program), regs_(program.registers.begin(), program.registers.end()) {
+    slots_.resize(program.slots.size());
+  }
 
   PyObject* run(PyObject* boxed);
 
@@ -120,7 +124,9 @@ class Frame {
   }
   int64_t bytes_of(const SlotSpec& spec) const;
   void place(int32_t slot, char* base, int32_t root);
+  void take_inputs(PyObject* const* args);
   void adopt(int32_t slot, at::Tensor tensor, bool check, const char* source);
+  void point(int32_t slot, const at::Tensor& tensor);
   at::Tensor in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const;
   void allocate(int32_t slot);
   void reuse(int32_t slot, int32_t source);
@@ -131,6 +137,7 @@ class Frame {
   at::Tensor make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset);
   const at::Tensor& own(int32_t slot);
   at::Tensor view(const View& view);
+  at::Tensor give(const View& view);
 
   void kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const;
   void call_boxed(const Call& call, Stack& stack);
@@ -143,8 +150,10 @@ class Frame {
   PyObject* output(const Output& out);
 
   const Program& program_;
-  std::vector<int64_t> regs_;
-  std::vector<Slot> slots_;
+  // On the stack for small graphs: a block this large from the heap makes malloc sort all its small ones.
+  c10::SmallVector<int64_t, 64> regs_;
+  c10::SmallVector<Slot, 32> slots_;
+  c10::SmallVector<Object, 16> lent_;  // inputs that the caller keeps anyway
 };
 
 // ---- inputs
@@ -189,7 +198,6 @@ void Frame::bind(PyObject* const* args, Py_ssize_t count) {
     } else if (input.kind == Input::Tensor) {
       if (!THPVariable_Check(args[i])) fail(i, c10::str("type ", Py_TYPE(args[i])->tp_name), "a tensor");
       const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-      slots_[input.slot].tensor = tensor;
       if (static_cast<size_t>(tensor.dim()) != input.sizes.size()) fail(i, describe(tensor), expected(input));
       for (const Bind& bind : input.binds)
         regs_[bind.reg] = bind.stride ? tensor.strides()[bind.dim] : tensor.sizes()[bind.dim];
@@ -206,7 +214,7 @@ void Frame::check_inputs(PyObject* const* args) const {
       if (value != regs_[input.reg]) fail(i, c10::str("the value ", value), c10::str(regs_[input.reg]));
     }
     if (input.kind != Input::Tensor) continue;
-    const at::Tensor& tensor = slots_[input.slot].tensor;
+    const at::Tensor& tensor = THPVariable_Unpack(args[i]);
     bool same = tensor.scalar_type() == input.dtype && tensor.device().type() == input.device;
     const auto sizes = tensor.sizes();
     for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
@@ -240,9 +248,32 @@ void Frame::place(int32_t slot, char* base, int32_t root) {
   made.holds = true;
 }
 
+// An input that somebody besides the list refers to outlives the call whatever we do, so a Python reference is enough for kernels.
+// A second C++ reference is dear: torch then locks the interpreter to keep the Python object alive, and again to let it go.
+void Frame::take_inputs(PyObject* const* args) {
+  for (size_t i = 0; i < program_.inputs.size(); ++i) {
+    const Input& input = program_.inputs[i];
+    if (input.kind != Input::Tensor) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(args[i]);
+    if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
+      lent_.push_back(Object::borrow(args[i]));
+      point(input.slot, tensor);
+    } else {
+      adopt(input.slot, tensor, false, "");
+    }
+  }
+}
+
 void Frame::adopt(int32_t slot, at::Tensor tensor, bool check, const char* source) {
+  if (check) tensor = in_expected_layout(program_.slots[slot], std::move(tensor), source);
+  point(slot, tensor);
+  slots_[slot].absent = !tensor.defined();
+  slots_[slot].tensor = std::move(tensor);
+}
+
+// Makes the slot a root on the tensor's memory.
+void Frame::point(int32_t slot, const at::Tensor& tensor) {
   const SlotSpec& spec = program_.slots[slot];
-  if (check) tensor = in_expected_layout(spec, std::move(tensor), source);
   char* base = nullptr;
   if (tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage()) {
     // Mutable: a lazily cloned storage must be copied before a kernel may write to it.
@@ -253,8 +284,6 @@ void Frame::adopt(int32_t slot, at::Tensor tensor, bool check, const char* sourc
   }
   place(slot, base, slot);
   slots_[slot].holders = 1;
-  slots_[slot].absent = !tensor.defined();
-  slots_[slot].tensor = std::move(tensor);
 }
 
 // Kernels were compiled for the strides that the fake tensors promised. Where the real operator differs, a copy puts it right.
@@ -278,7 +307,7 @@ at::Tensor Frame::in_expected_layout(const SlotSpec& spec, at::Tensor tensor, co
 void Frame::allocate(int32_t slot) {
   Slot& made = slots_[slot];
   made.nbytes = bytes_of(program_.slots[slot]);
-  made.memory = c10::GetCPUAllocator()->allocate(static_cast<size_t>(made.nbytes));
+  made.memory = allocate_bytes(made.nbytes);
   made.holders = 1;
   place(slot, static_cast<char*>(made.memory.get()), slot);
 }
@@ -358,6 +387,14 @@ const at::Tensor& Frame::own(int32_t slot) {
     state.tensor = make(slot, spec.dtype, spec.sizes, spec.strides, spec.offset);
   }
   return state.tensor;
+}
+
+// A tensor for the last output that is of this slot. The frame keeps no reference where it can: see take_inputs.
+at::Tensor Frame::give(const View& wanted) {
+  const Slot& root = slots_[slots_[wanted.slot].root];
+  if (!wanted.own || root.holders != 1) return view(wanted);
+  own(wanted.slot);
+  return std::move(slots_[wanted.slot].tensor);
 }
 
 at::Tensor Frame::view(const View& view) {

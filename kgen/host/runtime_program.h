@@ -141,6 +141,7 @@ struct Input {
   enum Kind { Tensor, Int, Ignored } kind;
   int32_t slot = -1, reg = -1;
   bool check = false, check_strides = false;
+  bool only_kernels = false;  // nothing but kernels reads or writes it: it is never needed as a tensor
   at::ScalarType dtype = at::ScalarType::Float;
   at::DeviceType device = at::DeviceType::CPU;
   Regs sizes, strides;
@@ -201,6 +202,7 @@ struct Instruction {
 struct Output {
   enum Kind { Tensor, Int, Const } kind;
   View view;
+  bool last = false;  // no later output is of the same slot
   int32_t reg = -1;
   Number number = Number::Int;
   Object object;
@@ -237,6 +239,7 @@ Input parse_input(PyObject* tuple) {
     input.sizes = numbers(item(tuple, 4));
     input.check_strides = item(tuple, 5) != Py_None;
     if (input.check_strides) input.strides = numbers(item(tuple, 5));
+    input.only_kernels = integer(tuple, 7) != 0;
     PyObject* binds = item(tuple, 6);
     for (Py_ssize_t i = 0; i < length(binds); ++i) {
       PyObject* bind = item(binds, i);
@@ -428,6 +431,14 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
     program->widest_integers = std::max(program->widest_integers, made.registers.size());
   });
   each(6, [&](PyObject* o) { program->outputs.push_back(parse_output(o)); });
+  std::vector<bool> seen(program->slots.size());
+  for (size_t i = program->outputs.size(); i-- > 0;) {
+    Output& out = program->outputs[i];
+    if (out.kind == Output::Tensor) {
+      out.last = !seen[out.view.slot];
+      seen[out.view.slot] = true;
+    }
+  }
   program->mismatch = Object::borrow(item(spec, 7));
   program->keep_alive = Object::borrow(item(spec, 8));
   return program;

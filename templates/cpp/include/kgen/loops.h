@@ -3,10 +3,8 @@
 
 #include <omp.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <limits>
-#include <memory>
 #include <new>
 
 #include "memory.h"
@@ -101,21 +99,27 @@ KGEN_FN auto logaddexp_(A a, B b) {
   return where_(and_(eq_(a, b), isinf_(high)), high, sum);
 }
 
+// Any thread may raise it. Not std::atomic: that header alone costs every unit 0.1 s, precompiled as it is.
+struct Flag {
+  int raised = 0;
+  KGEN_FN void raise() { __atomic_store_n(&raised, 1, __ATOMIC_RELAXED); }
+};
+
 // An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place. With a mask, only
 // indices where it holds count.
 template <class I, class M, class W>
-KGEN_FN auto checked_index(I index, int64_t size, M mask, W w, std::atomic<int>& failed) {
+KGEN_FN auto checked_index(I index, int64_t size, M mask, W w, Flag& failed) {
   const auto bad = or_(lt_(index, int64_t(0)), ge_(index, size));
   const auto counts = and_(bad, mask);
   if constexpr (lanes_of<I, M> == 1) {
-    if (__builtin_expect(counts, 0)) failed.store(1, std::memory_order_relaxed);
+    if (__builtin_expect(counts, 0)) failed.raise();
   } else {
-    if (__builtin_expect(fold_any(and_(counts, w.mask())), 0)) failed.store(1, std::memory_order_relaxed);
+    if (__builtin_expect(fold_any(and_(counts, w.mask())), 0)) failed.raise();
   }
   return where_(bad, int64_t(0), index);
 }
 template <class I, class W>
-KGEN_FN auto checked_index(I index, int64_t size, W w, std::atomic<int>& failed) {
+KGEN_FN auto checked_index(I index, int64_t size, W w, Flag& failed) {
   return checked_index(index, size, true, w, failed);
 }
 
