@@ -228,6 +228,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.check:
         return check_all(options, console)
+    # of its own: Inductor's cached kernels keep the number of threads that they were first compiled for
+    folder = tempfile.TemporaryDirectory(prefix="kgen-bench-")
+    os.environ |= {"KGEN_CACHE_DIR": f"{folder.name}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder.name}/inductor"}
     compilers = [] if options.no_compile_times else [name for name in options.contenders if name in COMPILERS]
     compiles = {name: compile_times(name, options) for name in compilers}
     rows = []

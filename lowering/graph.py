@@ -30,6 +30,8 @@ CHEAP = 6
 # A value that reads this many buffers or has this many operations is stored whatever its users, to bound code size.
 MAX_LOADS = 24
 MAX_COST = 600
+# A value made of loop indices alone is stored above this cost only: as an index it is understood, read from memory it is not.
+CHEAP_FROM_INDICES = 60
 
 
 @dataclass(slots=True)
@@ -216,7 +218,7 @@ class _Lowering:
         reads = {v.attr for v in vs.loads([tensor.value])}
         if len(reads) > MAX_LOADS or cost > MAX_COST:
             return True
-        if _uses(node) <= 1:
+        if _uses(node) <= 1 or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         return cost > CHEAP or len(full) > 1

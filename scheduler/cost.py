@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kgen import ir
 from kgen.index import Var
 from kgen.scheduler.items import Item, Members
 from kgen.sizes import Sizes
@@ -10,6 +11,8 @@ from kgen.verdict import Reason
 # A row longer than this (in points) is worth sharing among threads when there are fewer rows than MIN_ROWS.
 LONG_ROW = 32768
 MIN_ROWS = 4
+# Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
+MIN_POINTS = 512
 # Bounds of one kernel: beyond these the compiler spills registers and its time grows.
 MAX_ITEMS = 64
 MAX_COST = 2500
@@ -24,7 +27,14 @@ def unprofitable(sizes: Sizes, a: Members, b: Members, outer: tuple[Var, ...], i
         return Reason.TOO_LARGE
     if inner and sizes.points(inner) > LONG_ROW and sizes.points(outer) < MIN_ROWS and _revisits(a.joined(b).items):
         return Reason.PARALLELISM
+    if inner and sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS and not _ordered(a, b):
+        return Reason.PARALLELISM  # as two kernels all points are independent
     return None
+
+
+def _ordered(a: Members, b: Members) -> bool:
+    """Whether inner loops must run in order at all."""
+    return any(not isinstance(item.node, ir.Pointwise) for m in (a, b) for item in m.items)
 
 
 def _revisits(items: list[Item]) -> bool:

@@ -226,7 +226,7 @@ def test_every_other_element(stride: int, dtype: torch.dtype) -> None:
     check(f, x[:, : 24 * stride - stride + 1].contiguous() if stride > 8 else x)
 
 
-@pytest.mark.parametrize("kernel, step", [(3, 2), (2, 2), (3, 1), (5, 4), (4, 3)])
+@pytest.mark.parametrize(("kernel", "step"), [(3, 2), (2, 2), (3, 1), (5, 4), (4, 3)])
 def test_gradients_of_overlapping_windows(kernel: int, step: int) -> None:
     x = rand(2, 3, 24, 24).requires_grad_()
 

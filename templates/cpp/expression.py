@@ -103,6 +103,10 @@ class IndexText:
         if isinstance(atom, ix.Indirect):
             return self.indirect(atom.value, atom.size)[0]
         if isinstance(atom, ix.FloorDiv | ix.Mod):
+            den = atom.den.as_int()
+            if den is not None and den > 0 and den & (den - 1) == 0:  # machines have no division of integer lanes
+                shift, rest = f"shr_({{}}, int64_t({den.bit_length() - 1}))", f"bitand_({{}}, int64_t({den - 1}))"
+                return (shift if isinstance(atom, ix.FloorDiv) else rest).format(self.vectorized(atom.num))
             name = "floordiv_" if isinstance(atom, ix.FloorDiv) else "remainder_"
             return f"{name}({self.vectorized(atom.num)}, {self.vectorized(atom.den)})"
         assert isinstance(atom, ix.Apply)
