@@ -321,7 +321,7 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:
         lanes //= 2
-    return min(lanes, 64)
+    return min(max(lanes, 4), 64)
 
 
 def _uses(value: Value, v: Var) -> bool:
