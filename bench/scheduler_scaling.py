@@ -3,14 +3,17 @@
     python -m bench.scheduler_scaling --sizes 100 1000 10000
 
 Capture is left out: the aten graphs are built directly. A stage's growth exponent is the slope of log time over log size.
+No run finds kernels of another: each is of another seed, and the cache folder is new, with what is built once a machine in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -92,16 +95,21 @@ def build_graph(realised: int, seed: int = 0) -> GraphModule:
     return GraphModule(torch.nn.Module(), builder.graph)
 
 
-def time_stages(realised: int, last_stage: str, seed: int) -> dict[str, float]:
-    """Seconds of each stage on one graph, up to `last_stage`."""
-    from kgen import backend
+def stage_arguments(graph: GraphModule) -> tuple[Any, Any]:
+    """What the stages take besides the graph."""
     from kgen.config import from_call
     from kgen.torch_adapter import GraphInfo
 
+    outputs = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+    return GraphInfo("scaling", "inference", frozenset(), frozenset(range(outputs))), from_call(None, {})
+
+
+def time_stages(realised: int, last_stage: str, seed: int) -> dict[str, float]:
+    """Seconds of each stage on one graph, up to `last_stage`."""
+    from kgen import backend
+
     work: Any = build_graph(realised, seed)
-    outputs = len(next(n for n in work.graph.nodes if n.op == "output").args[0])
-    info = GraphInfo(f"scaling_{realised}", "inference", frozenset(), frozenset(range(outputs)))
-    config = from_call(None, {})
+    info, config = stage_arguments(work)
     seconds = {}
     for stage in backend.STAGES:
         started = time.perf_counter()
@@ -124,6 +132,15 @@ def exponents(results: dict[int, dict[str, float]]) -> dict[str, float]:
     }
 
 
+def time_sizes(options: argparse.Namespace) -> dict[int, dict[str, float]]:
+    time_stages(min(options.sizes), options.last_stage, options.seed + options.repeats)  # imports and first-use caches
+    results = {}
+    for size in options.sizes:
+        runs = [time_stages(size, options.last_stage, options.seed + turn) for turn in range(options.repeats)]
+        results[size] = {stage: min(run[stage] for run in runs) for stage in runs[0]}
+    return results
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 10000], help="realised nodes")
@@ -132,11 +149,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    results: dict[int, dict[str, float]] = {}
-    time_stages(options.sizes[0], options.last_stage, options.seed)  # imports and first-use caches
-    for size in options.sizes:
-        runs = [time_stages(size, options.last_stage, options.seed) for _ in range(options.repeats)]
-        results[size] = {stage: min(run[stage] for run in runs) for stage in runs[0]}
+    with tempfile.TemporaryDirectory(prefix="kgen-bench-") as cache:
+        os.environ["KGEN_CACHE_DIR"] = cache
+        results = time_sizes(options)
     found = exponents(results)
     table = Table(title="Seconds a stage")
     for column in ("stage", *map(str, results), "exponent"):

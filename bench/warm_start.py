@@ -3,7 +3,8 @@
 python -m bench.warm_start --json out.json
 
 Each figure is the time of the first forward and backward less that of a later one, so compilation and loading alone. Imports of
-torch and of the back end are done before and shown in a column of their own. Processes of the contenders take turns.
+torch and of the back end, and what a compiler builds once a machine, are done before and shown in columns of their own.
+Processes of the contenders take turns.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ def run_child(contender: str, model_size: str) -> dict[str, Any]:
 
     from examples.gpt import FULL, GPT, TINY, random_batch
 
+    started = time.perf_counter()
+    torch.compile(lambda x: torch.relu(x) * 2, backend=contender)(torch.ones(8))
+    once = time.perf_counter() - started
+    torch._dynamo.reset()
+    counted = _work_done(contender)
     torch.manual_seed(0)
     shape = {"full": FULL, "tiny": TINY}[model_size]
     model = GPT(shape)
@@ -52,7 +58,8 @@ def run_child(contender: str, model_size: str) -> dict[str, Any]:
 
     first, *later = [step() for _ in range(4)]
     steady = [min(column) for column in zip(*later, strict=True)]
-    return {"import": imported, "wall": first[0] - steady[0], "cpu": first[1] - steady[1], "work": _work_done(contender)}
+    work = {name: count - counted[name] for name, count in _work_done(contender).items()}
+    return {"import": imported, "once": once, "wall": first[0] - steady[0], "cpu": first[1] - steady[1], "work": work}
 
 
 def _work_done(contender: str) -> dict[str, int]:
@@ -106,6 +113,7 @@ def print_table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         "lowest",
         "cpu of the main thread",
         "import",
+        "once a machine",
         "wall / inductor",
         "cpu / inductor",
     ):
@@ -114,7 +122,8 @@ def print_table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         for name in CONTENDERS:
             rows, peer = results[name][label], results["inductor"][label]
             ratios = [f"{median(rows, c) / median(peer, c):.2f}" for c in ("wall", "cpu")]
-            numbers = [median(rows, "wall"), min(r["wall"] for r in rows), median(rows, "cpu"), median(rows, "import")]
+            numbers = [median(rows, "wall"), min(r["wall"] for r in rows)]
+            numbers += [median(rows, column) for column in ("cpu", "import", "once")]
             table.add_row(label, name, *(f"{n:.2f}" for n in numbers), *ratios)
     console = Console(width=140)
     console.print(table)

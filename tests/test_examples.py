@@ -86,6 +86,18 @@ def test_every_pattern_gives_the_bytes_it_moves():
         assert job.fewest_bytes(1) > 2**16, job.name
 
 
+@pytest.mark.cpu
+def test_the_compilers_report_is_read() -> None:
+    from bench.compile_profile import PHASES, inside_compiler
+    from kgen.build import toolchain
+
+    if toolchain.compiler().family != "gcc":
+        pytest.skip("the report is g++'s")
+    found = inside_compiler('#include <kgen/kernel.h>\nextern "C" int nothing() { return 0; }\n')
+    assert set(PHASES.values()) < set(found)
+    assert 0 < found["assemble, link, start"] < 60
+
+
 def test_scaling_graphs_have_as_many_nodes_as_asked():
     from bench.scheduler_scaling import aten, build_graph
 

@@ -14,6 +14,7 @@ from codegen import copied, misaligned, offset, stepped, tensors, turned
 from torch import Tensor, nn
 
 import kgen
+from kgen.build import toolchain
 
 pytestmark = pytest.mark.cpu
 
@@ -459,3 +460,16 @@ def test_one_graph_for_marked_sizes() -> None:
             torch._dynamo.mark_dynamic(x, 0)
             torch.testing.assert_close(run(x, w), f(x, w), rtol=2e-5, atol=2e-5)
     assert kgen.coverage()["graphs"] == 1
+
+
+# ---- instruction sets -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2"])
+def test_wide_integers_on_narrow_registers(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+    """16 bytes hold two int64, but no vector has fewer than four lanes."""
+    if isa == "avx2" and toolchain.isa().name == "generic":
+        pytest.skip("no AVX2")
+    monkeypatch.setenv("KGEN_ISA", isa)
+    rows = torch.tensor([3, 1, 4])
+    check(lambda x, i: (x[i], i * 3, (i - 2).double()), rand(5, 7), rows)

@@ -305,7 +305,9 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
 
 def _runtime_flags() -> tuple[str, ...]:
     python = sysconfig.get_paths()["include"]
-    return ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", f"-I{python}", *_torch_flags())
+    # With the macro torch's headers bring single operators instead of all 2500: seconds less.
+    flags = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-DAT_PER_OPERATOR_HEADERS")
+    return (*flags, f"-I{python}", *_torch_flags())
 
 
 def _torch_flags() -> tuple[str, ...]:
