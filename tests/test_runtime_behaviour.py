@@ -179,6 +179,10 @@ def test_division_by_one_number_is_exact(dtype: torch.dtype) -> None:
         torch.testing.assert_close(compiled(f)(x), f(x), rtol=0, atol=0, equal_nan=True)
 
 
+def test_division_of_equal_numbers_along_a_row() -> None:
+    check(lambda x: ((torch.zeros(67) + 1).softmax(0), x.softmax(0)), rand(67))
+
+
 @pytest.mark.parametrize("groups", [4, 8, 32])
 @pytest.mark.parametrize("images", [3, 16])
 def test_group_norm_of_channels_last(groups: int, images: int) -> None:

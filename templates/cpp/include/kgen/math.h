@@ -351,14 +351,14 @@ KGEN_FN Divisor<T> divisor(T value) {
 // x / d: correctly rounded, below 2^-100 (double: 2^-900) within one unit in the last place.
 template <class X, class T>
 KGEN_FN X divide_by(X x, Divisor<T> d) {
-#if KGEN_X86
-  if (__builtin_expect(d.fast, 1)) {
-    const X quotient = mul_(x, d.reciprocal);
-    const X rest = fma_(neg_(quotient), splat<lanes_of<X>>(d.value), x);
-    const X result = fma_(rest, splat<lanes_of<X>>(d.reciprocal), quotient);
-    if (__builtin_expect(none_of(isnan_(result)), 1)) return result;  // infinities and NaN have no rest
+  if constexpr (KGEN_X86 && lanes_of<X> > 1) {
+    if (__builtin_expect(d.fast, 1)) {
+      const X quotient = mul_(x, d.reciprocal);
+      const X rest = fma_(neg_(quotient), splat<lanes_of<X>>(d.value), x);
+      const X result = fma_(rest, splat<lanes_of<X>>(d.reciprocal), quotient);
+      if (__builtin_expect(none_of(isnan_(result)), 1)) return result;  // infinities and NaN have no rest
+    }
   }
-#endif
   return truediv_(x, d.value);
 }
 
