@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kgen import errors
+from kgen import index as ix
+from kgen import values as vs
 from kgen.build.unit import Rendered, UnitPlan, plan_units
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Kernel, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
 from kgen.sizes import Sizes
@@ -209,3 +211,33 @@ def test_ranks_order_the_groups_after_every_merge(seed: int, monkeypatch: pytest
 def test_wide_numbers_have_four_lanes_in_short_registers() -> None:
     plan = plans(lambda x: x * x + 1, torch.randn(1000, dtype=torch.float64)).forward
     assert choose_loops(plan.kernels[0], plan.graph, Sizes({}), 16).lanes == 4
+
+
+def _nest(f: Callable[..., Any], *args: Tensor) -> Nest:
+    plan = plans(f, *args).forward
+    return choose_loops(plan.kernels[0], plan.graph, Sizes({}), 64)
+
+
+def test_groups_of_neighbouring_channels_are_lanes() -> None:
+    images = r(19, 64, 28, 28).contiguous(memory_format=torch.channels_last)
+    nest = _nest(lambda x, w, b: F.group_norm(x, 8, w, b), images, r(64), r(64))
+    assert nest.vertical
+    assert nest.group == 8
+    assert nest.vector is not None
+    assert nest.vector.extent == 64
+
+
+def test_short_rows_take_one_step() -> None:
+    assert _nest(lambda x: x.softmax(1), r(100, 31)).one_step
+    assert _nest(lambda x: x.softmax(1), r(100, 64)).lanes == 64
+    assert not _nest(lambda x: x.softmax(1), r(100, 65)).one_step
+
+
+def test_interleaved_addresses_split_the_loop() -> None:
+    """x.repeat_interleave along the fast axis reads x at v // 4: along v' in v = 4 v' + r it is contiguous."""
+    nest = _nest(lambda x: x[:, :, None].expand(64, 128, 4).reshape(64, 512) + 1, r(64, 128))
+    assert nest.vector is not None
+    assert all(ix.stride_of(e, nest.vector) is not None for s in nest.kernel.statements for e in s.store)
+    loads = [load for s in nest.kernel.statements for load in vs.loads([s.value])]
+    assert loads
+    assert all(ix.stride_of(load.attr[1][0], nest.vector) is not None for load in loads)
