@@ -21,8 +21,10 @@ class Refused(Exception):
 
 
 def unsupported(node: Node) -> str:
-    """Why the loop IR cannot express the node whatever its operator: complex numbers, sparse layouts, tensor subclasses."""
+    """Why no kernel can do the node's work whatever its operator: complex numbers, sparse layouts, another device."""
     for value in _values(node):
+        if value.device.type != "cpu":
+            return f"device {value.device.type}"
         if value.dtype.is_complex or (
             value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype)
         ):

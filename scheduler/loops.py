@@ -60,7 +60,8 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
         kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
     lanes = _lanes(kernel, vector, sizes, register_bytes)
     if group > 1 and sizes.points(kernel.outer) < FEW_TASKS * lanes:
-        lanes = max(lanes // 2, group)  # more tasks of half the width: threads finish together
+        lanes = max(lanes // 2, 4)  # more tasks of half the width: threads finish together
+    lanes = max(lanes, group)
     tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
     return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)
 

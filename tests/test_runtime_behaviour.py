@@ -183,6 +183,17 @@ def test_division_of_equal_numbers_along_a_row() -> None:
     check(lambda x: ((torch.zeros(67) + 1).softmax(0), x.softmax(0)), rand(67))
 
 
+def test_results_on_another_device() -> None:
+    """No kernel stands in for an operator that makes a tensor elsewhere."""
+    run = compiled(lambda x: (torch.zeros_like(x, device="meta") + 1, torch.rand(3, device="meta"), x + 1))
+    assert [t.device.type for t in run(rand(4))] == ["meta", "meta", "cpu"]
+
+
+def test_pooling_to_sizes_that_overlap() -> None:
+    check(lambda x: F.adaptive_avg_pool3d(x, (2, 2, 2)), rand(2, 3, 4, 4, 4))
+    check(lambda x: F.interpolate(x, scale_factor=0.6, mode="area", recompute_scale_factor=True), rand(2, 3, 4, 4, 4))
+
+
 @pytest.mark.parametrize("groups", [4, 8, 32])
 @pytest.mark.parametrize("images", [3, 16])
 def test_group_norm_of_channels_last(groups: int, images: int) -> None:

@@ -227,6 +227,17 @@ def test_groups_of_neighbouring_channels_are_lanes() -> None:
     assert nest.vector.extent == 64
 
 
+@pytest.mark.parametrize("register", [16, 32, 64])
+def test_lanes_hold_whole_groups(register: int) -> None:
+    for dtype in (torch.float32, torch.float64):
+        for images, channels, groups in ((2, 6, 3), (20, 64, 2), (9, 8, 4)):
+            x = r(images, channels, 6, 6).to(dtype).contiguous(memory_format=torch.channels_last)
+            plan = plans(lambda x, groups=groups: F.group_norm(x, groups), x).forward
+            nest = choose_loops(plan.kernels[0], plan.graph, Sizes({}), register)
+            assert nest.lanes >= 4
+            assert nest.lanes % nest.group == 0
+
+
 def test_short_rows_take_one_step() -> None:
     assert _nest(lambda x: x.softmax(1), r(100, 31)).one_step
     assert _nest(lambda x: x.softmax(1), r(100, 64)).lanes == 64
