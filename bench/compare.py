@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.contenders import COMPILERS, CONTENDERS, Job, failure, jobs
-from bench.measure import as_json, copy_rate, geomean, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, machine_facts, seconds_of
 
 WARM_UP_SIZE = 8
 
@@ -68,8 +68,7 @@ def _compile_process(contender: str, options: argparse.Namespace, cache: str) ->
     command = [sys.executable, "-m", "bench.compare", "--compile-worker", contender, "--which", options.which]
     command += ["--megabytes", str(options.megabytes), "--threads", str(options.threads)]
     command += ["--patterns", *options.patterns] if options.patterns else []
-    # AOTAutograd's cache, which both compilers use, lies in Inductor's folder.
-    environment = os.environ | {"KGEN_CACHE_DIR": f"{cache}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
+    environment = os.environ | cache_environment(cache)
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -237,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         return check_all(options, console)
     # of its own: Inductor's cached kernels keep the number of threads that they were first compiled for
     folder = tempfile.TemporaryDirectory(prefix="kgen-bench-")
-    os.environ |= {"KGEN_CACHE_DIR": f"{folder.name}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder.name}/inductor"}
+    os.environ |= cache_environment(folder.name)
     compilers = [] if options.no_compile_times else [name for name in options.contenders if name in COMPILERS]
     compiles = {name: compile_times(name, options) for name in compilers}
     rows = []

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import machine_facts
+from bench.measure import cache_environment, machine_facts
 
 # g++'s phases under the names of the table.
 PHASES = {
@@ -127,8 +127,7 @@ def inside_compiler(source: str) -> dict[str, float]:
 
 def build_once(folder: str) -> None:
     """What a machine builds once, in a cache folder of this run's own."""
-    os.environ["KGEN_CACHE_DIR"] = f"{folder}/kgen"
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/torch"  # where AOTAutograd's cache lies
+    os.environ |= cache_environment(folder)
     torch.compile(lambda x: torch.relu(x) * 2, backend="kgen")(torch.ones(8))
     torch._dynamo.reset()
 

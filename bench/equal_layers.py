@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import machine_facts
+from bench.measure import cache_environment, machine_facts
 
 
 def run_child(layers: int) -> dict[str, float]:
@@ -63,10 +63,11 @@ def _timed(f: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
 
 def spawn(layers: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
-        folders = {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
         command = [sys.executable, "-m", "bench.equal_layers", "--child", str(layers)]
         root = Path(__file__).resolve().parent.parent
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env={**os.environ, **folders})
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=False, env=os.environ | cache_environment(folder)
+        )
     if done.returncode != 0:
         sys.exit(done.stderr)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -95,6 +95,11 @@ def _no_gc() -> Any:
             gc.enable()
 
 
+def cache_environment(folder: str | Path) -> dict[str, str]:
+    """Caches of both compilers in one folder. AOTAutograd's cache, which both use, lies in Inductor's."""
+    return {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+
+
 def seconds_of(call: Thunk) -> float:
     """One call, timed once: for compilations."""
     return _time(call, 1)

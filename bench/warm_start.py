@@ -74,9 +74,12 @@ def _work_done(contender: str) -> dict[str, int]:
 
 
 def spawn(contender: str, model_size: str, caches: Path) -> dict[str, Any]:
-    folders = {"KGEN_CACHE_DIR": str(caches / "kgen"), "TORCHINDUCTOR_CACHE_DIR": str(caches / f"torch-{contender}")}
+    from bench.measure import cache_environment  # it imports torch, whose time a child measures
+
     command = [sys.executable, "-m", "bench.warm_start", "--child", contender, "--model", model_size]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **folders})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | cache_environment(caches / contender)
+    )
     if done.returncode != 0:
         sys.exit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from bench.measure import as_json, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, interleave, machine_facts, seconds_of
 from bench.memory import peak_of
 from examples.gpt import FULL, GPT, TINY, Shape, random_batch
 
@@ -138,23 +138,23 @@ def reference_trainer(setting: Setting) -> Trainer:
 def check_one(backend: str, setting: Setting, reference: dict[str, Any], gradients: list[Tensor]) -> dict[str, Any]:
     trainer, batch = Trainer(backend, setting), setting.batch()
     found = {"loss": difference(reference["loss"], trainer.backward(batch))}
-    found["gradients"] = largest_difference(reference["gradients"], trainer.gradients())
-    kept = all(g.dtype == p.dtype for g, p in zip(trainer.gradients(), trainer.parameters, strict=True))
+    dtype = DTYPES[setting.dtype]
+    found["gradients"] = largest_difference(reference["gradients"], trainer.gradients(), dtype)
     trainer.model.zero_grad(set_to_none=True)
     trainer.update([g.clone() for g in gradients])
-    found["parameters"] = largest_difference(reference["parameters"], trainer.parameters)
+    found["parameters"] = largest_difference(reference["parameters"], trainer.parameters, dtype)
     found["later loss"] = difference(reference["later loss"], [trainer.step(batch) for _ in range(2)][-1])
-    ok = kept and max(found.values()) <= TOLERANCE[setting.dtype]
-    return {"backend": backend, "dtype": setting.dtype, "ok": ok, **found}
+    return {"backend": backend, "dtype": setting.dtype, "ok": max(found.values()) <= TOLERANCE[setting.dtype], **found}
 
 
-def largest_difference(expected: list[Tensor], actual: list[Tensor]) -> float:
-    return max(difference(e, a) for e, a in zip(expected, actual, strict=True))
+def largest_difference(expected: list[Tensor], actual: list[Tensor], dtype: torch.dtype | None = None) -> float:
+    return max(difference(e, a, dtype) for e, a in zip(expected, actual, strict=True))
 
 
-def difference(expected: Tensor, actual: Tensor) -> float:
-    """The norm of the difference over the norm of what is expected; infinite when the shapes differ or a number is not one."""
-    if expected.shape != actual.shape:
+def difference(expected: Tensor, actual: Tensor, dtype: torch.dtype | None = None) -> float:
+    """The norm of the difference over the norm of what is expected; infinite when the shapes differ, when `actual` has another
+    dtype than `dtype` (default: what is expected has), or when a number is not one."""
+    if actual.dtype != (dtype or expected.dtype) or expected.shape != actual.shape:
         return math.inf
     wide = expected.double()
     found = ((wide - actual.double()).norm() / wide.norm().clamp(min=1e-12)).item()
@@ -223,11 +223,6 @@ def fresh_process(backend: str, setting: Setting, options: argparse.Namespace, c
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
-def cache_environment(cache: Path) -> dict[str, str]:
-    """AOTAutograd's cache, which both compilers use, lies in Inductor's folder."""
-    return {"KGEN_CACHE_DIR": str(cache / "kgen"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
 
 
 # ---- what did kgen do? --------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class Emitter:
             self.accumulators[accumulator] = s.op
             self._declare(s, accumulator, section.before)
             if s.op == "sum" and s.value.dtype.is_floating_point:
-                section.sums[accumulator] = section.before[-1].split(" = ", 1)[1].rstrip(";")
+                section.sums[accumulator] = self._identity(s)
             self._step(s, accumulator)
             return [(s, accumulator)]
         if s.kind == "scan":
@@ -150,7 +150,11 @@ class Emitter:
         elif s.op in ("argmax", "argmin"):
             lines.append(f"ArgExtreme<{text}, {lanes}, {str(s.op == 'argmax').lower()}> {name};")
         else:
-            lines.append(f"auto {name} = splat<{lanes}>({self._literal(ops.identity(s.op, s.value.dtype), s.value.dtype)});")
+            lines.append(f"auto {name} = {self._identity(s)};")
+
+    def _identity(self, s: Statement) -> str:
+        number = self._literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        return f"splat<{'L' if self.nest.vector is not None else '1'}>({number})"
 
     def _step(self, s: Statement, name: str) -> None:
         value = self._as_lanes(s.value)
@@ -254,7 +258,7 @@ class Emitter:
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
         suffix = "" if mask is None else "_masked"
-        if self._walks_lanes(offset) and (not combine or s.value.dtype is not torch.bool):
+        if printer.stride(offset) == 1 and (not combine or s.value.dtype is not torch.bool):
             name = "combine" if combine else "store"  # neighbouring elements: no two lanes meet
             self.scope.lines.append(
                 f"{name}{suffix}{combine}({pointer} + {printer.scalar(offset)}, {value}{given}, {self._active()});"
@@ -266,13 +270,6 @@ class Emitter:
         active = self._active() if varies else "one"
         name = "scatter_combine" if combine else "scatter"
         self.scope.lines.append(f"{name}{suffix}{combine}({pointer}, {index}, {value}{given}, {active});")
-
-    def _walks_lanes(self, offset: Expr) -> bool:
-        """Whether neighbouring lanes have neighbouring elements."""
-        if not self._in_lanes() or self._index(offset).lane_indirect(offset):
-            return False
-        assert self.nest.vector is not None
-        return ix.stride_of(offset, self.nest.vector) == 1
 
     def _store(self, out: str, offset: Expr, value: str, source: Value | None) -> None:
         pointer = self._pointer(out)
@@ -286,7 +283,7 @@ class Emitter:
         if not lanes or not printer.depends(offset):
             self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, one);")
             return
-        stride = None if printer.lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        stride = printer.stride(offset)
         if stride is None:
             self.scope.lines.append(f"scatter({pointer}, {printer.vectorized(offset)}, {value}, {self._active()});")
         elif stride == 1:
@@ -405,7 +402,7 @@ class Emitter:
             if not self._in_lanes() or not self._varies(value.args[0]):
                 return f"load_masked<1>({pointer} + {at}, {mask}, one)"
             return f"load_strided_masked<L>({pointer} + {at}, 0, {mask}, {active})"
-        stride = None if printer.lane_indirect(offset) else ix.stride_of(offset, self.nest.vector)  # type: ignore[arg-type]
+        stride = printer.stride(offset)
         given = f", {mask}" if mask is not None else ""
         suffix = "_masked" if mask is not None else ""
         if stride is None:

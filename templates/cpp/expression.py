@@ -75,7 +75,7 @@ class IndexText:
         """One 64-bit integer a lane."""
         if not self.depends(expr):
             return f"int64_t({self.scalar(expr)})"
-        stride = None if self.vector is None or self.lane_indirect(expr) else ix.stride_of(expr, self.vector)
+        stride = self.stride(expr)
         if stride is not None:
             return f"iota<int64_t, L>({self.scalar(expr)}, {self.scalar(stride)})"
         parts = [self._vector_term(mono, coef) for mono, coef in expr.terms]
@@ -84,7 +84,11 @@ class IndexText:
             text = f"add_({text}, {part})"
         return text
 
-    def lane_indirect(self, expr: Expr) -> bool:
+    def stride(self, expr: Expr) -> Expr | None:
+        """From lane to lane; None outside of the lanes, and where the lanes do not walk evenly."""
+        return None if self.vector is None or self._lane_indirect(expr) else ix.stride_of(expr, self.vector)
+
+    def _lane_indirect(self, expr: Expr) -> bool:
         """Whether an index read from data, another one for each lane, takes part."""
         return any(isinstance(a, ix.Indirect) and self.indirect(a.value, a.size)[1] for a in ix.free_atoms(expr))
 

@@ -8,20 +8,20 @@
 // ---- the library ----------------------------------------------------------------------------------------------------
 
 extern "C" {
+#if KGEN_X86
 #if KGEN_AVX512
-#define KGEN_DECLARE_VECTOR_UNARY(name)            \
-  __m512 KGEN_MATH(v, name, f32)(__m512) noexcept; \
-  __m512d KGEN_MATH(v, name, f64)(__m512d) noexcept;
-#define KGEN_DECLARE_VECTOR_BINARY(name)                   \
-  __m512 KGEN_MATH(v, name, f32)(__m512, __m512) noexcept; \
-  __m512d KGEN_MATH(v, name, f64)(__m512d, __m512d) noexcept;
-#elif KGEN_AVX2
-#define KGEN_DECLARE_VECTOR_UNARY(name)            \
-  __m256 KGEN_MATH(v, name, f32)(__m256) noexcept; \
-  __m256d KGEN_MATH(v, name, f64)(__m256d) noexcept;
-#define KGEN_DECLARE_VECTOR_BINARY(name)                   \
-  __m256 KGEN_MATH(v, name, f32)(__m256, __m256) noexcept; \
-  __m256d KGEN_MATH(v, name, f64)(__m256d, __m256d) noexcept;
+typedef __m512 kgen_floats;
+typedef __m512d kgen_doubles;
+#else
+typedef __m256 kgen_floats;
+typedef __m256d kgen_doubles;
+#endif
+#define KGEN_DECLARE_VECTOR_UNARY(name)                      \
+  kgen_floats KGEN_MATH(v, name, f32)(kgen_floats) noexcept; \
+  kgen_doubles KGEN_MATH(v, name, f64)(kgen_doubles) noexcept;
+#define KGEN_DECLARE_VECTOR_BINARY(name)                                  \
+  kgen_floats KGEN_MATH(v, name, f32)(kgen_floats, kgen_floats) noexcept; \
+  kgen_doubles KGEN_MATH(v, name, f64)(kgen_doubles, kgen_doubles) noexcept;
 #else
 #define KGEN_DECLARE_VECTOR_UNARY(name)
 #define KGEN_DECLARE_VECTOR_BINARY(name)
