@@ -23,7 +23,7 @@ class IndexText:
         """Whether the expression differs between lanes."""
         if self.vector is None:
             return False
-        for atom in ix.free_atoms(expr):
+        for atom in _in_order(expr):
             if atom is self.vector or (isinstance(atom, ix.Indirect) and self.indirect(atom.value, atom.size)[1]):
                 return True
         return False
@@ -90,7 +90,7 @@ class IndexText:
 
     def _lane_indirect(self, expr: Expr) -> bool:
         """Whether an index read from data, another one for each lane, takes part."""
-        return any(isinstance(a, ix.Indirect) and self.indirect(a.value, a.size)[1] for a in ix.free_atoms(expr))
+        return any(isinstance(a, ix.Indirect) and self.indirect(a.value, a.size)[1] for a in _in_order(expr))
 
     def _vector_term(self, mono: tuple[Atom, ...], coef: int) -> str:
         text = f"int64_t({coef})" if coef != 1 or not mono else ""
@@ -129,3 +129,8 @@ class IndexText:
         if atom.fn == "select":
             return f"where_(ne_({args[0]}, int64_t(0)), {args[1]}, {args[2]})"
         return f"cast_<int64_t>({atom.fn}_({args[0]}, {args[1]}))"
+
+
+def _in_order(expr: Expr) -> list[Atom]:
+    """A set's own order differs from process to process, and printing an indirect index emits code."""
+    return sorted(ix.free_atoms(expr), key=lambda atom: atom.order)
