@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+import torch
+
 from kgen import ir
 from kgen.index import Expr, Var
 from kgen.values import Value
@@ -46,6 +48,7 @@ class Kernel:
     statements: tuple[Statement, ...]
     rows: tuple[str, ...] = ()
     origins: tuple[ir.Origin, ...] = ()
+    device: torch.device = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,30 @@ class Nest:
             return False
         extent = self.vector.extent.as_int()
         return extent is not None and extent <= self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Points of one GPU program along each axis, and the warps that share them."""
+
+    x: int
+    y: int = 1
+    r: int = 1
+    warps: int = 4
+    stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A kernel for a GPU: linear offsets, the outer loops of its program axes (the last of each is fastest), and the tile.
+    `persistent`: the tile holds the whole inner space. `wide`: offsets need 64 bits."""
+
+    kernel: Kernel
+    x: tuple[Var, ...]
+    y: tuple[Var, ...]
+    blocks: Blocks
+    persistent: bool
+    wide: bool
 
 
 @dataclass(frozen=True, slots=True)

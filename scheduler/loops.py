@@ -38,14 +38,14 @@ SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of the
 
 def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
     """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
-    kernel = _linearized(kernel, graph)
+    kernel = linearized(kernel, graph)
     if reorder and register_bytes:
         kernel = _split_by_remainders(kernel, graph, sizes)
-    touches = list(_touches(kernel, graph, sizes))
+    touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
-        kernel = _ordered(kernel, touches, sizes)
-    kernel = _collapsed(kernel)
-    touches = list(_touches(kernel, graph, sizes))
+        kernel = ordered(kernel, touches, sizes)
+    kernel = collapsed(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
     vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
     if vector is None:
         return Nest(kernel, None, 1)
@@ -53,7 +53,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     if reorder and (grouped := _grouped(kernel, vector, touches, sizes)) is not None:
         group = sizes.of(vector.extent)
         kernel, vector = grouped
-        touches = list(_touches(kernel, graph, sizes))
+        touches = list(distinct_touches(kernel, graph, sizes))
     if vector in kernel.outer:
         kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
     else:
@@ -69,7 +69,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
 # ---- linear offsets -------------------------------------------------------------------------------------------------
 
 
-def _linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
+def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """Replaces logical indices by offsets under the buffers' strides; a row buffer is indexed by the inner loops alone."""
     rows = set(kernel.rows)
     made_inner = {o for s in kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
@@ -121,7 +121,7 @@ class Touch:
     store: bool
 
 
-def _touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
+def distinct_touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
     outer_points = sizes.points(kernel.outer)
     inner_points = outer_points * sizes.points(kernel.inner)
     made = {o for s in kernel.statements for o in s.outs}
@@ -150,7 +150,7 @@ def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:
     return sizes.points(v for v in (*kernel.outer, *kernel.inner) if v in used or v in through)
 
 
-def _stride(offset: Expr, v: Var, sizes: Sizes) -> int | None:
+def stride_along(offset: Expr, v: Var, sizes: Sizes) -> int | None:
     """Stride along a loop at the hints; None where the offset is not affine in it (also through an indirect index)."""
     for atom in ix.free_atoms(offset):
         if isinstance(atom, ix.Indirect) and v in _value_vars(atom.value):
@@ -178,13 +178,13 @@ def _value_vars(value: Value) -> frozenset[Atom]:
 # ---- order ----------------------------------------------------------------------------------------------------------
 
 
-def _ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
+def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
     """Outer loops by falling stride of what moves most bytes, stores first. Inner loops too, unless their order is meaning."""
 
     def weight(v: Var) -> float:
         total, norm = 0.0, 0.0
         for t in touches:
-            stride = _stride(t.offset, v, sizes)
+            stride = stride_along(t.offset, v, sizes)
             if stride:
                 share = t.distinct * (2.0 if t.store else 1.0)
                 total += share * _log2(abs(stride))
@@ -204,7 +204,7 @@ def _log2(x: int) -> float:
 # ---- collapsing -----------------------------------------------------------------------------------------------------
 
 
-def _collapsed(kernel: Kernel) -> Kernel:
+def collapsed(kernel: Kernel) -> Kernel:
     """Joins adjacent loops of one level whose every use walks as one loop would."""
     exprs = _all_exprs(kernel)
     scans = any(s.kind == "scan" for s in kernel.statements)
@@ -288,7 +288,7 @@ def _split_by_remainders(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kerne
     along v' every access has one stride, and what depends on r alone is decided outside of it."""
     mapping: dict[Atom, Expr] = {}
     outer: list[Var] = []
-    touches = list(_touches(kernel, graph, sizes))
+    touches = list(distinct_touches(kernel, graph, sizes))
     for v in kernel.outer:
         turns = math.lcm(*(_turns(t.offset, v) for t in touches)) if touches else 1
         extent = v.extent.as_int()
@@ -330,7 +330,7 @@ def _grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) ->
         return None
     moved = sum(t.distinct for t in touches)
     for v in kernel.outer:
-        along = sum(t.distinct for t in touches if _walks_as_one(t.offset, v, vector) and _stride(t.offset, vector, sizes))
+        along = sum(t.distinct for t in touches if _walks_as_one(t.offset, v, vector) and stride_along(t.offset, vector, sizes))
         if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
             merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
             mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
@@ -361,11 +361,11 @@ def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) 
     if kernel.inner or vector not in kernel.outer or sizes.of(vector.extent) < 2 * TILE:
         return None
     for touch in touches:
-        stride = _stride(touch.offset, vector, sizes)
+        stride = stride_along(touch.offset, vector, sizes)
         if touch.store or stride is None or abs(stride) <= 1:
             continue
         for v in kernel.outer:
-            if v is not vector and _stride(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= 2 * TILE:
+            if v is not vector and stride_along(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= 2 * TILE:
                 return v
     return None
 
@@ -385,7 +385,7 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
         if inner_loop and not t.inner:
             total += t.bytes * GATHER  # outer statements stay scalar when the lanes are an inner loop
             continue
-        stride = _stride(t.offset, v, sizes)
+        stride = stride_along(t.offset, v, sizes)
         factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
         if stride is not None and stride > 1 and stride * 4 <= 32:
             factor = 3.0

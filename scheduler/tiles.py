@@ -1,0 +1,181 @@
+"""Chooses the tiling of a kernel for a GPU: which loops are program axes, how large a program's tile is, how many warps run it.
+
+A program computes a tile of points. `x` is the axis along which neighbouring threads touch neighbouring memory; a second
+axis `y` exists only where accesses disagree on that (a transposed input); `r` is the inner space of reductions and scans. A
+reduction is *persistent* when a program holds whole rows in registers, else it walks them in steps of `r`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.index import Expr, Var
+from kgen.plan import Blocks, Kernel, Tiling
+from kgen.scheduler.loops import Touch, collapsed, distinct_touches, linearized, ordered, stride_along
+from kgen.sizes import Sizes
+
+# Longest row, in points, that one program keeps in registers.
+MAX_PERSISTENT = 32768
+# A tile pays on both axes only where each is at least this long.
+MIN_TILE = 16
+# Points of one program of a pointwise kernel.
+POINTS = 1024
+# Points that a program of a reduction holds at once.
+REDUCTION_POINTS = 4096
+MAX_WARPS = 16
+INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the choice needs to know of a device: `processors` run programs side by side."""
+
+    arch: int = 90
+    processors: int = 132
+
+
+def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
+    """Whether a program holds a whole row of the inner space at once."""
+    points = ix.product(v.extent for v in kernel.inner).as_int()
+    return points is not None and points <= limit
+
+
+def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
+    """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
+    kernel = linearized(kernel, graph)
+    if not any(s.kind in ("reduction", "scan") for s in kernel.statements):
+        kernel = _flattened(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    if reorder:
+        kernel = ordered(kernel, touches, sizes)
+    kernel = collapsed(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    wide = not _fits_32(kernel)
+    if kernel.inner:
+        return _reduction(kernel, touches, sizes, gpu, wide)
+    slow = _second_axis(kernel, touches, sizes) if reorder else None
+    if slow is None:
+        return Tiling(kernel, kernel.outer, (), _pointwise_blocks(kernel, graph, sizes, gpu), True, wide)
+    y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
+    blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
+    return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """Every loop an outer one: programs may run the points in any order."""
+    statements = tuple(replace(s, inner=False, section=-1) for s in sorted(kernel.statements, key=lambda s: s.section))
+    return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())
+
+
+# ---- pointwise ------------------------------------------------------------------------------------------------------
+
+
+def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+    """The loop along which some access is contiguous that strides along the last loop: tiles over both serve both."""
+    if len(kernel.outer) < 2 or sizes.of(kernel.outer[-1].extent) < MIN_TILE:
+        return None
+    fast = kernel.outer[-1]
+    weights: dict[Var, int] = {}
+    for touch in touches:
+        stride = stride_along(touch.offset, fast, sizes)
+        if stride is not None and abs(stride) <= 1:
+            continue
+        for v in kernel.outer[:-1]:
+            if stride_along(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
+                weights[v] = weights.get(v, 0) + touch.distinct
+    return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
+    """Enough points a thread for wide accesses, but not so many that processors stay idle."""
+    points = sizes.points(kernel.outer)
+    narrowest = min((graph.buffers[n].dtype.itemsize for n in _touched(kernel, graph)), default=4)
+    block = POINTS * 2 if narrowest <= 2 else POINTS
+    while block > 128 and points < block * gpu.processors * 2:
+        block //= 2
+    return Blocks(x=block, warps=max(1, min(4, block // 128)))
+
+
+def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
+    found = {load.attr[0] for s in kernel.statements for load in vs.loads([s.value])}
+    found.update(o for s in kernel.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored)
+    return {n for n in found if n in graph.buffers}
+
+
+def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
+    """A tile whose sides are whole cache lines of both kinds of access."""
+    x = min(64, power_of_two(sizes.of(fast.extent)))
+    y = min(64, power_of_two(sizes.of(slow.extent)))
+    return Blocks(x=x, y=y, warps=8 if x * y >= 4096 else 4)
+
+
+# ---- reductions -----------------------------------------------------------------------------------------------------
+
+
+def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
+    across = _contiguous_across(kernel, touches, sizes)
+    whole = persistent(kernel) and (bool(kernel.rows) or not across or length <= 64)
+    if across and not whole:
+        x = min(64, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
+        blocks = Blocks(x=x, r=max(1, min(REDUCTION_POINTS // x, power_of_two(length))), warps=8)
+    elif whole:
+        r = power_of_two(length)
+        x = _rows_per_program(rows, r, gpu, across)
+        blocks = Blocks(x=x, r=r, warps=_warps(x * r))
+    else:
+        blocks = Blocks(x=1, r=min(REDUCTION_POINTS, power_of_two(length)), warps=8)
+    return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
+
+
+def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
+    """Short rows share a program, as long as enough programs are left."""
+    x = max(1, REDUCTION_POINTS // 2 // r)
+    if across:
+        x = max(x, min(32, power_of_two(rows)))
+    while x > 1 and rows < x * gpu.processors * 2:
+        x //= 2
+    return x
+
+
+def _warps(points: int) -> int:
+    """About 16 points a thread."""
+    return max(1, min(MAX_WARPS, points // 512))
+
+
+def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
+    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones."""
+    if not kernel.outer:
+        return False
+    across = along = 0
+    for touch in touches:
+        if not touch.inner:
+            continue
+        if any(stride_along(touch.offset, v, sizes) == 1 for v in kernel.inner):
+            along += touch.distinct
+        elif stride_along(touch.offset, kernel.outer[-1], sizes) == 1:
+            across += touch.distinct
+    return across > along
+
+
+# ---- index arithmetic -----------------------------------------------------------------------------------------------
+
+
+def _fits_32(kernel: Kernel) -> bool:
+    """Whether every offset and count is known to fit in 32 bits, with room for a tile that reaches past the end."""
+    room = INT32 - (1 << 20)
+    exprs: list[Expr] = [ix.product(v.extent for v in kernel.outer), ix.product(v.extent for v in kernel.inner)]
+    for s in kernel.statements:
+        exprs += s.store
+        for value in vs.topological([s.value, *([] if s.mask is None else [s.mask])]):
+            if value.op == "load":
+                exprs += vs.index_exprs(value)
+    return all(-room <= bound <= room for e in exprs for bound in e.bounds())
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()

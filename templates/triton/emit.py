@@ -1,0 +1,508 @@
+"""A kernel's bodies as Triton statements: one interpreter over values, which knows nothing of the loops around it.
+
+A value has the axes along which it differs (`x`, `y`, `r`): it is emitted as a tile of that shape and broadcast where it meets
+a larger one. A value that does not differ along `r` is computed once, outside of the loop over the inner space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kgen import errors, ir, ops
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Atom, Expr
+from kgen.plan import Statement, Tiling
+from kgen.templates.triton.expression import IndexText
+from kgen.templates.triton.online import Rescaled, rescaled_sums
+from kgen.templates.triton.table import (
+    NARROW,
+    NO_INDEX,
+    REDUCE,
+    SCAN,
+    STRUCTURAL,
+    TRITON_OPS,
+    TRITON_TYPES,
+    WIDEN,
+    literal,
+    scatter_atomic,
+)
+from kgen.values import Value
+
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+PAIRS = ("argmax", "argmin")
+
+
+@dataclass(slots=True)
+class Scope:
+    """Statements of one block and the values they have named."""
+
+    lines: list[str] = field(default_factory=list)
+    names: dict[Any, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Section:
+    """One walk of the inner space: statements before it, its body, and what follows it."""
+
+    before: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    barrier: bool = False
+
+
+class Emitter:
+    """Emits all statements of one tiling; the template places the pieces."""
+
+    def __init__(self, tiling: Tiling, graph: ir.Graph) -> None:
+        self.tiling, self.graph = tiling, graph
+        self.kernel = tiling.kernel
+        self.rank = 2 if tiling.kernel.inner or tiling.y else 1
+        self.axis_of: dict[Atom, str] = {
+            **dict.fromkeys(tiling.x, "x"), **dict.fromkeys(tiling.y, "y"), **dict.fromkeys(self.kernel.inner, "r")
+        }  # fmt: skip
+        self.looped = bool(self.kernel.inner) and not tiling.persistent
+        self.outer = Scope()
+        self.inner = Scope() if self.looped else self.outer
+        self.scope = self.outer
+        self.locals: dict[str, tuple[str, Axes]] = {}
+        self.inner_locals: set[str] = set()
+        self.pointers: dict[str, None] = {}
+        self.sizes: dict[str, None] = {}
+        self.variables: set[Atom] = set()  # loop variables that some text names
+        self.made_names: set[str] = set()
+        self.checks = False
+        self.counter = 0
+        self.guard: tuple[str, Axes] | None = None  # mask of the access that is being printed
+        self.level: Axes = NONE
+        self._axes: dict[Value, Axes] = {}
+        self.online: dict[str, Rescaled] = {}
+        self.text = IndexText(self._variable, self._indirect)
+
+    # ---- driver -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> tuple[list[str], list[Section]]:
+        """(statements before the first section, the sections)."""
+        statements = list(self.kernel.statements)
+        if self.looped:
+            statements, self.online = rescaled_sums(statements)
+        sections = sorted({s.section for s in statements if s.section >= 0})
+        for s in statements:
+            if s.section < 0:
+                self._outer_statement(s)
+        head, self.outer.lines = self.outer.lines, []
+        made = [self._section([s for s in statements if s.section == number]) for number in sections]
+        stored: set[str] = set()
+        for number, section in zip(sections, made, strict=True):
+            mine = [s for s in statements if s.section == number]
+            section.barrier = bool(stored & {load.attr[0] for s in mine for load in vs.loads(_roots(s))})
+            stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+        return head, made
+
+    def _section(self, statements: list[Statement]) -> Section:
+        out = Section()
+        if self.looped:
+            self.inner, self.inner_locals = Scope(), set()
+            self._axes.clear()  # what was a name in the last walk may be a load in this one
+        later: list[tuple[Statement, list[str]]] = []
+        for s in statements:
+            if s.inner:
+                later += self._inner_statement(s, out)
+        out.body = self.inner.lines
+        if self.looped:
+            out.before = [*self.outer.lines, *out.before]
+        self.outer.lines = []
+        if self.looped:
+            for name in self.inner_locals:
+                self.locals.pop(name, None)
+        self.scope = self.outer
+        for s, names in later:
+            self._finish(s, names)
+        for s in statements:
+            if not s.inner:
+                self._outer_statement(s)
+        out.after, self.outer.lines = self.outer.lines, []
+        return out
+
+    def _outer_statement(self, s: Statement) -> None:
+        self.scope = self.outer
+        self.level = frozenset("xy") if self.tiling.y else frozenset("x")
+        self._scatter(s) if s.kind == "scatter" else self._pointwise(s)
+
+    def _inner_statement(self, s: Statement, section: Section) -> list[tuple[Statement, list[str]]]:
+        """Emits the statement; a reduction is returned with the names of its accumulators."""
+        self.scope = self.inner
+        self.level = frozenset("xr")
+        if s.kind == "reduction":
+            return [(s, self._accumulate(s, section))] if self.looped else self._reduce_tile(s)
+        if s.kind == "scan":
+            self._scan(s, section.before)
+        elif s.kind == "scatter":
+            self._scatter(s)
+        else:
+            self._pointwise(s)
+        return []
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def _pointwise(self, s: Statement) -> None:
+        name = self.emit(s.value)
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            self._define(out, name, self.axes(s.value), s.inner)
+            if stored:
+                self._store(out, s.store[0], name)
+
+    def _define(self, out: str, name: str, axes: Axes, inner: bool) -> None:
+        self.locals[out] = (name, axes)
+        if inner:
+            self.inner_locals.add(out)
+
+    def _store(self, out: str, offset: Expr, name: str) -> None:
+        at = self._place(out, offset, self.level)
+        value = self._narrowed(name, self.graph.buffers[out].dtype)
+        self._line(f"tl.store({at}, {value}{self._mask_argument(self.level)})")
+
+    def _narrowed(self, name: str, dtype: torch.dtype) -> str:
+        """A value as what lies in memory."""
+        return name if ops.compute_dtype(dtype) == dtype else NARROW.format(name, type=TRITON_TYPES[dtype].storage)
+
+    def _scatter(self, s: Statement) -> None:
+        name = self.emit(s.value)
+        guard = None if s.mask is None else (self.emit(s.mask), self.axes(s.mask))
+        saved, self.guard = self.guard, guard
+        at = self._place(s.outs[0], s.store[0], self.level)
+        mask = self._mask_argument(self.level)
+        self.guard = saved
+        dtype = self.graph.buffers[s.outs[0]].dtype
+        if s.op == "set":
+            self._line(f"tl.store({at}, {self._narrowed(name, dtype)}{mask})")
+            return
+        row = scatter_atomic(s.op, dtype)
+        if row is None:
+            raise errors.MissingOp(backend="triton", op=f"scatter {s.op} of {dtype}")
+        value = f"{name}.to({TRITON_TYPES[dtype].storage})"
+        if self.axes(s.value) != self.level:
+            value = f"{value} + tl.zeros({self._shape(self.level)}, {TRITON_TYPES[dtype].storage})"
+        self._line(row.format(at, value, mask.removeprefix(", ") or "None"))
+
+    # ---- reductions -------------------------------------------------------------------------------------------------
+
+    def _tile(self, value: Value) -> str:
+        """The value as a tile of the whole level."""
+        name = self.emit(value)
+        return name if self.axes(value) == self.level else f"tl.broadcast_to({name}, {self._shape(self.level)})"
+
+    def _kept(self, name: str, s: Statement) -> str:
+        """The tile with points outside of the inner space replaced by what leaves the reduction unchanged."""
+        if "r" not in self.masked():
+            return name
+        return f"tl.where(in_r, {name}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
+
+    def _position(self, s: Statement) -> str:
+        assert s.rank is not None
+        position = self.text(s.rank)
+        return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
+
+    def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
+        """A whole row is in registers: fold it at once."""
+        tile = self._bind("tile", self._kept(self._tile(s.value), s))
+        if s.op in PAIRS:
+            self._finish_pair(s, tile, self._position(s))
+        elif s.op == "welford":
+            count = literal(1.0, s.value.dtype) + f" * ({self.text(ix.product(v.extent for v in self.kernel.inner))})"
+            mean = self._bind("mean", f"tl.sum({tile}, 1)[:, None] / ({count})")
+            apart = f"{tile} - {mean}"
+            if "r" in self.masked():
+                apart = f"tl.where(in_r, {apart}, 0)"
+            apart = self._bind("apart", apart)
+            m2 = self._bind("m2", f"tl.sum({apart} * {apart}, 1)[:, None]")
+            self._results(s, [mean, m2])
+        else:
+            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]")])
+        return []
+
+    def _finish_pair(self, s: Statement, tile: str, position: str) -> None:
+        best, place = self._fresh("best"), self._fresh("place")
+        self._line(f"{best}, {place} = {REDUCE[s.op].across.format(tile, position, axis=1)}")
+        self._results(s, [f"{best}[:, None]", f"{place}[:, None]"])
+
+    def _accumulate(self, s: Statement, section: Section) -> list[str]:
+        """Steps of accumulators that are tiles; names of the accumulators."""
+        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        start = literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        rescaled = self.online.get(s.outs[0])
+        if rescaled is not None:
+            return self._accumulate_rescaled(s, rescaled, section)
+        value = self._tile(s.value)
+        masked = "r" in self.masked()
+        acc = self._fresh("acc")
+        section.before.append(f"{acc} = tl.full({shape}, {start}, {dtype})")
+        if s.op in PAIRS:
+            place = self._fresh("place")
+            section.before.append(f"{place} = tl.full({shape}, {NO_INDEX}, tl.int64)")
+            best, at = self._fresh("best"), self._fresh("at")
+            self._line(f"{best}, {at} = {REDUCE[s.op].step.format(acc, place, value, self._position(s))}")
+            keep = ("tl.where(in_r, {}, {})" if masked else "{}").format
+            self._line(f"{acc} = {keep(best, acc)}")
+            self._line(f"{place} = {keep(at, place)}")
+            return [acc, place]
+        if s.op == "welford":
+            return self._accumulate_welford(s, section, acc, value)
+        self._line(f"{acc} = {REDUCE[s.op].step.format(acc, self._kept(value, s))}")
+        return [acc]
+
+    def _accumulate_welford(self, s: Statement, section: Section, acc: str, value: str) -> list[str]:
+        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        state = [acc, self._fresh("m2"), self._fresh("count")]
+        section.before += [f"{name} = tl.zeros({shape}, {dtype})" for name in state[1:]]
+        step = REDUCE[s.op].step.format(*state, value)
+        if "r" not in self.masked():
+            self._line(f"{', '.join(state)} = {step}")
+            return state
+        stepped = [self._fresh("next") for _ in state]
+        self._line(f"{', '.join(stepped)} = {step}")
+        for old, new in zip(state, stepped, strict=True):
+            self._line(f"{old} = tl.where(in_r, {new}, {old})")
+        return state
+
+    def _accumulate_rescaled(self, s: Statement, pair: Rescaled, section: Section) -> list[str]:
+        """A maximum and the sum of exponentials below it in one walk (online softmax, Milakov and Gimelshein 2018)."""
+        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        value = self._tile(pair.exponent)
+        weight = "1.0" if pair.weight is None else self.emit(pair.weight)
+        top, acc = self._fresh("top"), self._fresh("acc")
+        section.before += [f'{top} = tl.full({shape}, float("-inf"), {dtype})', f"{acc} = tl.zeros({shape}, {dtype})"]
+        if "r" in self.masked():
+            value = f'tl.where(in_r, {value}, float("-inf"))'
+        self._line(f"{top}, {acc} = lib.step_rescaled({top}, {acc}, {value}, {weight})")
+        return [top, acc]
+
+    def _finish(self, s: Statement, names: list[str]) -> None:
+        """After the walk: fold the tiles of accumulators and store what is needed."""
+        if s.outs[0] in self.online:
+            top, total = self._fresh("max"), self._fresh("sum")
+            self._line(f"{top}, {total} = lib.fold_rescaled({names[0]}, {names[1]}, 1)")
+            pair = self.online[s.outs[0]]
+            self._results(pair.maximum, [f"{top}[:, None]"])
+            self._results(s, [f"{total}[:, None]"])
+        elif s.op in PAIRS:
+            self._finish_pair(s, names[0], names[1])
+        elif s.op == "welford":
+            mean, m2, count = self._fresh("mean"), self._fresh("m2"), self._fresh("count")
+            self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, axis=1)}")
+            self._results(s, [f"{mean}[:, None]", f"{m2}[:, None]"])
+        else:
+            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]")])
+
+    def _results(self, s: Statement, names: list[str]) -> None:
+        level, self.level = self.level, frozenset("x")
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self._define(out, name, self.level, False)
+            if stored:
+                self._store(out, s.store[0], name)
+        self.level = level
+
+    # ---- scans ------------------------------------------------------------------------------------------------------
+
+    def _scan(self, s: Statement, before: list[str]) -> None:
+        """A prefix scan of the tile; where the row is walked in steps, joined with what came before."""
+        value = self._bind("tile", self._tile(s.value))
+        parts = [value, self._bind("place", self._position(s))] if s.op in PAIRS else [value]
+        names = [self._fresh("scan") for _ in parts]
+        self._line(f"{', '.join(names)} = {SCAN[s.op].along.format(*parts, axis=1)}")
+        if self.looped:
+            dtype = TRITON_TYPES[s.value.dtype].compute
+            carries = [self._fresh("carry") for _ in parts]
+            start = float("-inf") if s.op == "logaddexp" else ops.identity(s.op, s.value.dtype)
+            before.append(f"{carries[0]} = tl.full([XBLOCK, 1], {literal(start, s.value.dtype)}, {dtype})")
+            if s.op in PAIRS:
+                before.append(f"{carries[1]} = tl.full([XBLOCK, 1], 0, tl.int64)")
+            joined = [self._fresh("scan") for _ in parts]
+            self._line(f"{', '.join(joined)} = {SCAN[s.op].combine.format(*carries, *names)}")
+            # the last point of the step: the fold of a step adds in another order, and would leave a seam
+            for carry, name in zip(carries, joined, strict=True):
+                self._line(f"{carry} = lib.last_column({name}, RBLOCK)")
+            names = joined
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self._define(out, name, self.level, True)
+            if stored:
+                self._store(out, s.store[0], name)
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def emit(self, root: Value) -> str:
+        """The name of a value in the current scope, with everything it needs emitted before."""
+        for value in vs.topological([root]):
+            if self._find(value) is None:
+                self._emit_one(value)
+        found = self._find(root)
+        assert found is not None
+        return found
+
+    def _find(self, value: Value) -> str | None:
+        if value.op == "load" and value.attr[0] in self.locals:
+            return self.locals[value.attr[0]][0]
+        if value in self.outer.names:
+            return self.outer.names[value]
+        return self.inner.names.get(value) if self.scope is self.inner else None
+
+    def _scope_of(self, axes: Axes) -> Scope:
+        return self.scope if "r" in axes else self.outer
+
+    def _emit_one(self, value: Value) -> None:
+        scope = self._scope_of(self.axes(value))
+        if value.op == "const":
+            scope.names[value] = literal(value.attr, value.dtype)
+            return
+        saved, self.scope = self.scope, scope
+        text = self._value_text(value)
+        self.scope = saved
+        name = self._fresh(clean(value.attr[0]) if value.op == "load" else "t")
+        scope.lines.append(f"{name} = {text}")
+        scope.names[value] = name
+
+    def _value_text(self, value: Value) -> str:
+        if value.op == "load":
+            return self._load(value)
+        if value.op == "index":
+            return f"({self.text(value.attr)}).to(tl.int64)"
+        args = [self.emit(a) for a in value.args]
+        if value.op in STRUCTURAL:
+            kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
+            target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
+            return STRUCTURAL[value.op].format(*args, type=target)
+        row = TRITON_OPS.get(value.op)
+        if row is None:
+            raise errors.MissingOp(backend="triton", op=value.op)
+        return row.format(*args)
+
+    def _load(self, value: Value) -> str:
+        name, (offset,), dtype = value.attr
+        axes = self._expr_axes(offset)
+        saved = self.guard
+        self.guard = (self.emit(value.args[0]), self.axes(value.args[0])) if value.args else None
+        level = axes | (self.guard[1] if self.guard else NONE)
+        mask = self._mask_argument(level)
+        other = ", other=0" if self.guard else ""
+        text = f"tl.load({self._place(name, offset, level)}{mask}{other})"
+        self.guard = saved
+        wide = ops.compute_dtype(dtype)
+        return text if wide == dtype else WIDEN.format(text, type=TRITON_TYPES[wide].compute)
+
+    # ---- addresses and masks ----------------------------------------------------------------------------------------
+
+    def _place(self, buffer: str, offset: Expr, level: Axes) -> str:
+        """The pointers of a tile: an offset that lacks an axis of the level is broadcast along it."""
+        at = self.text(offset)
+        if level - self._expr_axes(offset):
+            at = f"{at} + tl.zeros({self._shape(level)}, tl.int32)"
+        return f"{self._pointer(buffer)} + ({at})"
+
+    def _mask_argument(self, level: Axes) -> str:
+        parts = [f"in_{axis}" for axis in "yxr" if axis in level and axis in self.masked()]
+        if self.guard is not None:
+            parts.append(self.guard[0])
+        return f", {' & '.join(parts)}" if parts else ""
+
+    def masked(self) -> Axes:
+        """Axes whose last tile reaches past the end."""
+        blocks, found = self.tiling.blocks, set()
+        for axis, loops, block in (
+            ("x", self.tiling.x, blocks.x), ("y", self.tiling.y, blocks.y), ("r", self.kernel.inner, blocks.r)
+        ):  # fmt: skip
+            extent = ix.product(v.extent for v in loops).as_int()
+            if not extent or extent % block:  # of nothing, too
+                found.add(axis)
+        return frozenset(found)
+
+    def _shape(self, axes: Axes) -> str:
+        if self.rank == 1:
+            return "[XBLOCK]"
+        first, second = ("y", "x") if self.tiling.y else ("x", "r")
+        return f"[{first.upper() + 'BLOCK' if first in axes else 1}, {second.upper() + 'BLOCK' if second in axes else 1}]"
+
+    def _variable(self, atom: Atom) -> str:
+        if isinstance(atom, ix.Size):
+            self.sizes[atom.name] = None
+            return clean(atom.name)
+        self.variables.add(atom)
+        assert isinstance(atom, ix.Var)
+        return atom.name
+
+    def _indirect(self, value: Value, extent: Expr) -> str:
+        """An index from data: out of range is an error of the caller's, as in eager a trap of the device."""
+        name = self.emit(value)
+        key = ("checked", value, extent, self.guard)
+        axes = self.axes(value) | (self.guard[1] if self.guard else NONE)
+        scope = self._scope_of(axes)
+        found = self.outer.names.get(key) or (self.inner.names.get(key) if self.scope is self.inner else None)
+        if found is None:
+            self.checks = True
+            found = self._fresh("at")
+            lines = scope.lines
+            inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
+            outside = [f"~in_{axis}" for axis in "yxr" if axis in axes and axis in self.masked()]
+            outside += [f"~{self.guard[0]}"] if self.guard else []
+            lines.append(f'tl.device_assert({" | ".join([f"({inside})", *outside])}, "index out of range")')
+            lines.append(f"{found} = {name}" + ("" if self.tiling.wide else ".to(tl.int32)"))
+            scope.names[key] = found
+        return found
+
+    # ---- axes -------------------------------------------------------------------------------------------------------
+
+    def axes(self, value: Value) -> Axes:
+        """The axes along which a value differs."""
+        for v in vs.topological([value]):
+            if v not in self._axes:
+                if v.op == "load" and v.attr[0] in self.locals:
+                    self._axes[v] = self.locals[v.attr[0]][1]
+                    continue
+                found = NONE.union(*(self._axes[c] for c in vs.children(v))) if v.args or vs.index_exprs(v) else NONE
+                for e in vs.index_exprs(v):
+                    found |= {self.axis_of[a] for a in ix.free_atoms(e) if a in self.axis_of}
+                self._axes[v] = found
+        return self._axes[value]
+
+    def _expr_axes(self, expr: Expr) -> Axes:
+        found: set[str] = set()
+        for atom in ix.free_atoms(expr):
+            if atom in self.axis_of:
+                found.add(self.axis_of[atom])
+            elif isinstance(atom, ix.Indirect):
+                found |= self.axes(atom.value)
+        return frozenset(found)
+
+    # ---- names ------------------------------------------------------------------------------------------------------
+
+    def _line(self, text: str) -> None:
+        self.scope.lines.append(text)
+
+    def _bind(self, stem: str, text: str) -> str:
+        name = self._fresh(stem)
+        self._line(f"{name} = {text}")
+        return name
+
+    def _pointer(self, buffer: str) -> str:
+        self.pointers[buffer] = None
+        name = f"p_{clean(buffer)}"
+        self.made_names.add(name)
+        return name
+
+    def _fresh(self, stem: str) -> str:
+        self.counter += 1
+        name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
+        self.made_names.add(name)
+        return name
+
+
+def _roots(s: Statement) -> list[Value]:
+    indirect = [a.value for e in s.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)]
+    return [s.value, *indirect, *([] if s.mask is None else [s.mask])]
+
+
+def clean(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)

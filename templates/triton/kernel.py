@@ -1,0 +1,142 @@
+"""From a tiling to a Triton kernel: fills the slots of the `pointwise`, `reduction` and `scan` templates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from kgen import index as ix
+from kgen import ir
+from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.unit import canonical_text
+from kgen.index import Atom, Expr, Var
+from kgen.plan import Kernel, Tiling
+from kgen.templates.render import render
+from kgen.templates.triton.emit import Emitter, clean
+from kgen.templates.triton.table import TRITON_TYPES
+
+FOLDER = Path(__file__).parent
+# Alignment, in bytes, of what torch allocates and of what the host makes sure of for inputs.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedTriton:
+    """A kernel and its calling convention: buffers in pointer order, sizes in integer order, programs along each axis."""
+
+    launch: TritonKernel
+    buffers: tuple[str, ...]
+    sizes: tuple[str, ...]
+    grid: tuple[Expr, Expr, Expr]
+
+
+def render_kernel(tiling: Tiling, graph: ir.Graph, name: str) -> RenderedTriton:
+    """The Triton function of one tiling."""
+    emitter = Emitter(tiling, graph)
+    body, sections = emitter.run()
+    slots = _slots(tiling, emitter)
+    slots.name, slots.body = name, body
+    slots.comments = _comments(tiling)
+    slots.sections = [
+        SimpleNamespace(
+            before=s.before, body=s.body, after=s.after, barrier=s.barrier,
+            inner=_inner_axis(tiling, emitter) if s.body else [],
+        )
+        for s in sections
+    ]  # fmt: skip
+    sizes = tuple(emitter.sizes)
+    slots.parameters = [f"p_{clean(b)}" for b in emitter.pointers] + [clean(s) for s in sizes]
+    text = render(FOLDER, _template(tiling.kernel), k=slots)
+    names = frozenset(emitter.made_names | {clean(s) for s in sizes})
+    types = [TRITON_TYPES[graph.buffers[b].dtype].pointer for b in emitter.pointers] + ["i64"] * len(sizes)
+    options: tuple[tuple[str, object], ...] = (("enable_fp_fusion", False),)
+    if emitter.checks:
+        options += (("debug", True), ("sanitize_overflow", False))
+    launch = TritonKernel(
+        name, text, canonical_text(text.replace(name, "kernel"), names), tuple(types),
+        tuple(_aligned(graph.buffers[b]) for b in emitter.pointers) + (False,) * len(sizes),
+        tiling.blocks.warps, tiling.blocks.stages, options,
+    )  # fmt: skip
+    return RenderedTriton(launch, tuple(emitter.pointers), sizes, _grid(tiling))
+
+
+def _template(kernel: Kernel) -> str:
+    if any(s.kind == "scan" for s in kernel.statements):
+        return "scan.py.jinja"
+    return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
+
+
+def _aligned(buffer: ir.Buffer) -> bool:
+    """Whether the first element lies at a multiple of ALIGNMENT: an own storage does, the host sees to inputs."""
+    offset = buffer.offset if isinstance(buffer.offset, int) else buffer.offset.as_int()
+    return offset is not None and offset * buffer.dtype.itemsize % ALIGNMENT == 0
+
+
+def _grid(tiling: Tiling) -> tuple[Expr, Expr, Expr]:
+    x = ix.ceildiv(ix.product(v.extent for v in tiling.x), tiling.blocks.x)
+    y = ix.ceildiv(ix.product(v.extent for v in tiling.y), tiling.blocks.y)
+    return x * y, ix.ONE, ix.ONE
+
+
+def _slots(tiling: Tiling, emitter: Emitter) -> SimpleNamespace:
+    blocks = [("XBLOCK", tiling.blocks.x)]
+    if tiling.y:
+        blocks.append(("YBLOCK", tiling.blocks.y))
+    if tiling.kernel.inner:
+        blocks.append(("RBLOCK", tiling.blocks.r))
+    slots = SimpleNamespace(blocks=blocks, axes=_program_axes(tiling, emitter), persistent=tiling.persistent)
+    slots.inner = _inner_axis(tiling, emitter) if tiling.kernel.inner and tiling.persistent else []
+    slots.length = emitter.text(ix.product(v.extent for v in tiling.kernel.inner))
+    return slots
+
+
+def _program_axes(tiling: Tiling, emitter: Emitter) -> list[str]:
+    """The indices of a program's tile along its axes, the masks of their ends, and the loop variables."""
+    program = "tl.program_id(0).to(tl.int64)" if tiling.wide else "tl.program_id(0)"
+    if not tiling.y:
+        tail = "[:, None]" if tiling.kernel.inner else ""
+        return _axis("x", tiling.x, f"{program} * XBLOCK", tail, tiling, emitter)
+    count = emitter.text(ix.ceildiv(ix.product(v.extent for v in tiling.x), tiling.blocks.x))
+    lines = [f"program = {program}"]
+    lines += _axis("y", tiling.y, f"program // ({count}) * YBLOCK", "[:, None]", tiling, emitter)
+    return lines + _axis("x", tiling.x, f"program % ({count}) * XBLOCK", "[None, :]", tiling, emitter)
+
+
+def _inner_axis(tiling: Tiling, emitter: Emitter) -> list[str]:
+    start = "0" if tiling.persistent else "step"
+    return _axis("r", tiling.kernel.inner, start, "[None, :]", tiling, emitter)
+
+
+def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Tiling, emitter: Emitter) -> list[str]:
+    index = f"{letter}i"
+    begin = "" if start == "0" else f"{start} + "
+    lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){tail}"]
+    if letter in emitter.masked():
+        lines.append(f"in_{letter} = {index} < {emitter.text(ix.product(v.extent for v in loops))}")
+    divisor = ix.ONE
+    for v in reversed(loops):
+        if _named(v, emitter):
+            quotient = index if divisor == 1 else f"({index} // ({emitter.text(divisor)}))"
+            rest = "" if v is loops[0] else f" % ({emitter.text(v.extent)})"
+            lines.append(f"{v.name} = {quotient}{rest}")
+        divisor = divisor * v.extent
+    return lines
+
+
+def _named(v: Atom, emitter: Emitter) -> bool:
+    return v in emitter.variables
+
+
+def _comments(tiling: Tiling) -> list[str]:
+    """Provenance: operators, the user's lines, and the tiling."""
+    kernel = tiling.kernel
+    lines = [", ".join(dict.fromkeys(op for o in kernel.origins for op in o.operators))]
+    lines += list(dict.fromkeys(o.line for o in kernel.origins if o.line))[:8]
+
+    def loops(items: tuple[Var, ...]) -> str:
+        return " ".join(f"{v.name}<{v.extent}" for v in items) or "-"
+
+    inner = f" | r {loops(kernel.inner)}{' in registers' if tiling.persistent else ''}" if kernel.inner else ""
+    lines.append(f"x {loops(tiling.x)}{f' | y {loops(tiling.y)}' if tiling.y else ''}{inner}")
+    return [line.replace("\n", " ") for line in lines]
