@@ -1,0 +1,166 @@
+"""Kernels on the CPU, in Triton's interpreter, although Triton was imported to compile.
+
+``with patched():`` kernels that are defined (by exec or import) and launched inside run interpreted, on CPU tensors. Triton
+decides at decoration whether a function is compiled, so what was decorated before is replaced for the duration:
+
+- functions of `triton.language` that are themselves written in Triton, by the Python functions under their decorators;
+- the module `library`, by a second instance of it that consists of such plain functions. What a kernel imports as `lib` inside
+  is this instance; its calls of libdevice go to torch functions;
+- methods of the interpreter that round wrongly, drop NaNs differently than the GPU, or fold tiles one element at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.experimental.gluon  # the first launch imports it, and it needs the language's functions as they were decorated
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+from kgen.templates import triton as package
+from kgen.templates.triton import library
+
+# functions of libdevice that torch knows by another name
+_TORCH_NAMES = {
+    "rint": "round", "j0": "bessel_j0", "j1": "bessel_j1", "y0": "bessel_y0", "y1": "bessel_y1", "cyl_bessel_i0": "i0",
+    "cyl_bessel_i1": "i1", "normcdfinv": "ndtri",
+}  # fmt: skip
+
+_NARROW = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """For the duration, kernels are interpreted. Not for use in several threads at once."""
+    with ExitStack() as stack:
+        for owner, name, value in _replacements():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        stack.callback(sys.modules.__setitem__, library.__name__, library)
+        sys.modules[library.__name__] = _plain_library()
+        # the interpreter does this for the modules that a kernel names; plain functions name others
+        names = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+        stack.callback(interpreter._patch_lang(names).restore)
+        stack.enter_context(np.errstate(all="ignore"))
+        yield
+
+
+def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    yield triton.knobs.runtime, "interpret", True
+    yield package, "library", _plain_library()
+    for module in (tl, tl.standard, tl.random):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, JITFunction):
+                yield module, name, value.fn
+    builder = interpreter.InterpreterBuilder
+    yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
+    yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
+    yield builder, "create_fma", _fma
+    yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
+    yield builder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin)
+    yield interpreter.ReduceOps, "generic_reduce", _reduce
+    yield interpreter.ScanOps, "generic_scan", _scan
+
+
+@functools.cache
+def _plain_library() -> ModuleType:
+    """The library as Python functions: what the interpreter hands them are tensors that compute at once."""
+    spec = library.__spec__
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, triton.KernelInterface):
+            setattr(module, name, value.fn)
+    setattr(module, "libdevice", _Libdevice())  # noqa: B010 - to mypy a module has no such attribute
+    return module
+
+
+class _Libdevice:
+    """libdevice's functions, computed by torch."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        known = _TORCH_NAMES.get(name, name)
+        function = getattr(torch, known, None) or getattr(torch.special, known)
+
+        def call(*args: Any) -> Any:
+            arrays = [torch.from_numpy(np.array(a.handle.data)) for a in args]
+            result = function(*arrays).numpy()
+            kind = args[0].dtype
+            is_block = any(a.type.is_block() for a in args)
+            return tl.tensor(
+                interpreter.TensorHandle(result, kind), tl.block_type(kind, list(result.shape)) if is_block else kind
+            )
+
+        return call
+
+
+def _as_torch(handle: Any) -> torch.Tensor:
+    data = torch.from_numpy(np.array(handle.data))
+    narrow = _NARROW.get(handle.dtype.scalar)
+    return data if narrow is None else data.view(narrow)
+
+
+def _cast(self: Any, original: Callable[..., Any], source: Any, target: Any, *_rounding: Any) -> Any:
+    """Conversions from and to the floats that numpy does not have; the interpreter cuts digits off."""
+    narrow = _NARROW.get(target.scalar)
+    if narrow is None:
+        if source.dtype.scalar not in _NARROW:
+            return original(self, source, target)
+        source = interpreter.TensorHandle(_as_torch(source).to(torch.float32).numpy(), tl.float32)
+        return original(self, source, target)
+    bits = torch.uint8 if narrow.itemsize == 1 else torch.uint16
+    return interpreter.TensorHandle(_as_torch(source).to(narrow).view(bits).numpy(), target.scalar)
+
+
+def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
+    wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+    return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+
+def _combine(self: Any, states: list[list[Any]], kinds: list[Any]) -> list[Any]:
+    found = self.combine_fn(*(self.to_tensor(data, kind) for state in states for data, kind in zip(state, kinds, strict=True)))
+    return [part.handle.data for part in (found if isinstance(found, tuple) else (found,))]
+
+
+def _reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """Folds halves of the tile, as the GPU does; the interpreter would call `combine_fn` for each element."""
+    rank = inputs[0].handle.data.ndim
+    inputs, axis = self.unravel(inputs, self.axis)
+    kinds = [x.dtype for x in inputs]
+    state = [x.handle.data for x in inputs]
+    while state[0].shape[axis] > 1:
+        halves = [np.split(data, 2, axis) for data in state]
+        state = _combine(self, [[low for low, _ in halves], [high for _, high in halves]], kinds)
+    if self.keep_dims:
+        state = [data.reshape((1,) * rank) if self.axis is None else data for data in state]
+    else:
+        state = [data.squeeze(axis) for data in state]
+    return [self.to_tensor(data, kind) for data, kind in zip(state, kinds, strict=True)]
+
+
+def _scan(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """All prefixes, by combining with what lies 1, 2, 4... places before."""
+    kinds = [x.dtype for x in inputs]
+    state = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
+    distance = 1
+    while distance < len(state[0]):
+        joined = _combine(self, [[np.roll(data, distance, 0) for data in state], state], kinds)
+        state = [np.concatenate([data[:distance], new[distance:]]) for data, new in zip(state, joined, strict=True)]
+        distance *= 2
+    return [self.to_tensor(np.moveaxis(data, 0, self.axis), kind) for data, kind in zip(state, kinds, strict=True)]
