@@ -768,3 +768,53 @@ def scan_argmax(x, index, axis: tl.constexpr):
 @triton.jit
 def scan_argmin(x, index, axis: tl.constexpr):
     return tl.associative_scan((x, index), axis, follow_argmin)
+
+
+# ---- index arithmetic and walks of long rows ---------------------------------------------------------------------------
+
+
+@triton.jit
+def index_div(a, b):
+    """Floor division by a positive divisor."""
+    quotient = a // b
+    return quotient - (a < quotient * b).to(quotient.dtype)
+
+
+@triton.jit
+def index_mod(a, b):
+    return a - index_div(a, b) * b
+
+
+@triton.jit
+def index_pow(a, b):
+    """By a small non-negative exponent that is the same everywhere."""
+    result = a * 0 + 1
+    for _ in range(b):
+        result = result * a
+    return result
+
+
+@triton.jit
+def last_column(tile, width: tl.constexpr):
+    """The last column of a tile of `width` columns, as a tile of one."""
+    last = tl.arange(0, width)[None, :] == width - 1
+    if tile.dtype == tl.int1:
+        return (tl.max(tl.where(last, tile.to(tl.int8), 0), 1)[:, None]) != 0
+    kept = tl.where(last, tile, tl.zeros([1, 1], tile.dtype))
+    return tl.sum(kept, 1)[:, None].to(tile.dtype)
+
+
+@triton.jit
+def step_rescaled(top, total, value, weight):
+    """A running maximum, and the sum of exp(value - maximum) * weight, with one exponential for both cases."""
+    apart = tl.where(value == float("-inf"), float("-inf"), 0.0 - tl.abs(value - top))
+    factor = exp(apart)
+    larger = value > top
+    total = tl.where(larger, total * factor + weight, total + factor * weight)
+    return maximum(top, value), total
+
+
+@triton.jit
+def fold_rescaled(top, total, axis: tl.constexpr):
+    whole = fold_max(top, axis)
+    return whole, tl.sum(total * exp(top - whole[:, None]), axis)
