@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-import torch
-
 from kgen import ir
-from kgen.index import Expr, Var
+from kgen.index import Expr, Indirect, Var, free_atoms
 from kgen.values import Value
 from kgen.verdict import Verdict
 
 # Iterations of a tiled loop: one cache line of float32.
 TILE = 16
+# Longest row, in points, that one program on a GPU holds in registers.
+MAX_PERSISTENT = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,19 @@ class Statement:
     axis: Var | None = None
     rank: Expr | None = None  # argmax and argmin: what counts as the index of a point
 
+    @property
+    def roots(self) -> tuple[Value, ...]:
+        """The values that the statement computes, those inside of its indices included."""
+        ranked = () if self.rank is None or self.op not in ("argmax", "argmin") else (self.rank,)
+        inside = [a for e in (*self.store, *ranked) for a in sorted(free_atoms(e), key=lambda a: a.order)]
+        indirect = (a.value for a in inside if isinstance(a, Indirect))
+        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)))
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
-    that live in a per-thread row between two sections."""
+    that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language."""
 
     name: str
     outer: tuple[Var, ...]
@@ -48,7 +56,7 @@ class Kernel:
     statements: tuple[Statement, ...]
     rows: tuple[str, ...] = ()
     origins: tuple[ir.Origin, ...] = ()
-    device: torch.device = torch.device("cpu")
+    target: str = "cpp"  # or triton
 
 
 @dataclass(frozen=True, slots=True)

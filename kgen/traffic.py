@@ -15,10 +15,10 @@ from typing import Any
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr, Var
-from kgen.plan import Call, Kernel, Schedule, Statement
+from kgen.plan import Call, Kernel, Schedule
 from kgen.scheduler.memory import root, storage_size
 from kgen.sizes import Sizes
-from kgen.values import Value, loads
+from kgen.values import loads
 
 __all__ = ["Traffic", "bytes_minimal", "bytes_moved", "call_traffic", "kernel_traffic", "peak_memory"]
 
@@ -162,15 +162,10 @@ def _storage_bytes(buffer: ir.Buffer, sizes: Sizes) -> int:
 # ---- accesses -------------------------------------------------------------------------------------------------------
 
 
-def _roots(s: Statement) -> list[Value]:
-    inside = [a.value for e in s.store for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)]
-    return [s.value, *inside, *([] if s.mask is None else [s.mask])]
-
-
 def _reads(kernel: Kernel) -> Iterator[tuple[str, tuple[Expr, ...]]]:
     made = {o for s in kernel.statements for o in s.outs}
     for s in kernel.statements:
-        for load in loads(_roots(s)):
+        for load in loads(s.roots):
             if load.attr[0] not in made:
                 yield load.attr[0], load.attr[1]
         if s.kind == "scatter" and s.op != "set" and s.target is not None and s.target not in made:

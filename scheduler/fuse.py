@@ -34,6 +34,7 @@ class Fuser:
     groups: list[Group]
     sizes: Sizes
     outputs: frozenset[str]
+    limits: dict[str, cost.Limits]  # by device
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
     producer: dict[str, Group] = field(default_factory=dict)
@@ -119,8 +120,8 @@ class Fuser:
     # ---- one decision -----------------------------------------------------------------------------------------------
 
     def _consider(self, a: Group, b: Group, buffer: str) -> None:
-        if a.call or b.call:
-            self._say(a, b, Outcome.ILLEGAL, Reason.EXTERN_CALL)
+        if a.call or b.call or a.device != b.device:
+            self._say(a, b, Outcome.ILLEGAL, Reason.EXTERN_CALL if a.call or b.call else Reason.DEVICE)
             return
         if not self.enabled:
             self._say(a, b, Outcome.UNPROFITABLE, Reason.SWITCHED_OFF)
@@ -141,7 +142,7 @@ class Fuser:
             self._say(a, b, Outcome.ILLEGAL, path)
             return
         space, left, right = joint
-        reason = cost.unprofitable(self.sizes, left, right, space.outer, space.inner)
+        reason = cost.unprofitable(self.sizes, left, right, space.outer, space.inner, self.limits[a.device])
         saved = self._saved(a, b)
         if reason is None and saved <= 0:
             reason = Reason.NO_SAVING

@@ -217,6 +217,7 @@ class Group:
     last: int = 0
     rank: int = 0  # place in a topological order of the groups
     alive: bool = True
+    device: str = "cpu"
 
     @property
     def items(self) -> list[Item]:

@@ -94,17 +94,12 @@ def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
 
     statements = []
     for s in kernel.statements:
-        indirect = _indirect_values(s.store)
-        roots = [s.value, *indirect, *([] if s.mask is None else [s.mask])]
-        new = vs.rewrite(roots, visit)
+        new = vs.rewrite(s.roots, visit)
         store = tuple(ix.substitute(e, {}, memo, new.__getitem__) for e in s.store)
         mask = None if s.mask is None else new[s.mask]
-        statements.append(replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask))
+        rank = None if s.rank is None else ix.substitute(s.rank, {}, memo, new.get)
+        statements.append(replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask, rank=rank))
     return replace(kernel, statements=tuple(statements))
-
-
-def _indirect_values(index: tuple[Expr, ...]) -> list[Value]:
-    return [a.value for e in index for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)]
 
 
 # ---- what memory the loops touch ------------------------------------------------------------------------------------
@@ -128,8 +123,7 @@ def distinct_touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[
     for s in kernel.statements:
         points = inner_points if s.inner else outer_points
         seen = set()
-        roots = [s.value, *_indirect_values(s.store), *([] if s.mask is None else [s.mask])]
-        for load in vs.loads(roots):
+        for load in vs.loads(s.roots):
             if load.attr in seen or (load.attr[0] in made and load.attr[0] not in kernel.rows):
                 continue
             seen.add(load.attr)
@@ -221,15 +215,14 @@ def _substituted(s: Statement, mapping: dict[Atom, Expr]) -> Statement:
     roots = vs.substitute_all([s.value, *([] if s.mask is None else [s.mask])], mapping)
     memo: dict[Expr, Expr] = {}
     store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
-    rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
+    rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo, lambda v: vs.substitute(v, mapping))
     return replace(s, value=roots[0], mask=roots[1] if len(roots) > 1 else None, store=store, rank=rank)
 
 
 def _all_exprs(kernel: Kernel) -> list[Expr]:
     found: dict[Expr, None] = {}
     for s in kernel.statements:
-        roots = [s.value, *_indirect_values(s.store), *([] if s.mask is None else [s.mask])]
-        for value in vs.topological(roots):
+        for value in vs.topological(s.roots):
             for e in vs.index_exprs(value):
                 found[e] = None
         for e in (*s.store, *([] if s.rank is None or s.op not in ("argmax", "argmin") else [s.rank])):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr
@@ -47,8 +49,9 @@ def storage_size(buffer: ir.Buffer) -> Expr:
     return total
 
 
-def _bytes(buffer: ir.Buffer) -> Expr:
-    return storage_size(buffer) * buffer.dtype.itemsize
+def _kind(buffer: ir.Buffer) -> tuple[Expr, torch.device]:
+    """What memory must agree in to be handed on: bytes and device."""
+    return storage_size(buffer) * buffer.dtype.itemsize, buffer.device
 
 
 def _reuses(
@@ -57,7 +60,7 @@ def _reuses(
     graph = schedule.graph
     lent = _lent_to_results(schedule)
     reuses: dict[str, str] = {}
-    pool: dict[Expr, list[str]] = {}
+    pool: dict[tuple[Expr, torch.device], list[str]] = {}
     born: set[str] = set()
     gone: set[str] = set()
     for k, step in enumerate(schedule.steps):
@@ -68,7 +71,7 @@ def _reuses(
                 continue
             source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone | lent and d not in news])
             if source is None:
-                free = pool.get(_bytes(graph.buffers[name]), [])
+                free = pool.get(_kind(graph.buffers[name]), [])
                 source = free.pop() if free else None
             if source is not None:
                 reuses[name] = source
@@ -81,7 +84,7 @@ def _reuses(
                 and name not in lent
                 and not _by_call(schedule, name)
             ):
-                pool.setdefault(_bytes(graph.buffers[name]), []).append(name)
+                pool.setdefault(_kind(graph.buffers[name]), []).append(name)
     return reuses
 
 
@@ -118,6 +121,7 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
         old = graph.buffers[source]
         if (
             _by_call(schedule, source)
+            or old.device != new.device
             or old.kind != "intermediate"
             or old.sizes != new.sizes
             or old.strides != new.strides
@@ -135,9 +139,7 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
 def _accesses(kernel: Kernel) -> list[tuple[str, tuple[Expr, ...]]]:
     found: list[tuple[str, tuple[Expr, ...]]] = []
     for s in kernel.statements:
-        indirect = [a.value for e in s.store for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)]
-        roots = [s.value, *indirect, *([] if s.mask is None else [s.mask])]
-        found.extend((v.attr[0], v.attr[1]) for v in loads(roots))
+        found.extend((v.attr[0], v.attr[1]) for v in loads(s.roots))
     return found
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kgen import index as ix
 from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
+from kgen.scheduler import cost
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.memory import plan_memory
 from kgen.scheduler.sections import make_kernel
+from kgen.scheduler.split import split_reduction
+from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -23,6 +26,12 @@ class Options:
 
     fusion: bool = True
     demands: tuple[FusionDemand, ...] = ()
+    gpu: Gpu = field(default_factory=Gpu)
+    gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
+
+    def target(self, device: str) -> str:
+        """The language of the kernels on a device."""
+        return "triton" if self.gpu_everywhere or device.startswith("cuda") else "cpp"
 
 
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
@@ -32,10 +41,11 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
-    groups = [_group(graph.nodes[n], k) for k, n in enumerate(order)]
+    groups = [_group(graph, graph.nodes[n], k) for k, n in enumerate(order)]
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
-    fuser = Fuser(graph, groups, sizes, outputs, options.fusion, options.demands)
+    limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
+    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands)
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -49,7 +59,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     alive = fuser.run()
     verdicts = fuser.verdicts
     shared = _storage_shared(graph)
-    steps = [_step(g, fuser, outputs, shared, verdicts) for g in _ordered(alive, fuser)]
+    steps = [s for g in _ordered(alive, fuser) for s in _steps(g, fuser, outputs, shared, verdicts, options)]
     result = Schedule(graph, _distinct_names(steps), verdicts)
     steps = result.steps
     result.local = _locals(graph, steps)
@@ -62,7 +72,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     return plan_memory(result)
 
 
-def _group(node: ir.Node, position: int) -> Group:
+def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     group = Group(position, first=position, last=position, rank=position)
     if isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
         item = make_item(node, position)
@@ -73,6 +83,7 @@ def _group(node: ir.Node, position: int) -> Group:
             inner = (ix.var("y0", 1),)
         group.members = Members.of([item.substituted(renamed, outer, inner)])
         group.outer, group.inner = outer, inner
+        group.device = str(graph.buffers[ir.outs(node)[0]].device)
     else:
         group.call = node
     return group
@@ -97,19 +108,23 @@ def _ordered(groups: list[Group], fuser: Fuser) -> list[Group]:
     return [by_number[k] for k in topological(after, fuser.graph.name)]
 
 
-def _step(group: Group, fuser: Fuser, outputs: frozenset[str], shared: frozenset[str], verdicts: list[Verdict]) -> Step:
+def _steps(
+    group: Group, fuser: Fuser, outputs: frozenset[str], shared: frozenset[str], verdicts: list[Verdict], options: Options
+) -> list[Step]:
     if group.call is not None:
         node = group.call
         call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
         assert isinstance(call, ir.Extern)
         reason = Reason.LIBRARY if call is not node else Reason.NO_LOWERING
         verdicts.append(Verdict(group.name, str(call.target), Outcome.EXTERN, reason, detail=call.reason))
-        return Call(call)
+        return [Call(call)]
     needed = frozenset(
         name for name in group.writes
         if name in outputs or any(r is not group for r in fuser.readers.get(name, {}).values()) or name in shared
     )  # fmt: skip
-    return make_kernel(group, fuser.sizes, needed, verdicts)
+    target = options.target(group.device)
+    kernel = make_kernel(group, fuser.sizes, needed, verdicts, target)
+    return [*split_reduction(kernel, fuser.graph, fuser.sizes, options.gpu)] if target == "triton" else [kernel]
 
 
 def _storage_shared(graph: ir.Graph) -> frozenset[str]:

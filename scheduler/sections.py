@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Indirect, free_atoms
+from kgen.index import Indirect, Var, free_atoms
 from kgen.plan import Kernel, Statement
+from kgen.scheduler.cost import LIMITS, Limits
 from kgen.scheduler.items import Group, Item
 from kgen.sizes import Sizes
 from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
-# A value that a later section needs again is computed again below this cost, kept in a row above it.
-RECOMPUTE_COST = 10
-# Longest row, in points, that is kept per thread (128 KiB of float32: half an L2 slice).
-MAX_ROW = 32768
 
-
-def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict]) -> Kernel:
+def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: list[Verdict], target: str = "cpp") -> Kernel:
     """`needed` are buffers that something outside the group reads; the rest stay in registers or rows."""
     items = group.items
     after = _place(items)
-    items, after, rows, stored = _crossings(group, items, after, sizes, needed, verdicts)
+    items, after, rows, stored = _crossings(group, items, after, _Keeping(group.inner, sizes, LIMITS[target]), needed, verdicts)
     statements = [_statement(item, after[k], stored) for k, item in enumerate(items)]
     sections = 1 + max((s.section for s in statements if s.inner), default=-1)
     origins = tuple(item.node.origin for item in items)
-    return Kernel(_name(items), group.outer, group.inner, sections, tuple(statements), tuple(rows), origins)
+    return Kernel(_name(items), group.outer, group.inner, sections, tuple(statements), tuple(rows), origins, target)
 
 
 def _place(items: list[Item]) -> list[int]:
@@ -59,11 +56,29 @@ def _after_readers(writer: Item, earlier: list[Item], places: list[int]) -> int:
     return section
 
 
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """How a value of one section reaches a later one: computed again (inline), in a row, or through memory."""
+
+    inner: tuple[Var, ...]
+    sizes: Sizes
+    limits: Limits
+
+    def cheap(self, item: Item) -> bool:
+        return isinstance(item.node, ir.Pointwise) and item.cost <= self.limits.recompute
+
+    def how(self, producer: Item, changed: set[str]) -> str:
+        if self.cheap(producer) and not any(read.buffer in changed for read in producer.reads):
+            return "inline"
+        static = all(v.extent.as_int() is not None for v in self.inner)
+        return "row" if static and self.sizes.points(self.inner) <= self.limits.max_row else "memory"
+
+
 def _crossings(
     group: Group,
     items: list[Item],
     places: list[int],
-    sizes: Sizes,
+    keeping: _Keeping,
     needed: frozenset[str],
     verdicts: list[Verdict],
 ) -> tuple[list[Item], list[int], list[str], set[str]]:
@@ -77,10 +92,10 @@ def _crossings(
             source = made.get(read.buffer)
             if source is None or not item.inner or places[source] >= places[k] or read.buffer in inline:
                 continue
-            if read.buffer in rows or (read.buffer in stored and not _cheap(items[source])):
+            if read.buffer in rows or (read.buffer in stored and not keeping.cheap(items[source])):
                 continue
             producer = items[source]
-            how = _keep_how(producer, group, sizes, _changed_before(items, places, places[k]))
+            how = keeping.how(producer, _changed_before(items, places, places[k]))
             outcome, reason = Outcome.STORED, Reason.EXPENSIVE
             if how == "inline":
                 inline[read.buffer] = producer
@@ -103,24 +118,11 @@ def _crossings(
     return items, places, rows, stored
 
 
-def _cheap(item: Item) -> bool:
-    return isinstance(item.node, ir.Pointwise) and item.cost <= RECOMPUTE_COST
-
-
 def _changed_before(items: list[Item], places: list[int], section: int) -> set[str]:
     """Buffers whose contents are no longer there at the end of `section`."""
     return {
         i.node.target for i, place in zip(items, places, strict=True) if isinstance(i.node, ir.Scatter) and place <= section
     }
-
-
-def _keep_how(producer: Item, group: Group, sizes: Sizes, changed: set[str]) -> str:
-    if _cheap(producer) and not any(read.buffer in changed for read in producer.reads):
-        return "inline"
-    static = all(v.extent.as_int() is not None for v in group.inner)
-    if static and sizes.points(group.inner) <= MAX_ROW:
-        return "row"
-    return "memory"
 
 
 def _inlined(item: Item, place: int, items: list[Item], places: list[int], inline: dict[str, Item]) -> Item:

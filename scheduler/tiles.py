@@ -13,12 +13,10 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
-from kgen.plan import Blocks, Kernel, Tiling
+from kgen.plan import MAX_PERSISTENT, Blocks, Kernel, Tiling
 from kgen.scheduler.loops import Touch, collapsed, distinct_touches, linearized, ordered, stride_along
 from kgen.sizes import Sizes
 
-# Longest row, in points, that one program keeps in registers.
-MAX_PERSISTENT = 32768
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
 # Points of one program of a pointwise kernel.
@@ -100,7 +98,7 @@ def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
-    found = {load.attr[0] for s in kernel.statements for load in vs.loads([s.value])}
+    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
     found.update(o for s in kernel.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored)
     return {n for n in found if n in graph.buffers}
 
@@ -170,7 +168,7 @@ def _fits_32(kernel: Kernel) -> bool:
     exprs: list[Expr] = [ix.product(v.extent for v in kernel.outer), ix.product(v.extent for v in kernel.inner)]
     for s in kernel.statements:
         exprs += s.store
-        for value in vs.topological([s.value, *([] if s.mask is None else [s.mask])]):
+        for value in vs.topological(s.roots):
             if value.op == "load":
                 exprs += vs.index_exprs(value)
     return all(-room <= bound <= room for e in exprs for bound in e.bounds())

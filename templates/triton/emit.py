@@ -99,7 +99,7 @@ class Emitter:
         stored: set[str] = set()
         for number, section in zip(sections, made, strict=True):
             mine = [s for s in statements if s.section == number]
-            section.barrier = bool(stored & {load.attr[0] for s in mine for load in vs.loads(_roots(s))})
+            section.barrier = bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
 
@@ -204,7 +204,9 @@ class Emitter:
 
     def _position(self, s: Statement) -> str:
         assert s.rank is not None
-        position = self.text(s.rank)
+        atom = s.rank.atom()
+        # what another kernel has counted is no index into memory: there is nothing to check
+        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self.text(s.rank)
         return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
@@ -497,11 +499,6 @@ class Emitter:
         name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
         self.made_names.add(name)
         return name
-
-
-def _roots(s: Statement) -> list[Value]:
-    indirect = [a.value for e in s.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)]
-    return [s.value, *indirect, *([] if s.mask is None else [s.mask])]
 
 
 def clean(name: str) -> str:

@@ -21,9 +21,7 @@ class Rescaled:
 def rescaled_sums(statements: list[Statement]) -> tuple[list[Statement], dict[str, Rescaled]]:
     """The statements with such sums in their maximum's place, and what each is, by its result. The maximum itself is dropped:
     the sum's walk gives both."""
-    maxima = {
-        s.outs[0]: s for s in statements if s.kind == "reduction" and s.op == "max" and s.value.dtype.is_floating_point
-    }
+    maxima = {s.outs[0]: s for s in statements if s.kind == "reduction" and s.op == "max" and s.value.dtype.is_floating_point}
     found: dict[str, Rescaled] = {}
     place: dict[str, str] = {}  # maximum -> sum
     for s in statements:

@@ -1,0 +1,181 @@
+"""Spreads the reductions of few long rows over the programs of a GPU: partial results first, a second kernel joins them.
+
+The order of combination is fixed by the plan, so results repeat from run to run. A mean and its squared deviations join by the
+formula of Chan, Golub and LeVeque (1979): ``m2 = sum(m2_k) + sum(n_k (mean_k - mean)^2)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from kgen import index as ix
+from kgen import ir, ops
+from kgen import values as vs
+from kgen.index import Atom, Expr
+from kgen.plan import Kernel, Statement
+from kgen.scheduler.tiles import Gpu
+from kgen.sizes import Sizes
+from kgen.values import Value
+
+# Points that a program reduces at least, so that its launch is worth while.
+MIN_CHUNK = 4096
+# Programs for each processor: enough that all of them load at any time.
+PROGRAMS = 4
+# Columns that one program reduces together.
+COLUMNS = 64
+
+
+def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
+    """The kernel itself, or two kernels that do its work; new buffers for partial results are added to the graph."""
+    if not _may_split(kernel):
+        return (kernel,)
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
+    wanted = gpu.processors * PROGRAMS // max(1, -(-rows // (COLUMNS if _columns(kernel) else 1)))
+    wanted = min(wanted, rows * length // max(rows, 1) // (MIN_CHUNK // (COLUMNS if _columns(kernel) else 1)))
+    if wanted < 2:
+        return (kernel,)
+    shares = _shares(kernel, length, wanted)
+    return (kernel,) if shares is None else _Split(kernel, graph, shares).run()
+
+
+def _may_split(kernel: Kernel) -> bool:
+    """One walk of the inner space that only reduces, and stores what is there point by point."""
+    inner = [s for s in kernel.statements if s.inner]
+    if kernel.sections != 1 or kernel.rows or not any(s.kind == "reduction" for s in inner):
+        return False
+    return all(s.kind in ("reduction", "pointwise") for s in inner)
+
+
+def _columns(kernel: Kernel) -> bool:
+    """Whether most reads are neighbours along an outer loop (whole columns are reduced), by their last index."""
+    last: list[bool] = []
+    for s in kernel.statements:
+        for load in vs.loads([s.value]) if s.inner else ():
+            index = load.attr[1]
+            atoms = ix.free_atoms(index[-1]) if index else frozenset()
+            last.append(not any(v in atoms for v in kernel.inner))
+    return bool(kernel.outer) and sum(last) * 2 > len(last)
+
+
+def _shares(kernel: Kernel, length: int, wanted: int) -> int | None:
+    """How many shares each row is cut into: a number that divides the row where one is near, for then nothing is masked."""
+    exact = ix.product(v.extent for v in kernel.inner).as_int()
+    if exact is not None:
+        power = exact & -exact
+        while power > 1 and power > 2 * wanted:
+            power //= 2
+        if power * 2 >= wanted:
+            return power
+    if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
+        return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
+    return wanted
+
+
+class _Split:
+    def __init__(self, kernel: Kernel, graph: ir.Graph, shares: int) -> None:
+        self.kernel, self.graph, self.shares = kernel, graph, shares
+        self.length = ix.product(v.extent for v in kernel.inner)
+        self.chunk = ix.ceildiv(self.length, shares)
+        self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
+        place = self.share.expr() * self.chunk + self.step.expr()
+        exact = self.chunk * shares is self.length
+        self.inside: Value | None = None if exact else vs.compare("lt", place, self.length)
+        self.place: dict[Atom, Expr] = dict(zip(kernel.inner, ix.delinearize(place, [v.extent for v in kernel.inner]), strict=True))
+        self.row = tuple(v.expr() for v in kernel.outer)
+
+    def run(self) -> tuple[Kernel, Kernel]:
+        """(partial results of each share, what joins them)."""
+        kernel = self.kernel
+        head = tuple(s for s in kernel.statements if not s.inner and s.section < 0)
+        inner = [s for s in kernel.statements if s.inner]
+        after = [s for s in kernel.statements if not s.inner and s.section >= 0]
+        first: list[Statement] = [replace(s, stored=(False,) * len(s.outs)) for s in head]
+        second: list[Statement] = list(head)
+        joined: list[Statement] = []
+        for s in inner:
+            made = self._moved(s)
+            if s.kind == "reduction":
+                partials = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
+                first.append(replace(made, outs=partials, store=(self.share.expr(), *self.row), stored=(True,) * len(partials)))
+                joined += self._joined(s, partials)
+            else:
+                first.append(made)
+        sections = 1 + max(s.section for s in joined)
+        second += [*joined, *(replace(s, section=sections - 1) for s in after)]
+        partial = replace(
+            kernel,
+            name=f"{kernel.name}_partial",
+            outer=(self.share, *kernel.outer),
+            inner=(self.step,),
+            statements=tuple(first),
+        )
+        final = replace(kernel, inner=(self.share,), sections=sections, statements=tuple(second))
+        return partial, final
+
+    def _moved(self, s: Statement) -> Statement:
+        """The statement over a share of the row; past the end a reduction steps with what leaves it unchanged."""
+        mapping = self.place
+        value = vs.substitute(s.value, mapping)
+        memo: dict[Expr, Expr] = {}
+        store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
+        rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
+        if s.kind == "reduction" and self.inside is not None and s.op != "welford":
+            value = vs.masked(self.inside, value, vs.const(ops.identity(s.op, value.dtype), value.dtype))
+        return replace(s, value=value, store=store, rank=rank)
+
+    def _kinds(self, s: Statement) -> Iterator[torch.dtype]:
+        yield s.value.dtype
+        if len(s.outs) == 2:
+            yield torch.int64 if s.op in ("argmax", "argmin") else s.value.dtype
+
+    def _partial(self, name: str, dtype: torch.dtype) -> str:
+        sizes = (ix.constant(self.shares), *(v.extent for v in self.kernel.outer))
+        device = self.graph.buffers[name].device
+        made = ir.Buffer(f"{name}_partial", dtype, device, sizes, ix.contiguous_strides(sizes))
+        self.graph.buffers[made.name] = made
+        return made.name
+
+    def _load(self, name: str) -> Value:
+        return vs.load(name, (self.share.expr(), *self.row), self.graph.buffers[name].dtype)
+
+    def _joined(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+        """The reductions over the shares that give the statement's results."""
+        if s.op == "welford":
+            return self._joined_welford(s, partials)
+        rank = None
+        if s.op in ("argmax", "argmin"):
+            rank = ix.indirect(self._load(partials[1]), self.length).expr()
+        return [replace(s, value=self._load(partials[0]), rank=rank, section=0)]
+
+    def _joined_welford(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+        dtype = s.value.dtype
+        mean, m2 = s.outs
+        total = self._local(f"{mean}_total", dtype)
+        filled = vs.cast(vs.index_value(self._filled()), dtype)
+        weighted = vs.call("mul", self._load(partials[0]), filled)
+        whole = vs.cast(vs.index_value(self.length), dtype)
+        overall = vs.call("truediv", vs.load(total, self.row, dtype), whole)
+        apart = vs.call("square", vs.call("sub", self._load(partials[0]), vs.load(mean, self.row, dtype)))
+        spread = vs.call("add", self._load(partials[1]), vs.call("mul", filled, apart))
+        return [
+            replace(s, outs=(total,), value=weighted, op="sum", section=0, stored=(False,), store=self.row),
+            Statement("pointwise", (mean,), overall, s.store, False, 0, (s.stored[0],)),
+            replace(s, outs=(m2,), value=spread, op="sum", section=1, stored=(s.stored[1],)),
+        ]
+
+    def _local(self, name: str, dtype: torch.dtype) -> str:
+        """A buffer that never becomes memory."""
+        sizes = tuple(v.extent for v in self.kernel.outer)
+        device = self.graph.buffers[self.kernel.statements[0].outs[0]].device
+        self.graph.buffers[name] = ir.Buffer(name, dtype, device, sizes, ix.contiguous_strides(sizes))
+        return name
+
+    def _filled(self) -> Expr:
+        """Points of a share that lie inside of the row."""
+        if self.inside is None:
+            return self.chunk
+        left = self.length - self.share.expr() * self.chunk
+        return ix.maximum(ix.ZERO, ix.minimum(self.chunk, left))
