@@ -83,7 +83,9 @@ class _Split:
         place = self.share.expr() * self.chunk + self.step.expr()
         exact = self.chunk * shares is self.length
         self.inside: Value | None = None if exact else vs.compare("lt", place, self.length)
-        self.place: dict[Atom, Expr] = dict(zip(kernel.inner, ix.delinearize(place, [v.extent for v in kernel.inner]), strict=True))
+        self.place: dict[Atom, Expr] = dict(
+            zip(kernel.inner, ix.delinearize(place, [v.extent for v in kernel.inner]), strict=True)
+        )
         self.row = tuple(v.expr() for v in kernel.outer)
 
     def run(self) -> tuple[Kernel, Kernel]:
