@@ -193,6 +193,15 @@ OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", "rand", "randn", "randbits")
 COSTS = {"const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast": 0, "rand": 40, "randn": 80, "randbits": 40}
 
+# Special functions that kernels on a GPU do not compute: there the operators stay library calls.
+CPU_ONLY = frozenset(
+    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 airy_ai igamma igammac zeta"
+    " polygamma chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w"
+    " shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v"
+    " shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l"
+    " legendre_polynomial_p".split()
+)
+
 REDUCTIONS: dict[str, ReductionOp] = {
     row.name: row
     for row in (

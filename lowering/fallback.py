@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from kgen import errors, ir
+from kgen import errors, ir, ops
 from kgen import index as ix
+from kgen import values as vs
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
+from kgen.values import Value
 
 
 class Refused(Exception):
@@ -23,7 +25,7 @@ class Refused(Exception):
 def unsupported(node: Node) -> str:
     """Why no kernel can do the node's work whatever its operator: complex numbers, sparse layouts, another device."""
     for value in _values(node):
-        if value.device.type != "cpu":
+        if value.device.type not in ("cpu", "cuda"):
             return f"device {value.device.type}"
         if value.dtype.is_complex or (
             value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype)
@@ -34,6 +36,34 @@ def unsupported(node: Node) -> str:
         if value.is_quantized or value.dtype.itemsize == 0:
             return "quantized tensor"
     return ""
+
+
+# What a GPU adds to, or takes the extreme with, in one indivisible step; others would race.
+ATOMIC_ADD = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
+ATOMIC_EXTREME = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+
+
+def refuse_on_gpu(nodes: Iterable[ir.Node], known: set[Value]) -> None:
+    """Raises Refused if the nodes need what kernels on a GPU cannot do. `known` collects the values that passed."""
+    for node in nodes:
+        if isinstance(node, ir.Scatter) and node.mode != "set":
+            admitted = {"add": ATOMIC_ADD, "max": ATOMIC_EXTREME, "min": ATOMIC_EXTREME}.get(node.mode, ())
+            if ops.compute_dtype(node.value.dtype) not in admitted:
+                raise Refused(f"no atomic {node.mode} of {str(node.value.dtype).removeprefix('torch.')} on a GPU")
+        refuse_values_on_gpu(ir.roots(node), known)
+
+
+def refuse_values_on_gpu(roots: Iterable[Value], known: set[Value]) -> None:
+    """`refuse_on_gpu` for values that are no loops yet."""
+    pending = [v for v in roots if v not in known]
+    while pending:
+        value = pending.pop()
+        if value in known:
+            continue
+        if value.op in ops.CPU_ONLY:
+            raise Refused(f"{value.op} is not computed on a GPU")
+        known.add(value)
+        pending.extend(vs.children(value))
 
 
 def _known_float8(dtype: torch.dtype) -> bool:

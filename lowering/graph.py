@@ -45,6 +45,7 @@ class LoweringContext:
     user_visible: frozenset[int] | None = None
     forced: frozenset[str] = frozenset()
     static_inputs: frozenset[int] = field(default_factory=frozenset)
+    gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -62,6 +63,7 @@ class _Lowering:
         self.env: dict[Node, Any] = {}
         self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
+        self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
         self.shown: dict[str, Node] = {}  # storages that are results already, and whose they are in eager
 
     def run(self) -> ir.Graph:
@@ -171,7 +173,7 @@ class _Lowering:
             return fallback.extern(self.builder, node, args, kwargs, reason or "no lowering")
         mark = len(self.builder.graph.nodes)
         try:
-            result = rule(self.builder, *args, **kwargs)
+            result = self._by_rule(rule, node, args, kwargs)
         except fallback.Refused as refusal:  # the rule does not cover these arguments
             del self.builder.graph.nodes[mark:]
             return fallback.extern(self.builder, node, args, kwargs, str(refusal))
@@ -185,6 +187,39 @@ class _Lowering:
                 operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line
             ) from cause
         return result
+
+    def _by_rule(self, rule: Any, node: Node, args: Any, kwargs: Any) -> Any:
+        """What the rule makes of the arguments, all of them on the device of the result."""
+        value = meta_value(node)
+        first = next((v for v in value if isinstance(v, torch.Tensor)), None) if isinstance(value, list | tuple) else value
+        device = first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+        mark = len(self.builder.graph.nodes)
+        if operator_name(node.target) not in ("aten._to_copy", "aten._to_copy.default"):
+            args, kwargs = self._moved(args, device), self._moved(kwargs, device)
+        result = rule(self.builder, *args, **kwargs)
+        if device.type == "cuda" or self.context.gpu_everywhere:
+            fallback.refuse_on_gpu(self.builder.graph.nodes[mark:], self.on_gpu)
+            made = result if isinstance(result, list | tuple) else (result,)
+            fallback.refuse_values_on_gpu((t.value for t in made if isinstance(t, Tensor)), self.on_gpu)
+        return result
+
+    def _moved(self, tree: Any, device: torch.device) -> Any:
+        """Tensors of other devices copied to this one, as torch does with a number in a CPU tensor or an index from there."""
+        if isinstance(tree, Tensor) and tree.device != device and not tree.weak:
+            if not vs.loads([tree.value]):
+                return replace(tree, device=device)
+            strides = ix.contiguous_strides(tree.sizes)
+            spec = (tree.sizes, tree.dtype, device, strides)
+            options = {"device": device, "memory_format": torch.contiguous_format}
+            copied = self.builder.extern(
+                torch.ops.aten._to_copy.default, (tree,), options, [spec], "copy between devices"
+            )
+            return copied[0]
+        if isinstance(tree, list | tuple):
+            return type(tree)(self._moved(item, device) for item in tree)
+        if isinstance(tree, dict):
+            return {name: self._moved(item, device) for name, item in tree.items()}
+        return tree
 
     def _settle(self, node: Node, result: Any) -> Any:
         """Checks a rule's result against what torch says it is, and stores it when that pays."""
