@@ -70,6 +70,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fma", _fma
+    yield builder, "get_all_ones_value", _all_ones
     yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
     yield builder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin)
     yield interpreter.ReduceOps, "generic_reduce", _reduce
@@ -99,8 +100,11 @@ class _Libdevice:
         function = getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
-            arrays = [torch.from_numpy(np.array(a.handle.data)) for a in args]
-            result = function(*arrays).numpy()
+            arrays = [a.handle.data for a in args]
+            if name == "fmod":  # torch gives NaN where the quotient overflows
+                result = np.fmod(*arrays)
+            else:
+                result = function(*(torch.from_numpy(np.array(data)) for data in arrays)).numpy()
             kind = args[0].dtype
             is_block = any(a.type.is_block() for a in args)
             return tl.tensor(
@@ -126,6 +130,10 @@ def _cast(self: Any, original: Callable[..., Any], source: Any, target: Any, *_r
         return original(self, source, target)
     bits = torch.uint8 if narrow.itemsize == 1 else torch.uint16
     return interpreter.TensorHandle(_as_torch(source).to(narrow).view(bits).numpy(), target.scalar)
+
+
+def _all_ones(_self: Any, kind: Any) -> Any:
+    return interpreter.TensorHandle(np.invert(np.zeros(1, interpreter._get_np_dtype(kind))), kind.scalar)
 
 
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:

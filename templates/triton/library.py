@@ -151,7 +151,9 @@ def truncdiv(a, b):
 
 @triton.jit
 def fmod(a, b):
-    if a.dtype.is_floating():
+    if a.dtype.is_fp32():
+        return libdevice.fmod(a.to(tl.float64), b.to(tl.float64)).to(tl.float32)  # exact, even where b is subnormal
+    elif a.dtype.is_fp64():
         return libdevice.fmod(a, b)
     else:
         return a - divide_integers(a, b) * b
@@ -253,30 +255,29 @@ def cast(x, to: tl.constexpr):
 
 
 @triton.jit
-def overflows(x, to: tl.constexpr):
-    """Whether a float32 rounds to no finite 8-bit float. The hardware's conversion would give the largest one."""
-    if to == tl.float8e4nv:
-        return ~(tl.abs(x) <= 464.0)  # 464 is the midpoint of 448 and what would come next; ties go to 448
-    else:
-        return tl.abs(x) >= 61440.0
-
-
-@triton.jit
-def narrow(x, to: tl.constexpr):
-    """To a storage type, rounded to nearest even."""
-    if to.is_fp8():
-        special = 0x7F if to == tl.float8e4nv else 0x7C
-        bits = x.to(to).to(tl.uint8, bitcast=True)
-        beyond = (tl.where(signbit(x), 0x80, 0) | special).to(tl.uint8)
-        return tl.where(overflows(x, to) & (x == x), beyond, bits).to(to, bitcast=True)
+def narrow(x, to: tl.constexpr, saturate: tl.constexpr = True):
+    """To a storage type, rounded to nearest even. The hardware makes the largest finite 8-bit float of what is larger; in torch
+    float8_e5m2 then has infinity, and float8_e4m3fn, by the release, the largest number or NaN (`saturate` is false)."""
+    if to == tl.float8e5:
+        return replaced(x, to, tl.abs(x) >= 61440.0, 0x7C)
+    elif to == tl.float8e4nv and not saturate:
+        return replaced(x, to, tl.abs(x) > 464.0, 0x7F)  # 464 lies between 448 and what would come next; ties go to 448
     else:
         return cast(x, to)
 
 
 @triton.jit
-def round_to(x, to: tl.constexpr):
+def replaced(x, to: tl.constexpr, where, code: tl.constexpr):
+    """To an 8-bit float, with `code` as bits and the sign of x in some places."""
+    bits = x.to(to).to(tl.uint8, bitcast=True)
+    special = (tl.where(signbit(x), 0x80, 0) | code).to(tl.uint8)
+    return tl.where(where, special, bits).to(to, bitcast=True)
+
+
+@triton.jit
+def round_to(x, to: tl.constexpr, saturate: tl.constexpr = True):
     """To a narrow float and back."""
-    return narrow(x, to).to(x.dtype)
+    return narrow(x, to, saturate).to(x.dtype)
 
 
 # ---- elementary functions ----------------------------------------------------------------------------------------------
@@ -480,7 +481,7 @@ def i1(x):
 def scaled_bessel_tail(x, mu: tl.constexpr):
     """exp(-x) I_n(x) for large x, mu = 4 n^2: Abramowitz and Stegun, 9.7.1. Exact in double from 30 on."""
     reciprocal_of_8x = truediv(0.125, x)
-    term = x * 0.0 + 1.0
+    term = reciprocal_of_8x * 0.0 + 1.0
     total = term
     for k in tl.static_range(1, 15):
         term = term * (((2 * k - 1) * (2 * k - 1) - mu) / k) * reciprocal_of_8x

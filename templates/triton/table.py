@@ -95,11 +95,15 @@ LIBRARY_CALLS: frozenset[str] = frozenset(
     ]
 )
 
+# Whether this torch makes the largest float8_e4m3fn of what is larger; older ones make NaN.
+_SATURATES = bool(torch.tensor(1000.0).to(torch.float8_e4m3fn).float().isfinite())
+_OVERFLOW = "" if _SATURATES else ", saturate=False"
+
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
 # emitter itself knows what const, index and load mean.
 STRUCTURAL: dict[str, str] = {
     "cast": "lib.cast({0}, {type})",
-    "round_to": "lib.round_to({0}, {type})",
+    "round_to": "lib.round_to({0}, {type}" + _OVERFLOW + ")",
     "bitcast": "{0}.to({type}, bitcast=True)",
     "rand": "lib.rand({0}, {1})",
     "randn": "lib.randn({0}, {1})",
@@ -108,7 +112,7 @@ STRUCTURAL: dict[str, str] = {
 
 # A loaded element as a value of its compute type, and a value as an element of storage type `type`, rounded as torch does.
 WIDEN = "{0}.to({type})"
-NARROW = "lib.narrow({0}, {type})"
+NARROW = "lib.narrow({0}, {type}" + _OVERFLOW + ")"
 
 
 class Fold(NamedTuple):
