@@ -195,12 +195,40 @@ COSTS = {"const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast":
 
 # Special functions that kernels on a GPU do not compute: there the operators stay library calls.
 CPU_ONLY = frozenset(
-    "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 airy_ai igamma igammac zeta"
-    " polygamma chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w"
-    " shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v"
-    " shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l"
-    " legendre_polynomial_p".split()
+    [
+        "modified_bessel_k0",
+        "modified_bessel_k1",
+        "scaled_modified_bessel_k0",
+        "scaled_modified_bessel_k1",
+        "airy_ai",
+        "igamma",
+        "igammac",
+        "zeta",
+        "polygamma",
+        "chebyshev_polynomial_t",
+        "chebyshev_polynomial_u",
+        "chebyshev_polynomial_v",
+        "chebyshev_polynomial_w",
+        "shifted_chebyshev_polynomial_t",
+        "shifted_chebyshev_polynomial_u",
+        "shifted_chebyshev_polynomial_v",
+        "shifted_chebyshev_polynomial_w",
+        "hermite_polynomial_h",
+        "hermite_polynomial_he",
+        "laguerre_polynomial_l",
+        "legendre_polynomial_p",
+    ]
 )
+
+# Scatter mode -> dtypes that a GPU combines with memory in one indivisible step. The others would race: there is no such
+# product, 8- and 16-bit integers have none, and extremes of floats compare bits and so lose NaNs.
+GPU_ATOMICS: dict[str, tuple[torch.dtype, ...]] = {
+    "add": (
+        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+    ),
+    "max": (torch.int32, torch.int64, torch.uint32, torch.uint64),
+    "min": (torch.int32, torch.int64, torch.uint32, torch.uint64),
+}  # fmt: skip
 
 REDUCTIONS: dict[str, ReductionOp] = {
     row.name: row

@@ -38,18 +38,13 @@ def unsupported(node: Node) -> str:
     return ""
 
 
-# What a GPU adds to, or takes the extreme with, in one indivisible step; others would race.
-ATOMIC_ADD = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
-ATOMIC_EXTREME = (torch.int32, torch.int64, torch.uint32, torch.uint64)
-
-
-def refuse_on_gpu(nodes: Iterable[ir.Node], known: set[Value]) -> None:
+def refuse_on_gpu(graph: ir.Graph, nodes: Iterable[ir.Node], known: set[Value]) -> None:
     """Raises Refused if the nodes need what kernels on a GPU cannot do. `known` collects the values that passed."""
     for node in nodes:
         if isinstance(node, ir.Scatter) and node.mode != "set":
-            admitted = {"add": ATOMIC_ADD, "max": ATOMIC_EXTREME, "min": ATOMIC_EXTREME}.get(node.mode, ())
-            if ops.compute_dtype(node.value.dtype) not in admitted:
-                raise Refused(f"no atomic {node.mode} of {str(node.value.dtype).removeprefix('torch.')} on a GPU")
+            dtype = graph.buffers[node.out].dtype
+            if dtype not in ops.GPU_ATOMICS.get(node.mode, ()):
+                raise Refused(f"no atomic {node.mode} of {str(dtype).removeprefix('torch.')} on a GPU")
         refuse_values_on_gpu(ir.roots(node), known)
 
 

@@ -198,7 +198,7 @@ class _Lowering:
             args, kwargs = self._moved(args, device), self._moved(kwargs, device)
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
-            fallback.refuse_on_gpu(self.builder.graph.nodes[mark:], self.on_gpu)
+            fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
             made = result if isinstance(result, list | tuple) else (result,)
             fallback.refuse_values_on_gpu((t.value for t in made if isinstance(t, Tensor)), self.on_gpu)
         return result
@@ -211,9 +211,7 @@ class _Lowering:
             strides = ix.contiguous_strides(tree.sizes)
             spec = (tree.sizes, tree.dtype, device, strides)
             options = {"device": device, "memory_format": torch.contiguous_format}
-            copied = self.builder.extern(
-                torch.ops.aten._to_copy.default, (tree,), options, [spec], "copy between devices"
-            )
+            copied = self.builder.extern(torch.ops.aten._to_copy.default, (tree,), options, [spec], "copy between devices")
             return copied[0]
         if isinstance(tree, list | tuple):
             return type(tree)(self._moved(item, device) for item in tree)

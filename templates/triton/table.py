@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kgen import ops
+
 
 class TritonType(NamedTuple):
     """A pointer in a kernel's signature, the elements that it points to, and the type in which a kernel computes on them."""
@@ -67,33 +69,6 @@ TRITON_OPS: dict[str, str] = {
     "where": "tl.where({0}, {1}, {2})",
     "fma": "tl.fma({0}, {1}, {2})",
 }
-
-# Operations that no kernel computes: the lowering leaves them to torch.
-LIBRARY_CALLS: frozenset[str] = frozenset(
-    [
-        "modified_bessel_k0",
-        "modified_bessel_k1",
-        "scaled_modified_bessel_k0",
-        "scaled_modified_bessel_k1",
-        "airy_ai",
-        "igamma",
-        "igammac",
-        "zeta",
-        "polygamma",
-        "chebyshev_polynomial_t",
-        "chebyshev_polynomial_u",
-        "chebyshev_polynomial_v",
-        "chebyshev_polynomial_w",
-        "shifted_chebyshev_polynomial_t",
-        "shifted_chebyshev_polynomial_u",
-        "shifted_chebyshev_polynomial_v",
-        "shifted_chebyshev_polynomial_w",
-        "hermite_polynomial_h",
-        "hermite_polynomial_he",
-        "laguerre_polynomial_l",
-        "legendre_polynomial_p",
-    ]
-)
 
 # Whether this torch makes the largest float8_e4m3fn of what is larger; older ones make NaN.
 _SATURATES = bool(torch.tensor(1000.0).to(torch.float8_e4m3fn).float().isfinite())
@@ -175,14 +150,11 @@ SCAN: dict[str, Prefixes] = {
     "logaddexp": Prefixes("lib.logaddexp({0}, {1})", "lib.scan_logaddexp({0}, {axis})"),
 }
 
-_ATOMIC_ADD = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
-_ATOMIC_EXTREME = (torch.int32, torch.int64, torch.uint32, torch.uint64)
-
 
 def scatter_atomic(mode: str, dtype: torch.dtype) -> str | None:
     """The text of a scatter's combination with what is in memory, ``format(pointer, value, mask)``; None where the hardware
     has none: products, 8- and 16-bit integers, and float extremes, whose atomics compare bits and so lose NaNs."""
-    if dtype not in {"add": _ATOMIC_ADD, "max": _ATOMIC_EXTREME, "min": _ATOMIC_EXTREME}.get(mode, ()):
+    if dtype not in ops.GPU_ATOMICS.get(mode, ()):
         return None
     return f'tl.atomic_{mode}({{0}}, {{1}}, mask={{2}}, sem="relaxed")'
 
