@@ -267,7 +267,9 @@ def _kernel_report(kernel: Kernel, record: Record) -> KernelReport:
     moved = traffic.kernel_traffic(kernel, record.plan)
     operators = tuple(dict.fromkeys(op for o in kernel.origins for op in o.operators))
     lines = tuple(dict.fromkeys(o.line for o in kernel.origins if o.line))
-    source = function_source([text for text, _ in record.units.sources], record.units.calls[kernel.name].symbol)
+    call = record.units.calls[kernel.name]
+    units = [text for text, _ in record.units.sources]
+    source = function_source(units, call.symbol) if call.launch is None else call.launch.source
     return KernelReport(
         record.info.name, kernel.name, operators, lines, _loops(kernel.outer), _loops(kernel.inner), kernel.sections,
         moved.read, moved.written, source,

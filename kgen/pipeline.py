@@ -13,19 +13,27 @@ from kgen.build import toolchain
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
-from kgen.host.assemble import assemble
+from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Kernel, Schedule
 from kgen.provenance import trace_origins
 from kgen.record import record
-from kgen.scheduler import Options, choose_loops
+from kgen.scheduler import Gpu, Options, choose_loops, choose_tiles
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
+from kgen.templates.triton import kernel as triton_kernel
 from kgen.torch_adapter import GraphInfo
 from kgen.verdict import demands
 
 REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
+
+
+def gpu_of(graph: ir.Graph) -> Gpu:
+    """The GPU that the graph's kernels are made for."""
+    devices = (b.device for b in graph.buffers.values())
+    device = next((d for d in devices if d.type == "cuda"), None)
+    return Gpu() if device is None else Gpu(*torch_adapter.cuda_properties(device))
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
@@ -38,7 +46,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     """Aten calls to loop IR."""
     counters.add("lowered")
     context = lowering.LoweringContext(
-        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs
+        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs, config.gpu_interpreter
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -50,18 +58,22 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    plan = make_schedule(graph, Options(config.fusion, demands()))
+    plan = make_schedule(graph, Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter))
     debug.write_schedule(plan, info, config)
     return gm, plan
 
 
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
-    """Kernels to C++ translation units."""
+    """Kernels to C++ translation units and to GPU kernels."""
     gm, plan = work
     width = REGISTER_BYTES[toolchain.isa().name]
+    sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
-    def one(kernel: Kernel, symbol: str) -> Rendered:
-        nest = choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), width, config.loop_reordering)
+    def one(kernel: Kernel, symbol: str) -> Rendered | KernelCall:
+        if kernel.target == "triton":
+            tiling = choose_tiles(kernel, plan.graph, sizes, gpu, config.loop_reordering)
+            return triton_kernel.render_kernel(tiling, plan.graph, symbol)
+        nest = choose_loops(kernel, plan.graph, sizes, width, config.loop_reordering)
         made = render_kernel(nest, plan.graph, symbol)
         return Rendered(made.text, made.buffers, made.sizes, made.names)
 

@@ -247,6 +247,12 @@ def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> 
         return torch.empty(tuple(sizes), dtype=dtype, device=value.device)
 
 
+def cuda_properties(device: torch.device) -> tuple[int, int]:
+    """(compute capability as in sm_90, multiprocessors) of a CUDA device."""
+    found = torch.cuda.get_device_properties(device)
+    return found.major * 10 + found.minor, found.multi_processor_count
+
+
 def stride_order(value: torch.Tensor) -> tuple[int, ...]:
     """Dimensions from outermost to innermost; row-major when strides are symbolic or overlap."""
     rows = tuple(range(value.dim()))

@@ -2,5 +2,6 @@
 
 from kgen.scheduler.loops import choose_loops
 from kgen.scheduler.schedule import Options, schedule
+from kgen.scheduler.tiles import Gpu, choose_tiles
 
-__all__ = ["Options", "choose_loops", "schedule"]
+__all__ = ["Gpu", "Options", "choose_loops", "choose_tiles", "schedule"]

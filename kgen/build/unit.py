@@ -1,11 +1,13 @@
-"""Renders a schedule's kernels into translation units, one C++ function per distinct kernel."""
+"""Renders a schedule's kernels: into translation units, one C++ function per distinct kernel, and into distinct GPU kernels."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
 from kgen.plan import Kernel, Schedule
 
@@ -25,19 +27,26 @@ class Rendered:
 
 @dataclass(slots=True)
 class UnitPlan:
-    """Sources of the graph's units with their keys, and how each kernel step is called."""
+    """Sources of the graph's units with their keys, and how each kernel step is called (GPU kernels stand there)."""
 
     sources: list[tuple[str, str]]  # (text, key)
     calls: dict[str, KernelCall]
 
 
-def plan_units(schedule: Schedule, render: Callable[[Kernel, str], Rendered], workers: int) -> UnitPlan:
-    """Distinct kernels are told apart by their text without names and comments, so equal layers share one function."""
+def plan_units(schedule: Schedule, render: Callable[[Kernel, str], Rendered | KernelCall], workers: int) -> UnitPlan:
+    """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
+    gives a C++ function, or the call of a GPU kernel."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
+    launches: dict[Any, TritonKernel] = {}
     calls: dict[str, KernelCall] = {}
     for step in schedule.kernels:
-        symbol = f"k{len(functions)}_{step.name}"
+        symbol = f"k{len(functions) + len(launches)}_{step.name}"
         made = render(step, symbol)
+        if isinstance(made, KernelCall):
+            assert made.launch is not None
+            launch = launches.setdefault(made.launch.identity, made.launch)
+            calls[step.name] = replace(made, symbol=launch.name, launch=launch)
+            continue
         canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
         known = functions.setdefault(canonical, (symbol, made.text))
         calls[step.name] = KernelCall(known[0], made.buffers, made.sizes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import canonical_text
+from kgen.host.assemble import KernelCall
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Tiling
 from kgen.templates.render import render
@@ -21,17 +21,7 @@ FOLDER = Path(__file__).parent
 ALIGNMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedTriton:
-    """A kernel and its calling convention: buffers in pointer order, sizes in integer order, programs along each axis."""
-
-    launch: TritonKernel
-    buffers: tuple[str, ...]
-    sizes: tuple[str, ...]
-    grid: tuple[Expr, Expr, Expr]
-
-
-def render_kernel(tiling: Tiling, graph: ir.Graph, name: str) -> RenderedTriton:
+def render_kernel(tiling: Tiling, graph: ir.Graph, name: str) -> KernelCall:
     """The Triton function of one tiling."""
     emitter = Emitter(tiling, graph)
     body, sections = emitter.run()
@@ -58,7 +48,7 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str) -> RenderedTriton:
         tuple(_aligned(graph.buffers[b]) for b in emitter.pointers) + (False,) * len(sizes),
         tiling.blocks.warps, tiling.blocks.stages, options,
     )  # fmt: skip
-    return RenderedTriton(launch, tuple(emitter.pointers), sizes, _grid(tiling))
+    return KernelCall(name, tuple(emitter.pointers), sizes, _grid(tiling), launch)
 
 
 def _template(kernel: Kernel) -> str:
