@@ -10,6 +10,7 @@ import torch
 
 from kgen import errors, ir
 from kgen import index as ix
+from kgen.build.gpu_kernel import TritonKernel
 from kgen.host import program as hp
 from kgen.index import Atom, Expr, Size
 from kgen.plan import Call, Kernel, Schedule
@@ -17,11 +18,14 @@ from kgen.plan import Call, Kernel, Schedule
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A kernel's symbol and calling convention: buffers in pointer order, size symbols in integer order."""
+    """How a kernel is called: buffers in pointer order, size symbols in integer order. `symbol` names a C++ function; a GPU
+    kernel has a `launch` instead, and a `grid` of programs along x, y and z."""
 
     symbol: str
     buffers: tuple[str, ...]
     sizes: tuple[str, ...]
+    grid: tuple[Expr, ...] = ()
+    launch: TritonKernel | None = None
 
 
 @dataclass(slots=True)

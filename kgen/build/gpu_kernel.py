@@ -1,0 +1,54 @@
+"""A GPU kernel as text, and what the compiler makes of it. Plain data: whoever reads it needs neither torch nor Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CompiledKernel", "TritonKernel"]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """One GPU kernel: the text of a Python module with one ``@triton.jit`` function `name`.
+
+    `key` is the canonical text (comments and made-up names dropped), which is what the cache key covers. `signature` is the Triton
+    type of each run-time parameter in order: "*fp32", "*i1", ..., then "i32" or "i64" for each size. `divisible` says of
+    each parameter whether it is a multiple of 16 (of a pointer: its address). `options` are further compile options, such as
+    ("enable_fp_fusion", False); their values are None, booleans, numbers or text.
+    """
+
+    name: str
+    source: str
+    key: str
+    signature: tuple[str, ...]
+    divisible: tuple[bool, ...]
+    num_warps: int
+    num_stages: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What decides the machine code: kernels of one identity are one kernel."""
+        return self.key, self.signature, self.divisible, self.num_warps, self.num_stages, self.options
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A loadable kernel. `name` is the kernel's own name, for messages; `function` its name in the cubin.
+
+    `shared` is dynamic shared memory in bytes, `warps` the warps of a block. After the kernel's own parameters come pointers to
+    scratch memory: `scratch` has the bytes that each needs per block, 0 for a null pointer. `registers` and `stack` (bytes) are
+    those of one thread; a stack means that registers were spilled.
+    """
+
+    name: str
+    function: str
+    cubin: bytes
+    signature: tuple[str, ...]
+    divisible: tuple[bool, ...]
+    warps: int
+    shared: int
+    scratch: tuple[int, ...]
+    registers: int
+    stack: int
