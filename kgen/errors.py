@@ -71,6 +71,16 @@ class KernelBuildFailed(InternalError):
     hint = "run the command yourself to see all of its output: {command}"
 
 
+class TritonNotFound(UserError):
+    template = "compiling for a GPU needs Triton, which is not installed here"
+    hint = "pip install triton (the version that `python -m pip show torch` names as a requirement)"
+
+
+class TritonBuildFailed(InternalError):
+    template = "Triton failed on kernel {kernel} for sm_{arch} ({how}); the source is kept at {source}\n{output}"
+    hint = "see the whole log: {log}"
+
+
 class RuntimeBuildFailed(UserError):
     template = "building kgen's native runtime failed (exit {status})\n{output}"
     hint = "check that the compiler can build against torch's headers and that the Python headers are installed: {command}"

@@ -1,0 +1,255 @@
+"""Triton kernels to machine code, each compiled once per content and found in the cache from then on.
+
+Compilation happens in children of a server process (kgen/build/triton_worker.py), all missing kernels at once. Neither Triton
+nor the server is needed where the cache has everything.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from kgen import cache
+from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.counters import counters
+from kgen.errors import TritonBuildFailed, TritonNotFound
+
+__all__ = ["compile_kernels", "prestart", "resource_usage"]
+
+TIME_LIMIT_S = 300
+
+
+def compile_kernels(kernels: Sequence[TritonKernel], arch: int) -> list[CompiledKernel]:
+    """Machine code of `kernels` for compute capability `arch` (90 is 9.0), in order.
+
+    Raises TritonNotFound, and TritonBuildFailed for the first that cannot be compiled, once all have been tried."""
+    keys = [_key(kernel, arch) for kernel in kernels]
+    found = {key: cache.get("triton", key) for key in dict.fromkeys(keys)}
+    missing = {key: kernel for key, kernel in zip(keys, kernels, strict=True) if found[key] is None}
+    if missing:
+        with ThreadPoolExecutor(min(len(missing), len(os.sched_getaffinity(0))), thread_name_prefix="kgen-triton") as pool:
+            # Each job in a copy of the caller's context: it holds the caller's cache folder.
+            jobs = {
+                key: pool.submit(contextvars.copy_context().run, _build, key, kernel, arch) for key, kernel in missing.items()
+            }
+        found |= {key: job.result() for key, job in jobs.items()}
+    return [_restore(kernel, found[key]) for key, kernel in zip(keys, kernels, strict=True)]
+
+
+def prestart() -> None:
+    """Start the server now: it imports Triton while the caller traces and schedules."""
+    if _package() is not None:
+        _server()
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack) of a thread of the only kernel in `cubin`."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = _require_package() / "backends" / "nvidia" / "bin" / "cuobjdump"
+        done = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    assert found is not None, done.stdout
+    return int(found[1]), int(found[2])
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------------
+
+
+def _key(kernel: TritonKernel, arch: int) -> str:
+    return cache.stable_hash(("triton", *kernel.identity, arch, _version(), _library(), _settings()))
+
+
+@functools.cache
+def _package() -> Path | None:
+    """Triton's folder, found without importing it."""
+    spec = importlib.util.find_spec("triton")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _require_package() -> Path:
+    found = _package()
+    if found is None:
+        raise TritonNotFound()
+    return found
+
+
+@functools.cache
+def _version() -> str:
+    """Read from the source: the name of the distribution differs from build to build."""
+    text = (_require_package() / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r"""^__version__ = ['"]([^'"]+)""", text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+@functools.cache
+def _library() -> str:
+    """The functions that kernels import are part of every kernel."""
+    spec = importlib.util.find_spec("kgen.templates.triton")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0]) / "library.py"
+    return source.read_text(encoding="utf-8") if source.exists() else ""
+
+
+# Where files go, and the interpreter, which would keep kernels from being compiled at all.
+_NOT_FOR_THE_COMPILER = ("TRITON_INTERPRET", "TRITON_HOME", "TRITON_CACHE_DIR")
+
+
+def _settings() -> tuple[tuple[str, str], ...]:
+    """What the environment tells Triton's compiler."""
+    named = (item for item in os.environ.items() if item[0].startswith("TRITON_"))
+    return tuple(sorted(item for item in named if item[0] not in _NOT_FOR_THE_COMPILER))
+
+
+# ---- one kernel -----------------------------------------------------------------------------------------------------
+
+
+def _build(key: str, kernel: TritonKernel, arch: int) -> bytes:
+    with cache.lock("triton", key):
+        ready = cache.get("triton", key)
+        if ready is not None:
+            return ready
+        with cache.scratch("triton") as folder:
+            _write_job(folder, kernel, arch)
+            counters.add("triton.compiles")
+            status = _server().submit(folder).result()
+            if status != 0:
+                raise _kept(kernel, key, arch, status, folder)
+            facts = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            cubin = (folder / "kernel.cubin").read_bytes()
+        facts["registers"], facts["stack"] = resource_usage(cubin)
+        made = pickle.dumps((facts, cubin))
+        cache.put("triton", key, made)
+        return made
+
+
+def _write_job(folder: Path, kernel: TritonKernel, arch: int) -> None:
+    (folder / f"{kernel.name}.py").write_text(kernel.source, encoding="utf-8")
+    request = {
+        "name": kernel.name,
+        "signature": kernel.signature,
+        "divisible": kernel.divisible,
+        "num_warps": kernel.num_warps,
+        "num_stages": kernel.num_stages,
+        "options": kernel.options,
+        "arch": arch,
+        "time_limit_s": TIME_LIMIT_S,
+    }
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+
+
+def _restore(kernel: TritonKernel, stored: bytes | None) -> CompiledKernel:
+    assert stored is not None
+    facts, cubin = pickle.loads(stored)
+    return CompiledKernel(
+        kernel.name, facts["function"], cubin, kernel.signature, kernel.divisible, facts["warps"], facts["shared"],
+        tuple(facts["scratch"]), facts["registers"], facts["stack"],
+    )  # fmt: skip
+
+
+def _kept(kernel: TritonKernel, key: str, arch: int, status: int, folder: Path) -> TritonBuildFailed:
+    place = cache.path("failed", f"{kernel.name}-{key[:12]}", ".py")
+    place.write_text(kernel.source, encoding="utf-8")
+    log = cache.path("failed", f"{kernel.name}-{key[:12]}", ".log")
+    text = (folder / "log").read_text(encoding="utf-8", errors="replace") if (folder / "log").exists() else ""
+    log.write_text(text, encoding="utf-8")
+    tail = "\n".join(text.splitlines()[-15:])  # Python's tracebacks end with the reason
+    return TritonBuildFailed(kernel=kernel.name, arch=arch, how=_how(status), source=place, output=tail, log=log)
+
+
+def _how(status: int) -> str:
+    if status == -signal.SIGALRM:
+        return f"not done after {TIME_LIMIT_S} s"
+    if status == _SERVER_GONE:
+        return "the compile server died"
+    return f"exit {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+# ---- the server, as its parent sees it ------------------------------------------------------------------------------
+
+_SERVER_GONE = 256  # no exit status of a process
+
+# The same modules as here: how they were found (an editable install, a test's path) is the caller's affair.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kgen.build.triton_worker import serve; serve()"
+
+
+class _Server:
+    """One running server; `owner` is the process that started it, since a fork of that process must not use it."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_COMPILER}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the parent
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.jobs: IO[bytes] = self.process.stdin
+        self.lock = threading.Lock()
+        self.numbers = itertools.count()
+        self.pending: dict[int, Future[int]] = {}
+        self.alive = True
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-triton-answers").start()
+
+    def submit(self, folder: Path) -> Future[int]:
+        """The exit status of the process that compiles the job in `folder`."""
+        done: Future[int] = Future()
+        with self.lock:
+            number = next(self.numbers)
+            self.pending[number] = done
+            try:
+                self.jobs.write(f"{number} {folder}\n".encode())
+                self.jobs.flush()
+            except OSError:
+                self.pending.pop(number, None)
+                done.set_result(_SERVER_GONE)
+        return done
+
+    def _listen(self, answers: IO[bytes]) -> None:
+        for line in answers:
+            number, status = map(int, line.split())
+            with self.lock:
+                done = self.pending.pop(number)
+            done.set_result(status)
+        self.process.wait()
+        with self.lock:
+            self.alive = False
+            lost = list(self.pending.values())
+            self.pending.clear()
+        for done in lost:
+            done.set_result(_SERVER_GONE)
+
+
+_running: list[_Server] = []
+_start = threading.Lock()
+
+
+def _server() -> _Server:
+    with _start:
+        if _running and _running[0].alive and _running[0].owner == os.getpid():
+            return _running[0]
+        _running[:] = [_Server()]
+        return _running[0]
+

@@ -1,0 +1,180 @@
+"""The process that compiles Triton kernels: it imports Triton once and forks a child for each kernel.
+
+Run by kgen/build/triton.py, never imported by it: the caller's process must not pay for Triton, nor die of its crashes. A job
+is a folder with ``request.json``; its child leaves ``result.json`` and ``kernel.cubin`` there, or the reason in ``log``. Over
+stdin come lines ``<number> <folder>``, over stdout go lines ``<number> <exit status>``, negative for a signal.
+
+The server itself compiles nothing, so it stays without threads and can be forked safely. It ends when stdin closes or
+its parent is gone (which another child of that parent may hide by holding on to the pipe).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import selectors
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PARENT_CHECK_S = 5.0
+
+
+def serve() -> None:
+    """Takes jobs until stdin closes."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not reach the answers
+    problem = _import_triton()
+    Server(answers, problem).run()
+
+
+def _import_triton() -> str:
+    """Everything that a child would otherwise import itself. Empty, or why Triton cannot be used."""
+    try:
+        import triton.backends.nvidia.compiler as nvidia  # noqa: PLC0415  the reason is sent to whoever asks for a kernel
+        import triton.compiler.code_generator  # noqa: PLC0415, F401
+        import triton.language.extra.cuda.libdevice  # noqa: PLC0415, F401
+
+        nvidia.get_ptxas(90).version  # noqa: B018  runs `ptxas --version`, whose answer children inherit
+    except Exception:  # noqa: BLE001  a broken installation can raise anything
+        return traceback.format_exc()
+    return ""
+
+
+class Server:
+    def __init__(self, answers: int, problem: str) -> None:
+        self.answers = answers
+        self.problem = problem
+        self.parent = os.getppid()
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, tuple[str, int]] = {}  # the pipe that closes when the child ends -> job, process
+        self.waiting = b""
+
+    def run(self) -> None:
+        self.selector.register(0, selectors.EVENT_READ)
+        try:
+            while os.getppid() == self.parent:
+                for key, _ in self.selector.select(_PARENT_CHECK_S):
+                    if key.fd != 0:
+                        self.reap(key.fd)
+                    elif not self.read():
+                        return
+        finally:
+            for _, process in self.children.values():
+                _kill_group(process)
+
+    def read(self) -> bool:
+        data = os.read(0, 1 << 16)
+        *lines, self.waiting = (self.waiting + data).split(b"\n")
+        for line in lines:
+            number, _, folder = line.decode().partition(" ")
+            self.start(number, Path(folder))
+        return bool(data)
+
+    def start(self, number: str, folder: Path) -> None:
+        if self.problem:
+            (folder / "log").write_text(self.problem, encoding="utf-8")
+            self.answer(number, 1)
+            return
+        reader, writer = os.pipe()
+        process = os.fork()
+        if process == 0:
+            run_job(folder)
+        os.close(writer)
+        self.children[reader] = number, process
+        self.selector.register(reader, selectors.EVENT_READ)
+
+    def reap(self, reader: int) -> None:
+        number, process = self.children.pop(reader)
+        self.selector.unregister(reader)
+        os.close(reader)
+        _, status = os.waitpid(process, 0)
+        _kill_group(process)  # an assembler that outlived its time limit
+        self.answer(number, os.waitstatus_to_exitcode(status))
+
+    def answer(self, number: str, status: int) -> None:
+        os.write(self.answers, f"{number} {status}\n".encode())
+
+
+def _kill_group(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+# ---- one job, in a child --------------------------------------------------------------------------------------------
+
+
+def run_job(folder: Path) -> None:
+    """Compiles the kernel in `folder` and ends the process."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+        signal.alarm(request["time_limit_s"])  # kills the process even inside LLVM, where no Python handler runs
+        tempfile.tempdir = str(folder)
+        compile_kernel(folder, request)
+        status = 0
+    except BaseException:  # noqa: BLE001  the log tells the parent; a child must never go on as a second server
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
+    """Leaves the kernel's machine code and what a launch must know of it in `folder`."""
+    import triton  # noqa: PLC0415  this module is imported to start a server that may have to report that Triton is broken
+    from triton.backends.compiler import GPUTarget  # noqa: PLC0415
+    from triton.compiler import ASTSource  # noqa: PLC0415
+
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    function = getattr(_module(folder / f"{request['name']}.py"), request["name"])
+    signature = dict(zip(function.arg_names, request["signature"], strict=True))
+    attributes = {(k,): [["tt.divisibility", 16]] for k, multiple in enumerate(request["divisible"]) if multiple}
+    options = {**dict(request["options"]), "num_warps": request["num_warps"], "num_stages": request["num_stages"]}
+    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(made.asm["cubin"])
+    facts = _facts(made.metadata, made.asm["ptx"], len(signature))
+    (folder / "result.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _facts(metadata: Any, ptx: str, own: int) -> dict[str, Any]:
+    unusual = [what for what, no in _UNUSUAL.items() if getattr(metadata, what, no) != no]
+    if unusual:
+        raise ValueError(f"the launcher does not support {', '.join(unusual)}")
+    scratch = [metadata.global_scratch_size, getattr(metadata, "profile_scratch_size", 0)]
+    entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
+    assert entry is not None
+    # The trailing parameters differ between versions of Triton, so they are counted, not assumed.
+    trailing = entry.group(1).count(".param ") - own
+    if not 0 <= trailing <= len(scratch) or any(scratch[trailing:]):
+        raise ValueError(f"the kernel has {trailing} parameters for scratch memory of {scratch} bytes")
+    return {
+        "function": metadata.name,
+        "warps": metadata.num_warps,
+        "shared": metadata.shared,
+        "scratch": scratch[:trailing],
+    }
+
+
+_UNUSUAL = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False}
