@@ -19,11 +19,12 @@ from kgen.sizes import Sizes
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
-# Points of one program of a pointwise kernel.
-POINTS = 1024
+# Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
+VECTOR = 16
+THREADS = 128
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
-MAX_WARPS = 16
+MAX_WARPS = 32
 INT32 = 2**31 - 1
 
 
@@ -90,11 +91,15 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Enough points a thread for wide accesses, but not so many that processors stay idle."""
     points = sizes.points(kernel.outer)
-    narrowest = min((graph.buffers[n].dtype.itemsize for n in _touched(kernel, graph)), default=4)
-    block = POINTS * 2 if narrowest <= 2 else POINTS
-    while block > 128 and points < block * gpu.processors * 2:
+    moved: dict[int, int] = {}
+    for name in sorted(_touched(kernel, graph)):
+        buffer = graph.buffers[name]
+        moved[buffer.dtype.itemsize] = moved.get(buffer.dtype.itemsize, 0) + sizes.bytes(buffer)
+    width = max(moved, key=lambda size: moved[size]) if moved else 4
+    block = THREADS * (VECTOR // width)
+    while block > THREADS and points < block * gpu.processors * 2:
         block //= 2
-    return Blocks(x=block, warps=max(1, min(4, block // 128)))
+    return Blocks(x=block, warps=THREADS // 32)
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
@@ -107,7 +112,7 @@ def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
     """A tile whose sides are whole cache lines of both kinds of access."""
     x = min(64, power_of_two(sizes.of(fast.extent)))
     y = min(64, power_of_two(sizes.of(slow.extent)))
-    return Blocks(x=x, y=y, warps=8 if x * y >= 4096 else 4)
+    return Blocks(x=x, y=y, warps=4)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
@@ -140,8 +145,8 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
 
 
 def _warps(points: int) -> int:
-    """About 16 points a thread."""
-    return max(1, min(MAX_WARPS, points // 512))
+    """About 32 points a thread: enough loads under way at once, and few enough for registers."""
+    return max(1, min(MAX_WARPS, points // 1024))
 
 
 def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
