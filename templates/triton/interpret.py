@@ -4,19 +4,18 @@
 decides at decoration whether a function is compiled, so what was decorated before is replaced for the duration:
 
 - functions of `triton.language` that are themselves written in Triton, by the Python functions under their decorators;
-- the module `library`, by a second instance of it that consists of such plain functions. What a kernel imports as `lib` inside
-  is this instance; its calls of libdevice go to torch functions;
+- the module `library`, by a second one that consists of such plain functions. It is what a kernel imports as `lib` inside; its
+  calls of libdevice go to torch functions;
 - methods of the interpreter that round wrongly, drop NaNs differently than the GPU, or fold tiles one element at a time.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,17 +78,14 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
 
 @functools.cache
 def _plain_library() -> ModuleType:
-    """The library as Python functions: what the interpreter hands them are tensors that compute at once."""
-    spec = library.__spec__
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, value in list(vars(module).items()):
+    """The library as Python functions, in one namespace: what the interpreter hands them are tensors that compute at once."""
+    plain = ModuleType(library.__name__)
+    names = vars(plain)
+    names.update(tl=tl, libdevice=_Libdevice())
+    for name, value in vars(library).items():
         if isinstance(value, triton.KernelInterface):
-            setattr(module, name, value.fn)
-    setattr(module, "libdevice", _Libdevice())  # noqa: B010 - to mypy a module has no such attribute
-    return module
+            names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
+    return plain
 
 
 class _Libdevice:
