@@ -140,8 +140,9 @@ def pow(a, b):  # noqa: A001
         return libdevice.pow(a, b)
     else:
         small = tl.abs(a) < 1.17549435e-38
-        power = libdevice.pow(tl.where(small, a * 8388608.0, a), b)
-        return power * tl.where(small, exp2(b * -23.0), 1.0)
+        exponent = tl.where((tl.abs(b) < 1e-37) & (b != 0), copysign(b * 0.0 + 1e-37, b), b)  # 0 ** 1e-40 is not 1
+        power = libdevice.pow(tl.where(small, a * 8388608.0, a), exponent)
+        return power * tl.where(small, exp2(exponent * -23.0), 1.0)
 
 
 @triton.jit
@@ -149,7 +150,7 @@ def atan2(a, b):
     if a.dtype.is_fp64():
         return libdevice.atan2(a, b)
     else:
-        scale = tl.where((tl.abs(a) < 1e-30) & (tl.abs(b) < 1e-30), 8388608.0, 1.0)
+        scale = tl.where((tl.abs(a) < 1e-30) & (tl.abs(b) < 1e30), 8388608.0, 1.0)
         return libdevice.atan2(a * scale, b * scale)
 
 
@@ -271,12 +272,13 @@ def bessel_j1(x):
 @triton.jit
 def bessel_y0(x):
     near_zero = (log(x) - 0.11593151565841245) * 0.6366197723675814  # Abramowitz and Stegun, 9.1.13
-    return tl.where((x < 1e-37) & (x > 0), near_zero, libdevice.y0(x))
+    known = tl.where((x < 1e-37) & (x > 0), near_zero, libdevice.y0(x))
+    return tl.where(x < 0, float("nan"), known)
 
 
 @triton.jit
 def bessel_y1(x):
-    return libdevice.y1(x)
+    return tl.where(x < 0, float("nan"), libdevice.y1(x))
 
 
 @triton.jit

@@ -89,25 +89,29 @@ def _plain_library() -> ModuleType:
 
 
 class _Libdevice:
-    """libdevice's functions, computed by torch."""
+    """libdevice's functions, computed by torch; subnormal float32 numbers count as zero, as Triton has it on the GPU."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = _TORCH_NAMES.get(name, name)
-        function = getattr(torch, known, None) or getattr(torch.special, known)
+        function = _fmod if name == "fmod" else getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
-            arrays = [a.handle.data for a in args]
-            if name == "fmod":  # torch gives NaN where the quotient overflows
-                result = np.fmod(*arrays)
-            else:
-                result = function(*(torch.from_numpy(np.array(data)) for data in arrays)).numpy()
+            result = _flush(function(*(_flush(torch.from_numpy(np.array(a.handle.data))) for a in args))).numpy()
             kind = args[0].dtype
             is_block = any(a.type.is_block() for a in args)
-            return tl.tensor(
-                interpreter.TensorHandle(result, kind), tl.block_type(kind, list(result.shape)) if is_block else kind
-            )
+            shaped = tl.block_type(kind, list(result.shape)) if is_block else kind
+            return tl.tensor(interpreter.TensorHandle(result, kind), shaped)
 
         return call
+
+
+def _flush(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < torch.finfo(x.dtype).smallest_normal, x * 0, x) if x.dtype is torch.float32 else x
+
+
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """torch's own gives NaN where the quotient overflows."""
+    return torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
 
 
 def _as_torch(handle: Any) -> torch.Tensor:
