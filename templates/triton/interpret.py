@@ -69,6 +69,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fma", _fma
+    yield builder, "create_atomic_rmw", functools.partialmethod(_atomic, builder.create_atomic_rmw)
     yield builder, "get_all_ones_value", _all_ones
     yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
     yield builder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin)
@@ -139,6 +140,21 @@ def _all_ones(_self: Any, kind: Any) -> Any:
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
     wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
     return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+
+def _atomic(self: Any, original: Callable[..., Any], mode: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
+    """Triton's interpreter has no atomic addition of bfloat16, the only mode of it that the GPU has."""
+    if value.dtype.scalar != tl.bfloat16:
+        return original(self, mode, pointers, value, mask, *order)
+    before = np.zeros_like(value.data)
+    for place in map(tuple, np.argwhere(mask.data)):
+        pointer = interpreter.TensorHandle(pointers.data[place].reshape(1), pointers.dtype)
+        found = self.create_load(pointer, None, None, False)
+        before[place] = found.data[0]
+        added = interpreter.TensorHandle(value.data[place].reshape(1), tl.bfloat16)
+        total = (_as_torch(found) + _as_torch(added)).view(torch.uint16).numpy()
+        self.create_store(pointer, interpreter.TensorHandle(total, tl.bfloat16), None, None)
+    return interpreter.TensorHandle(before, tl.bfloat16)
 
 
 def _combine(self: Any, states: list[list[Any]], kinds: list[Any]) -> list[Any]:

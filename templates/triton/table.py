@@ -175,8 +175,8 @@ SCAN: dict[str, Prefixes] = {
     "logaddexp": Prefixes("lib.logaddexp({0}, {1})", "lib.scan_logaddexp({0}, {axis})"),
 }
 
-_ATOMIC_ADD = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64)
 _ATOMIC_EXTREME = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+_ATOMIC_ADD = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_ATOMIC_EXTREME)
 
 
 def scatter_atomic(mode: str, dtype: torch.dtype) -> str | None:
