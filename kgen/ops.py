@@ -224,7 +224,7 @@ CPU_ONLY = frozenset(
 # product, 8- and 16-bit integers have none, and extremes of floats compare bits and so lose NaNs.
 GPU_ATOMICS: dict[str, tuple[torch.dtype, ...]] = {
     "add": (
-        torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint32, torch.uint64,
+        torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint32, torch.uint64,
     ),
     "max": (torch.int32, torch.int64, torch.uint32, torch.uint64),
     "min": (torch.int32, torch.int64, torch.uint32, torch.uint64),

@@ -8,9 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 import triton_kernels as kernels
 from scalar_cases import expected, inputs_of, random_values, short, specials, ulps
 from triton_kernels import COLUMNS, ROWS, TILE, Run
@@ -18,6 +21,7 @@ from triton_kernels import COLUMNS, ROWS, TILE, Run
 from kgen import ops
 from kgen.evaluate_reduction import reduce, scan
 from kgen.evaluate_value import RANDOM, philox
+from kgen.templates.triton import interpret, library
 from kgen.templates.triton.table import (
     REDUCE,
     SCAN,
@@ -87,7 +91,7 @@ def check(op: str, got: torch.Tensor, args: tuple[torch.Tensor, ...]) -> None:
         exact = row.reference(*(a.double() for a in args)) if dtype is torch.float32 else want
         limit = ULPS.get(op, 4.0) if dtype is torch.float32 else 8.0
         tiny = torch.finfo(dtype).smallest_normal  # libdevice flushes what is smaller to zero
-        flushed = (got.abs() <= tiny) & (exact.abs() <= tiny)
+        flushed = (got - exact).abs() <= tiny
         distance = torch.where((got == want) | flushed, 0.0, ulps(got, exact))
         at = int(distance.argmax())
         assert distance[at] <= limit, f"{distance[at]:.2f} ulp at {[a[at].item() for a in args]}: {got[at].item()}"
@@ -245,6 +249,56 @@ def test_scan(run, op, dtype):
         near(got, whole, 1e-4 if loose else 0, 1e-3 if loose else 0)
 
 
+SCATTERS = [(mode, d) for mode in ("add", "mul", "max", "min") for d in TRITON_TYPES if scatter_atomic(mode, d)]
+
+
+@pytest.mark.parametrize(("mode", "dtype"), SCATTERS, ids=short)
+def test_scatter(run, mode, dtype):
+    generator = torch.Generator().manual_seed(5)
+    place = torch.randint(
+        -1, 128, (128,), generator=generator
+    )  # collisions, places without a value, and values without a place
+    values = torch.randint(0, 50, (128,), generator=generator).to(dtype)
+    (got,) = run(kernels.scatter(mode, dtype), [place, values], [128])
+    kept = place >= 0
+    reduce_mode = {"add": "sum", "max": "amax", "min": "amin"}[mode]
+    want = torch.zeros(128, dtype=torch.int64).scatter_reduce(0, place[kept], values.long()[kept], reduce_mode)
+    near(got, want.to(dtype))
+
+
+@pytest.mark.interpret
+def test_kernels_given_as_text_run_interpreted():
+    source = """
+import triton
+import triton.language as tl
+from kgen.templates.triton import library as lib
+
+@triton.jit
+def kernel(x, y):
+    i = tl.arange(0, 8)
+    tl.store(y + i, lib.exp(tl.load(x + i)) + tl.sum(tl.load(x + i), 0))
+"""
+    x, y = torch.rand(8), torch.empty(8)
+    with interpret.patched():
+        names: dict[str, Any] = {}
+        exec(source, names)
+        names["kernel"][(1,)](x, y)
+    near(y, x.exp() + x.sum(), 1e-6)
+
+
+@pytest.mark.interpret
+def test_what_is_patched_comes_back_after_an_error():
+    before = library.exp, tl.sum, tl.core.load, triton.knobs.runtime.interpret
+    with interpret.patched():
+        assert sys.modules[library.__name__] is not library
+    with pytest.raises(ZeroDivisionError), interpret.patched():
+        raise ZeroDivisionError
+    from kgen.templates.triton import library as after
+
+    assert after is sys.modules[library.__name__] is library
+    assert (after.exp, tl.sum, tl.core.load, triton.knobs.runtime.interpret) == before
+
+
 # ---- compiled for GPUs that are not here
 
 
@@ -260,9 +314,11 @@ def test_every_kernel_compiles(tmp_path, dtype, capability):
 
 @pytest.mark.ptx
 @pytest.mark.parametrize("capability", [80, 90])
-def test_conversions_and_random_numbers_compile(tmp_path, capability):
+def test_conversions_random_numbers_and_scatters_compile(tmp_path, capability):
     kernels.bitcasts(BITCASTS).compile(tmp_path, capability)
     kernels.random_numbers().compile(tmp_path, capability)
+    for mode, dtype in SCATTERS:
+        kernels.scatter(mode, dtype).compile(tmp_path, capability)
     for narrow in ops.NARROW_FLOATS:
         if capability >= 90 or narrow is not torch.float8_e4m3fn:  # Triton has this format from sm_89 on
             kernels.narrow_floats(narrow).compile(tmp_path, capability)

@@ -16,7 +16,18 @@ from triton.compiler import ASTSource
 
 from kgen import ops
 from kgen.templates.triton import interpret
-from kgen.templates.triton.table import NARROW, NO_INDEX, REDUCE, SCAN, STRUCTURAL, TRITON_OPS, TRITON_TYPES, WIDEN, literal
+from kgen.templates.triton.table import (
+    NARROW,
+    NO_INDEX,
+    REDUCE,
+    SCAN,
+    STRUCTURAL,
+    TRITON_OPS,
+    TRITON_TYPES,
+    WIDEN,
+    literal,
+    scatter_atomic,
+)  # fmt: skip
 
 HEADER = """import triton
 import triton.language as tl
@@ -166,6 +177,17 @@ def random_numbers() -> Kernel:
     seed, counter = kernel.load(torch.int64, "0"), kernel.load(torch.int64)
     for kind, dtype in (("rand", torch.float32), ("randn", torch.float32), ("randbits", torch.int64)):
         kernel.store(dtype, kernel.bind(STRUCTURAL[kind].format(seed, counter)))
+    return kernel
+
+
+def scatter(mode: str, dtype: torch.dtype) -> Kernel:
+    """Joins x1[i] into y0[x0[i]] where x0[i] is not negative."""
+    kernel = Kernel(f"scatter_{mode}_{short(dtype)}", 128, outputs={"y0": dtype})
+    place = kernel.load(torch.int64)
+    kernel.inputs["x1"] = dtype
+    text = scatter_atomic(mode, dtype)
+    assert text is not None
+    kernel.lines.append(text.format(f"y0 + {place}", "tl.load(x1 + i)", f"{place} >= 0"))
     return kernel
 
 

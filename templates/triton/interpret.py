@@ -4,19 +4,18 @@
 decides at decoration whether a function is compiled, so what was decorated before is replaced for the duration:
 
 - functions of `triton.language` that are themselves written in Triton, by the Python functions under their decorators;
-- the module `library`, by a second instance of it that consists of such plain functions. What a kernel imports as `lib` inside
-  is this instance; its calls of libdevice go to torch functions;
+- the module `library`, by a second one that consists of such plain functions. It is what a kernel imports as `lib` inside; its
+  calls of libdevice go to torch functions;
 - methods of the interpreter that round wrongly, drop NaNs differently than the GPU, or fold tiles one element at a time.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +69,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fma", _fma
+    yield builder, "create_atomic_rmw", functools.partialmethod(_atomic, builder.create_atomic_rmw)
     yield builder, "get_all_ones_value", _all_ones
     yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
     yield builder, "create_minnumf", lambda self, a, b: self.binary_op(a, b, np.fmin)
@@ -79,39 +79,40 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
 
 @functools.cache
 def _plain_library() -> ModuleType:
-    """The library as Python functions: what the interpreter hands them are tensors that compute at once."""
-    spec = library.__spec__
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for name, value in list(vars(module).items()):
+    """The library as Python functions, in one namespace: what the interpreter hands them are tensors that compute at once."""
+    plain = ModuleType(library.__name__)
+    names = vars(plain)
+    names.update(tl=tl, libdevice=_Libdevice())
+    for name, value in vars(library).items():
         if isinstance(value, triton.KernelInterface):
-            setattr(module, name, value.fn)
-    setattr(module, "libdevice", _Libdevice())  # noqa: B010 - to mypy a module has no such attribute
-    return module
+            names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
+    return plain
 
 
 class _Libdevice:
-    """libdevice's functions, computed by torch."""
+    """libdevice's functions, computed by torch; subnormal float32 numbers count as zero, as Triton has it on the GPU."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = _TORCH_NAMES.get(name, name)
-        function = getattr(torch, known, None) or getattr(torch.special, known)
+        function = _fmod if name == "fmod" else getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
-            arrays = [a.handle.data for a in args]
-            if name == "fmod":  # torch gives NaN where the quotient overflows
-                result = np.fmod(*arrays)
-            else:
-                result = function(*(torch.from_numpy(np.array(data)) for data in arrays)).numpy()
+            result = _flush(function(*(_flush(torch.from_numpy(np.array(a.handle.data))) for a in args))).numpy()
             kind = args[0].dtype
             is_block = any(a.type.is_block() for a in args)
-            return tl.tensor(
-                interpreter.TensorHandle(result, kind), tl.block_type(kind, list(result.shape)) if is_block else kind
-            )
+            shaped = tl.block_type(kind, list(result.shape)) if is_block else kind
+            return tl.tensor(interpreter.TensorHandle(result, kind), shaped)
 
         return call
+
+
+def _flush(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < torch.finfo(x.dtype).smallest_normal, x * 0, x) if x.dtype is torch.float32 else x
+
+
+def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """torch's own gives NaN where the quotient overflows."""
+    return torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
 
 
 def _as_torch(handle: Any) -> torch.Tensor:
@@ -139,6 +140,21 @@ def _all_ones(_self: Any, kind: Any) -> Any:
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
     wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
     return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+
+def _atomic(self: Any, original: Callable[..., Any], mode: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:
+    """Triton's interpreter has no atomic addition of bfloat16, the only mode of it that the GPU has."""
+    if value.dtype.scalar != tl.bfloat16:
+        return original(self, mode, pointers, value, mask, *order)
+    before = np.zeros_like(value.data)
+    for place in map(tuple, np.argwhere(mask.data)):
+        pointer = interpreter.TensorHandle(pointers.data[place].reshape(1), pointers.dtype)
+        found = self.create_load(pointer, None, None, False)
+        before[place] = found.data[0]
+        added = interpreter.TensorHandle(value.data[place].reshape(1), tl.bfloat16)
+        total = (_as_torch(found) + _as_torch(added)).view(torch.uint16).numpy()
+        self.create_store(pointer, interpreter.TensorHandle(total, tl.bfloat16), None, None)
+    return interpreter.TensorHandle(before, tl.bfloat16)
 
 
 def _combine(self: Any, states: list[list[Any]], kinds: list[Any]) -> list[Any]:
