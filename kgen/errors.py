@@ -86,6 +86,21 @@ class RuntimeBuildFailed(UserError):
     hint = "check that the compiler can build against torch's headers and that the Python headers are installed: {command}"
 
 
+class LaunchFailed(InternalError):
+    template = "{problem}"
+    hint = "run with CUDA_LAUNCH_BLOCKING=1: an error may come from an earlier kernel"
+
+
+class DriverNotFound(UserError):
+    template = "the CUDA driver cannot be used: {cause}"
+    hint = "check that `nvidia-smi` works in this environment"
+
+
+class MixedCapabilities(UserError):
+    template = "one graph runs on GPUs of different compute capabilities: {devices}"
+    hint = "compile the parts for each GPU apart"
+
+
 class UnsupportedDevice(UserError):
     template = "kgen cannot generate code for device {device!r} ({operator}, {line})"
     hint = "move the tensors to the CPU, or leave this part out of the compiled region"

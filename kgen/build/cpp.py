@@ -1,7 +1,8 @@
 """C++ sources to loaded shared libraries, each compiled once per content and found in the cache from then on.
 
-Three things are built: a graph's kernels (one unit each, with a precompiled header), the native runtime that interprets
-host programs, and the library of vector math. The last two are compiled once per machine, torch and compiler.
+Four things are built: a graph's kernels (one unit each, with a precompiled header), the native runtime that interprets host
+programs, the launcher of GPU kernels, and the library of vector math. All but the first are compiled once per machine,
+torch and compiler.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kgen.counters import counters
 from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
 
 __all__ = [
-    "Unit", "build_unit", "build_units", "function_address", "kernel_include_dir", "load_library", "math_library",
+    "Unit", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library", "load_library", "math_library",
     "precompiled_header", "prepare", "runtime_library",
 ]  # fmt: skip
 
@@ -249,6 +250,7 @@ def _default_header() -> Path | None:
 
 _once_runtime = threading.RLock()
 _once_math = threading.RLock()  # not the same: `prepare` builds both at once
+_once_launcher = threading.RLock()
 
 
 def runtime_library() -> ModuleType:
@@ -262,6 +264,18 @@ def _runtime(_: toolchain.Compiler) -> ModuleType:
     source = Path(__file__).parents[1] / "host" / "runtime.cpp"
     path = _once_per_machine("kgen_runtime", source, _runtime_flags(), _torch_link_flags("torch_python"))
     return _import_extension("kgen_runtime", path)
+
+
+def launcher_library() -> ctypes.CDLL:
+    """What launches GPU kernels (kgen/host/launch.cpp). Raises RuntimeBuildFailed."""
+    with _once_launcher:
+        return _launcher(toolchain.compiler())
+
+
+@functools.cache
+def _launcher(_: toolchain.Compiler) -> ctypes.CDLL:
+    source = Path(__file__).parents[1] / "host" / "launch.cpp"
+    return ctypes.CDLL(str(_once_per_machine("kgen_launch", source, ("-O2", "-std=c++20", "-fPIC"), ("-ldl",))))
 
 
 def math_library() -> ctypes.CDLL | None:

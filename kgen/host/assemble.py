@@ -161,11 +161,8 @@ class _Assembler:
                 slot = self._new_slot(item.buffer)
                 binds = tuple((reg, what, dim) for reg, where, what, dim in bound if where == position)
                 spec = self.slots[slot]
-                out.append(
-                    hp.InputTensor(
-                        slot, buffer.dtype, spec.sizes, spec.strides if buffer.strides else None, binds, str(buffer.device)
-                    )
-                )
+                strides = spec.strides if buffer.strides else None
+                out.append(hp.InputTensor(slot, buffer.dtype, spec.sizes, strides, binds))
             elif item.expr is not None:
                 first = any(where == position and what == "int" for _, where, what, _ in bound)
                 out.append(hp.InputInt(self.registers.of(item.expr), check=not first))
@@ -202,7 +199,9 @@ class _Assembler:
     def _new_slot(self, name: str) -> int:
         buffer = self.graph.buffers[name]
         strides = buffer.strides or ix.contiguous_strides(buffer.sizes)
-        spec = hp.SlotSpec(buffer.dtype, self._regs(buffer.sizes), self._regs(strides), self._reg(buffer.offset))
+        spec = hp.SlotSpec(
+            buffer.dtype, self._regs(buffer.sizes), self._regs(strides), self._reg(buffer.offset), str(buffer.device)
+        )
         self.slots.append(spec)
         self.slot_of[name] = len(self.slots) - 1
         return len(self.slots) - 1

@@ -7,13 +7,15 @@ decided here: which views are a slot's own geometry, which results can be held t
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from kgen.build import cpp
+from kgen.build import cpp, toolchain
 from kgen.errors import InputMismatch, InvalidProgram
+from kgen.host.launch import GpuKernel, launch_functions
 from kgen.host.program import (
     COMPUTE_OPS,
     NUMBER_KINDS,
@@ -34,12 +36,15 @@ from kgen.host.program import (
     InputTensor,
     Instruction,
     Kernel,
+    Launch,
     OutInt,
     Output,
     OutTensor,
     Program,
     PythonCall,
     Reuse,
+    SlotSpec,
+    arg_tensors,
     slots_defined,
     slots_read,
     verify,
@@ -50,7 +55,9 @@ __all__ = ["load"]
 Encoded = tuple[Any, ...]
 
 # The orders of the enums in runtime.cpp.
-_KINDS: tuple[type[Instruction], ...] = (Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute)
+_KINDS: tuple[type[Instruction], ...] = (
+    Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch,
+)  # fmt: skip
 
 
 def load(
@@ -58,16 +65,17 @@ def load(
     libraries: Iterable[ctypes.CDLL] = (),
     constants: Sequence[torch.Tensor] = (),
     callables: Sequence[Callable[..., Any]] = (),
+    launches: Sequence[GpuKernel] = (),
 ) -> Callable[[list[Any]], list[Any]]:
     """A callable that takes the boxed list of inputs, clears it, and returns the list of outputs.
 
-    `libraries` hold the kernels that the program names. The callable keeps no state between calls: it may run in several
-    threads at once. It raises InputMismatch for inputs the program was not made for.
+    `libraries` hold the kernels that the program names, `launches` are its GPU kernels. The callable keeps no state between
+    calls: it may run in several threads at once. It raises InputMismatch for inputs the program was not made for.
     """
     verify(program)
     libraries = tuple(libraries)
     addresses = [_address(name, libraries) for name in program.kernels]
-    return Encoder(program, addresses, constants, callables).make(libraries)
+    return Encoder(program, addresses, constants, callables, launches).make(libraries)
 
 
 def _address(name: str, libraries: tuple[ctypes.CDLL, ...]) -> int:
@@ -77,6 +85,13 @@ def _address(name: str, libraries: tuple[ctypes.CDLL, ...]) -> int:
         except AttributeError:
             continue
     raise InvalidProgram(where=f"kernel {name}", rule="is in one of the libraries")
+
+
+@functools.cache
+def _current_stream() -> int:
+    """The address of torch's C function that names the current stream of a CUDA device."""
+    library = ctypes.CDLL(str(toolchain.torch_library_dir() / "libtorch_cuda.so"))
+    return cpp.function_address(library, "aoti_torch_get_current_cuda_stream")
 
 
 def _mismatch(position: int, actual: str, expected: str) -> InputMismatch:
@@ -92,17 +107,19 @@ class Encoder:
         addresses: Sequence[int],
         constants: Sequence[torch.Tensor],
         callables: Sequence[Callable[..., Any]],
+        launches: Sequence[GpuKernel],
     ) -> None:
         self.program = program
         self.addresses = addresses
         self.constants = constants
         self.callables = callables
+        self.launches = launches
         # Registers that a result of an extern decides and that have no value yet at this point of the walk.
         self.unknown = {reg for item in program.code for reg in _registers_written(item)}
         # Slots that something else than a kernel touches, so that they may have to be tensors.
         self.tensors = {out.slot for out in program.outputs if isinstance(out, OutTensor)}
         for item in program.code:
-            if not isinstance(item, Kernel | Free):
+            if not isinstance(item, Kernel | Launch | Free):
                 self.tensors.update(slots_read(item), slots_defined(item))
 
     def make(self, libraries: tuple[ctypes.CDLL, ...]) -> Callable[[list[Any]], list[Any]]:
@@ -111,12 +128,13 @@ class Encoder:
             tuple(self.input(item) for item in program.inputs),
             program.registers,
             tuple(map(_compute, program.computes)),
-            tuple((s.dtype, s.sizes, s.strides, s.offset) for s in program.slots),
+            tuple((s.dtype, s.sizes, s.strides, s.offset, s.device) for s in program.slots),
             tuple((slot, self.constants[index]) for slot, index in program.constants),
             tuple(self.code()),
             tuple(map(self.output, program.outputs)),
             _mismatch,
             libraries,
+            _current_stream() if any(s.device.startswith("cuda") for s in program.slots) else 0,
         )
         runner: Callable[[list[Any]], list[Any]] = cpp.runtime_library().create(spec)
         return runner
@@ -129,7 +147,29 @@ class Encoder:
         binds = tuple((reg, what == "stride", dim) for reg, what, dim in item.binds)
         strides = None if item.strides is None else _or_minus_one(item.strides)
         only_kernels = item.slot not in self.tensors
-        return 0, item.slot, item.dtype, item.device, _or_minus_one(item.sizes), strides, binds, only_kernels
+        device = self.program.slots[item.slot].device
+        alignment = (item.aligned, item.mutated, *(self.readings(item.slot) if item.aligned else (True, ())))
+        return 0, item.slot, item.dtype, device, _or_minus_one(item.sizes), strides, binds, only_kernels, *alignment
+
+    def readings(self, slot: int) -> Encoded:
+        """Whether all geometries in which the program reads the memory of `slot` are known when the call begins, and those
+        that are."""
+        views: list[SlotSpec | ArgTensor | OutTensor] = []
+        family = {slot}
+        for item in self.program.code:
+            if isinstance(item, Alias | Reuse) and item.source in family:
+                family.add(item.slot)
+            if isinstance(item, Extern | PythonCall):
+                views += (arg for arg in arg_tensors(item.args, item.kwargs) if arg.slot in family)
+        views += (out for out in self.program.outputs if isinstance(out, OutTensor) and out.slot in family)
+        views += (self.program.slots[member] for member in family)
+        found = {
+            (view.sizes, view.strides, view.offset, view.dtype.itemsize)
+            for view in views
+            if view.sizes is not None and view.dtype
+        }
+        known = {v for v in found if self.unknown.isdisjoint((*v[0], *v[1], v[2]))}
+        return known == found, tuple(sorted(known))
 
     def code(self) -> list[Encoded]:
         encoded = []
@@ -141,6 +181,8 @@ class Encoder:
     def fields(self, item: Instruction) -> Encoded:
         if isinstance(item, Kernel):
             return self.addresses[item.index], item.slots, item.registers
+        if isinstance(item, Launch):
+            return self.launch(item)
         if isinstance(item, Extern | PythonCall):
             return self.call(item)
         if isinstance(item, Alias | Reuse):
@@ -150,10 +192,20 @@ class Encoder:
             return item.reg, item.slot, item.dim, item.what == "stride"
         return _compute(item) if isinstance(item, Compute) else (item.slot,)
 
+    def launch(self, item: Launch) -> Encoded:
+        kernel = self.launches[item.index]
+        if (len(item.slots), len(item.registers)) != (kernel.pointers, kernel.integers):
+            rule = f"gives kernel {self.program.launches[item.index]} {kernel.pointers} slots and {kernel.integers} registers"
+            raise InvalidProgram(where="a launch", rule=rule)
+        device = self.program.slots[item.slots[0]].device
+        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, *launch_functions()
+
     def call(self, item: Extern | PythonCall) -> Encoded:
         args = tuple(self.arg(arg) for arg in item.args)
         kwargs = tuple((name, self.arg(arg)) for name, arg in item.kwargs)
-        outs = tuple((-1, False) if slot is None else (slot, self.is_known(slot)) for slot in item.outs)
+        outs = tuple(
+            (-1, False, False) if slot is None else (slot, self.is_known(slot), slot in item.aligned) for slot in item.outs
+        )
         if isinstance(item, PythonCall):
             return self.callables[item.index], args, kwargs, outs, item.registers
         return item.op, "" if item.overload == "default" else item.overload, args, kwargs, outs, item.registers

@@ -27,7 +27,7 @@ from kgen.errors import InvalidProgram
 
 __all__ = [
     "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
-    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "OutConst", "OutInt", "OutTensor", "Program",
+    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutConst", "OutInt", "OutTensor", "Program",
     "PythonCall", "Regs", "Reuse", "SlotSpec", "verify",
 ]  # fmt: skip
 
@@ -45,12 +45,14 @@ NUMBER_KINDS = ("int", "bool", "float")
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """Geometry of a slot: memory of ``offset + 1 + sum((size - 1) * stride)`` elements, none when a size is 0."""
+    """Geometry of a slot: memory of ``offset + 1 + sum((size - 1) * stride)`` elements, none when a size is 0. `device` is
+    "cpu", or a device with its index: "cuda:0"."""
 
     dtype: torch.dtype
     sizes: Regs
     strides: Regs
     offset: int
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,20 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """A tensor argument. None in `sizes` leaves a dimension unchecked, None for `strides` leaves all strides unchecked (a
-    stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or "stride", dim)."""
+    """A tensor argument on its slot's device. None in `sizes` leaves a dimension unchecked, None for `strides` leaves all
+    strides unchecked (a stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or
+    "stride", dim).
+
+    `aligned`: a kernel needs the data at a multiple of 16 bytes. A tensor that lies elsewhere is copied for the time of the
+    call, and copied back when `mutated`."""
 
     slot: int
     dtype: torch.dtype
     sizes: tuple[int | None, ...]
     strides: tuple[int | None, ...] | None
     binds: tuple[tuple[int, str, int], ...] = ()
-    device: str = "cpu"
+    aligned: bool = False
+    mutated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +171,24 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """Launches GPU kernel `index` on the current stream of its slots' device, with the slots' data pointers (offset included)
+    and the registers, in the order of its parameters. `grid` are the numbers of programs along x, y and z; when one is 0,
+    nothing is launched."""
+
+    index: int
+    slots: tuple[int, ...]
+    registers: Regs
+    grid: Regs
+
+
+@dataclass(frozen=True, slots=True)
 class Extern:
     """A boxed call of a dispatcher operator: `op` "aten::mm", `overload` "out" ("default" and "" are the same).
 
     Results are flattened (a list result counts as its elements) and `outs` names the slot that takes each, or None.
-    `registers` are (position, register) for results that are numbers; a float leaves its bits."""
+    `registers` are (position, register) for results that are numbers; a float leaves its bits. `aligned` are those of `outs`
+    whose data a kernel needs at a multiple of 16 bytes: a result that lies elsewhere is copied."""
 
     op: str
     overload: str
@@ -176,6 +196,7 @@ class Extern:
     kwargs: KwArgs = ()
     outs: tuple[int | None, ...] = ()
     registers: tuple[tuple[int, int], ...] = ()
+    aligned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +208,7 @@ class PythonCall:
     kwargs: KwArgs = ()
     outs: tuple[int | None, ...] = ()
     registers: tuple[tuple[int, int], ...] = ()
+    aligned: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +221,7 @@ class BindSize:
     what: str = "size"
 
 
-Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute]
+Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +254,8 @@ Output = Union[OutTensor, OutInt, OutConst]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`registers` are initial values; `constants` pairs (slot, index into the tensors given at load); `kernels` are symbols."""
+    """`registers` are initial values; `constants` pairs (slot, index into the tensors given at load); `kernels` are symbols of
+    C++ functions, `launches` names of GPU kernels."""
 
     inputs: tuple[Input, ...]
     registers: tuple[int, ...]
@@ -242,6 +265,7 @@ class Program:
     kernels: tuple[str, ...] = ()
     computes: tuple[Compute, ...] = ()
     constants: tuple[tuple[int, int], ...] = ()
+    launches: tuple[str, ...] = ()
 
 
 def arg_tensors(args: tuple[Arg, ...], kwargs: KwArgs = ()) -> Iterator[ArgTensor]:
@@ -257,7 +281,7 @@ def arg_tensors(args: tuple[Arg, ...], kwargs: KwArgs = ()) -> Iterator[ArgTenso
 
 def slots_read(item: Instruction) -> tuple[int, ...]:
     """Slots that must be defined before `item` runs."""
-    if isinstance(item, Kernel):
+    if isinstance(item, Kernel | Launch):
         return item.slots
     if isinstance(item, Extern | PythonCall):
         return tuple(arg.slot for arg in arg_tensors(item.args, item.kwargs))
@@ -361,10 +385,10 @@ class Verifier:
             self.compute(where, item)
         elif isinstance(item, BindSize):
             self.registers(where, (item.reg,))
-        elif isinstance(item, Kernel):
-            self.registers(where, item.registers)
-            if not 0 <= item.index < len(self.program.kernels):
-                self.fail(where, f"names one of {len(self.program.kernels)} kernels, got {item.index}")
+        elif isinstance(item, Kernel | Launch):
+            self.kernel(where, item)
+        elif isinstance(item, Alloc):
+            self.alloc(where, item.slot)
         elif isinstance(item, Extern | PythonCall):
             for view in arg_tensors(item.args, item.kwargs):
                 self.view(where, view)
@@ -375,8 +399,33 @@ class Verifier:
         for slot in slots_defined(item):
             self.define(where, slot)
 
+    def alloc(self, where: str, slot: int) -> None:
+        if 0 <= slot < len(self.program.slots) and _kind(self.program.slots[slot].device) not in ("cpu", "cuda"):
+            self.fail(where, f"allocates on the CPU or on CUDA devices, got {self.program.slots[slot].device}")
+
+    def kernel(self, where: str, item: Kernel | Launch) -> None:
+        known = self.program.kernels if isinstance(item, Kernel) else self.program.launches
+        self.registers(where, item.registers)
+        if not 0 <= item.index < len(known):
+            self.fail(where, f"names one of {len(known)} kernels, got {item.index}")
+        devices = {self.program.slots[slot].device for slot in item.slots}
+        if isinstance(item, Kernel):
+            if devices - {"cpu"}:
+                self.fail(where, f"runs on the CPU, got slots on {sorted(devices)}")
+            return
+        self.registers(where, item.grid)
+        if len(item.grid) != 3:
+            self.fail(where, f"has a grid of three registers, got {item.grid}")
+        if len(devices) != 1:
+            self.fail(where, f"has all of its slots on one device, got {sorted(devices)}")
+
     def output(self, where: str, out: Output) -> None:
         if isinstance(out, OutTensor):
             self.view(where, out)
         elif isinstance(out, OutInt):
             self.registers(where, (out.reg,))
+
+
+def _kind(device: str) -> str:
+    """The device without its index."""
+    return device.partition(":")[0]

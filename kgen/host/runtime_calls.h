@@ -1,13 +1,17 @@
 // What a call does: kernels, operators through the dispatcher, Python functions, outputs.
 #pragma once
 
-#include "runtime_frame.h"
+#include "runtime_device.h"
 
 namespace {
 
-void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const {
+void Frame::arguments(const Instruction& item, void** ptrs, int64_t* ints) const {
   for (size_t i = 0; i < item.slots.size(); ++i) ptrs[i] = slots_[item.slots[i]].data;
   for (size_t i = 0; i < item.registers.size(); ++i) ints[i] = regs_[item.registers[i]];
+}
+
+void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const {
+  arguments(item, ptrs, ints);
   TORCH_CHECK_INDEX(item.kernel(ptrs, ints, threads) == 0, "index out of range in a kernel of a compiled graph");
 }
 
@@ -60,8 +64,11 @@ IValue Frame::boxed_list(const Arg& arg) {
 }
 
 void Frame::take(const Call& call, size_t position, at::Tensor tensor) {
-  if (position < call.outs.size() && call.outs[position].slot >= 0)
-    adopt(call.outs[position].slot, std::move(tensor), call.outs[position].check, call.name.c_str());
+  if (position >= call.outs.size() || call.outs[position].slot < 0) return;
+  const Result& out = call.outs[position];
+  if (out.check) tensor = in_expected_layout(program_.slots[out.slot], std::move(tensor), call.name.c_str());
+  if (out.aligned) tensor = aligned_result(std::move(tensor));
+  adopt(out.slot, std::move(tensor));
 }
 
 void Frame::take_integer(const Call& call, size_t position, int64_t value) {
@@ -148,6 +155,7 @@ void Frame::execute(Gil& gil) {
         break;
       }
       case Instruction::Calculate: compute(item.compute, regs_.data()); break;
+      case Instruction::Launch: launch(item, ptrs.data(), ints.data()); break;
     }
   }
 }
@@ -169,10 +177,11 @@ PyObject* Frame::run(PyObject* boxed) {
     take_inputs(PySequence_Fast_ITEMS(sequence.ptr));
   }
   if (PyList_Check(boxed) && PyList_SetSlice(boxed, 0, PyList_GET_SIZE(boxed), nullptr) != 0) checked(nullptr);
-  for (const auto& [slot, tensor] : program_.constants) adopt(slot, tensor, false, "");
+  for (const auto& [slot, tensor] : program_.constants) adopt(slot, tensor);
   {
     Gil gil;
     execute(gil);
+    for (const Moved& moved : moved_) put_back(moved);
   }
   Object outputs = checked(PyList_New(static_cast<Py_ssize_t>(program_.outputs.size())));
   for (size_t i = 0; i < program_.outputs.size(); ++i)

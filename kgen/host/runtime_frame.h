@@ -4,6 +4,8 @@
 #include "runtime_blocks.h"
 #include "runtime_program.h"
 
+#include <c10/core/DeviceGuard.h>
+
 namespace {
 
 // ---- one call ---------------------------------------------------------------------------------------------------------
@@ -97,6 +99,12 @@ struct Gil {  // released between construction and the end of its scope, except 
   void release() { saved = PyEval_SaveThread(); }
 };
 
+// An input whose data is misaligned: the call runs on a copy.
+struct Moved {
+  const Input* input;
+  at::Tensor original, copy;
+};
+
 struct DispatchGuards {  // the graph is what AOTAutograd left below autograd and autocast
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
@@ -125,9 +133,12 @@ class Frame {
   int64_t bytes_of(const SlotSpec& spec) const;
   void place(int32_t slot, char* base, int32_t root);
   void take_inputs(PyObject* const* args);
-  void adopt(int32_t slot, at::Tensor tensor, bool check, const char* source);
+  void adopt(int32_t slot, at::Tensor tensor);
   void point(int32_t slot, const at::Tensor& tensor);
   at::Tensor in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const;
+  at::Tensor aligned_input(const Input& input, const at::Tensor& tensor);
+  std::pair<int64_t, int64_t> bytes_read(const Input& input, const at::Tensor& tensor) const;
+  void put_back(const Moved& moved);
   void allocate(int32_t slot);
   void reuse(int32_t slot, int32_t source);
   void alias(int32_t slot, int32_t source, bool same_geometry);
@@ -139,7 +150,10 @@ class Frame {
   at::Tensor view(const View& view);
   at::Tensor give(const View& view);
 
+  void arguments(const Instruction& item, void** ptrs, int64_t* ints) const;
   void kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const;
+  void enter(c10::Device device);
+  void launch(const Instruction& item, void** ptrs, int64_t* ints);
   void call_boxed(const Call& call, Stack& stack);
   void call_python(const Call& call);
   IValue boxed(const Arg& arg);
@@ -154,12 +168,17 @@ class Frame {
   c10::SmallVector<int64_t, 64> regs_;
   c10::SmallVector<Slot, 32> slots_;
   c10::SmallVector<Object, 16> lent_;  // inputs that the caller keeps anyway
+  std::vector<Moved> moved_;
+  // Of a GPU graph: the device that is current for this call, and the stream that its caller works on.
+  c10::OptionalDeviceGuard device_guard_;
+  c10::DeviceIndex device_ = -1;
+  void* stream_ = nullptr;
 };
 
 // ---- inputs
 
 std::string describe(const at::Tensor& tensor) {
-  std::string device = c10::DeviceTypeName(tensor.device().type(), true);
+  const std::string device = tensor.device().str();
   if (tensor.layout() != at::kStrided) return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " on ", device);
   return c10::str(tensor.dtype(), " with sizes ", tensor.sizes(), " and strides ", tensor.strides(), " on ", device);
 }
@@ -173,7 +192,7 @@ std::string Frame::expected(const Input& input) const {
   };
   std::string out = c10::str(c10::scalarTypeToTypeMeta(input.dtype), " with sizes ", list(input.sizes));
   if (input.check_strides) out += " and strides " + list(input.strides);
-  return out + " on " + c10::DeviceTypeName(input.device, true);
+  return out + " on " + input.device.str();
 }
 
 void Frame::fail(size_t position, const std::string& actual, const std::string& expected) const {
@@ -215,7 +234,7 @@ void Frame::check_inputs(PyObject* const* args) const {
     }
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    bool same = tensor.scalar_type() == input.dtype && tensor.device().type() == input.device;
+    bool same = tensor.scalar_type() == input.dtype && tensor.device() == input.device;
     const auto sizes = tensor.sizes();
     for (size_t d = 0; d < sizes.size(); ++d) same &= input.sizes[d] < 0 || regs_[input.sizes[d]] == sizes[d];
     if (input.check_strides && same && tensor.numel() != 0) {
@@ -248,6 +267,8 @@ void Frame::place(int32_t slot, char* base, int32_t root) {
   made.holds = true;
 }
 
+bool is_aligned(const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0; }
+
 // An input that somebody besides the list refers to outlives the call whatever we do, so a Python reference is enough for kernels.
 // A second C++ reference is dear: torch then locks the interpreter to keep the Python object alive, and again to let it go.
 void Frame::take_inputs(PyObject* const* args) {
@@ -255,17 +276,18 @@ void Frame::take_inputs(PyObject* const* args) {
     const Input& input = program_.inputs[i];
     if (input.kind != Input::Tensor) continue;
     const at::Tensor& tensor = THPVariable_Unpack(args[i]);
-    if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
+    if (input.aligned && !is_aligned(tensor)) {
+      adopt(input.slot, aligned_input(input, tensor));
+    } else if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
       lent_.push_back(Object::borrow(args[i]));
       point(input.slot, tensor);
     } else {
-      adopt(input.slot, tensor, false, "");
+      adopt(input.slot, tensor);
     }
   }
 }
 
-void Frame::adopt(int32_t slot, at::Tensor tensor, bool check, const char* source) {
-  if (check) tensor = in_expected_layout(program_.slots[slot], std::move(tensor), source);
+void Frame::adopt(int32_t slot, at::Tensor tensor) {
   point(slot, tensor);
   slots_[slot].absent = !tensor.defined();
   slots_[slot].tensor = std::move(tensor);
@@ -306,8 +328,14 @@ at::Tensor Frame::in_expected_layout(const SlotSpec& spec, at::Tensor tensor, co
 
 void Frame::allocate(int32_t slot) {
   Slot& made = slots_[slot];
-  made.nbytes = bytes_of(program_.slots[slot]);
-  made.memory = allocate_bytes(made.nbytes);
+  const SlotSpec& spec = program_.slots[slot];
+  made.nbytes = bytes_of(spec);
+  if (spec.device.is_cpu()) {
+    made.memory = allocate_bytes(made.nbytes);
+  } else {
+    enter(spec.device);
+    made.memory = c10::GetAllocator(spec.device.type())->allocate(static_cast<size_t>(made.nbytes));
+  }
   made.holders = 1;
   place(slot, static_cast<char*>(made.memory.get()), slot);
 }
@@ -347,12 +375,17 @@ const c10::Storage& Frame::storage(Slot& root) {
     if (root.tensor.defined()) {
       root.storage = root.tensor.storage();
     } else {
+      c10::Allocator* allocator = c10::GetAllocator(root.memory.device().type());
       root.storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(root.nbytes), std::move(root.memory),
-          c10::GetCPUAllocator(), /*resizable=*/true));
+          c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(root.nbytes), std::move(root.memory), allocator,
+          /*resizable=*/true));
     }
   }
   return root.storage;
+}
+
+c10::DispatchKeySet backend_keys(c10::DeviceType device) {  // of what `allocate` can make
+  return c10::DispatchKeySet(device == c10::DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
 }
 
 at::Tensor Frame::make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset) {
@@ -368,7 +401,7 @@ at::Tensor Frame::make(int32_t slot, at::ScalarType dtype, const Regs& sizes, co
   Dims size_values, stride_values;
   dims(sizes, size_values);
   dims(strides, stride_values);
-  c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  c10::DispatchKeySet keys = backend_keys(memory.device_type());
   if (const at::Tensor& tensor = root.tensor; tensor.defined()) {
     if (tensor.scalar_type() == dtype && tensor.storage_offset() == start && tensor.sizes() == c10::IntArrayRef(size_values) &&
         tensor.strides() == c10::IntArrayRef(stride_values))

@@ -27,6 +27,11 @@ namespace {
 using c10::IValue;
 using c10::TypeKind;
 using KernelFn = int (*)(void** ptrs, const int64_t* ints, int threads);
+// Of kgen/host/launch.cpp.
+using LaunchFn = int (*)(void* kernel, int device, void* stream, void** ptrs, const int64_t* ints, const int64_t* grid,
+                         void** scratch);
+using LaunchErrorFn = const char* (*)();
+using StreamFn = int32_t (*)(int32_t device, void** stream);  // aoti_torch_get_current_cuda_stream
 using Dims = c10::SmallVector<int64_t, 8>;
 using Stack = torch::jit::Stack;
 
@@ -129,6 +134,14 @@ struct SlotSpec {
   int64_t itemsize;
   Regs sizes, strides;
   int32_t offset;
+  c10::Device device;
+};
+
+// One reading of an input's memory, for the case that the input must be copied.
+struct Geometry {
+  Regs sizes, strides;
+  int32_t offset;
+  int64_t itemsize;
 };
 
 struct Bind {
@@ -143,9 +156,12 @@ struct Input {
   bool check = false, check_strides = false;
   bool only_kernels = false;  // nothing but kernels reads or writes it: it is never needed as a tensor
   at::ScalarType dtype = at::ScalarType::Float;
-  at::DeviceType device = at::DeviceType::CPU;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   Regs sizes, strides;
   std::vector<Bind> binds;
+  bool aligned = false, mutated = false;
+  bool all_known = false;  // `readings` are all there are, and can be computed before the first instruction
+  std::vector<Geometry> readings;
 };
 
 enum class ComputeOp {  // the order of COMPUTE_OPS in program.py
@@ -175,8 +191,9 @@ struct Arg {
 };
 
 struct Result {
-  int32_t slot;
-  bool check;  // the slot's sizes are known before the call, so the result is held to them
+  int32_t slot = -1;
+  bool check = false;  // the slot's sizes are known before the call, so the result is held to them
+  bool aligned = false;
 };
 
 struct Call {
@@ -189,14 +206,24 @@ struct Call {
   std::vector<std::pair<int32_t, int32_t>> registers;
 };
 
+struct Launch {
+  LaunchFn call;
+  LaunchErrorFn error;
+  void* kernel;
+  c10::Device device;
+  int32_t grid[3];
+  std::vector<int64_t> scratch;  // bytes for each block
+};
+
 struct Instruction {
-  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate } kind;
+  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate, Launch } kind;
   int32_t slot = -1, source = -1, reg = -1, dim = -1;
   bool flag = false;  // Alias: same geometry as the source; BindSize: a stride
   KernelFn kernel = nullptr;
   Regs slots, registers;
   Compute compute{};
   std::unique_ptr<Call> call;
+  std::unique_ptr<struct Launch> launch;
 };
 
 struct Output {
@@ -217,6 +244,7 @@ struct Program {
   std::vector<Instruction> code;
   std::vector<Output> outputs;
   Object keep_alive, mismatch;
+  StreamFn current_stream = nullptr;  // of a CUDA device
   bool dispatches = false;
   size_t widest_kernel = 0, widest_integers = 0;
 };
@@ -224,6 +252,23 @@ struct Program {
 Compute parse_compute(PyObject* tuple, Py_ssize_t at) {
   auto field = [&](Py_ssize_t i) { return static_cast<int32_t>(integer(tuple, at + i)); };
   return {field(0), field(2), field(3), field(4), static_cast<ComputeOp>(field(1))};
+}
+
+void* address(PyObject* tuple, Py_ssize_t position) {
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(integer(tuple, position)));
+}
+
+// (..., aligned, mutated, all_known, readings) from position 8 on
+void parse_alignment(PyObject* tuple, Input& input) {
+  input.aligned = integer(tuple, 8) != 0;
+  input.mutated = integer(tuple, 9) != 0;
+  input.all_known = integer(tuple, 10) != 0;
+  PyObject* readings = item(tuple, 11);
+  for (Py_ssize_t i = 0; i < length(readings); ++i) {
+    PyObject* reading = item(readings, i);
+    input.readings.push_back({numbers(item(reading, 0)), numbers(item(reading, 1)),
+                              static_cast<int32_t>(integer(reading, 2)), integer(reading, 3)});
+  }
 }
 
 Input parse_input(PyObject* tuple) {
@@ -235,7 +280,8 @@ Input parse_input(PyObject* tuple) {
   } else if (input.kind == Input::Tensor) {
     input.slot = static_cast<int32_t>(integer(tuple, 1));
     input.dtype = scalar_type(item(tuple, 2));
-    input.device = c10::Device(text(item(tuple, 3))).type();
+    input.device = c10::Device(text(item(tuple, 3)));
+    parse_alignment(tuple, input);
     input.sizes = numbers(item(tuple, 4));
     input.check_strides = item(tuple, 5) != Py_None;
     if (input.check_strides) input.strides = numbers(item(tuple, 5));
@@ -304,7 +350,8 @@ Arg parse_arg(PyObject* tuple, const c10::TypePtr& declared) {
 
 void parse_results(PyObject* outs, PyObject* registers, Call& call) {
   for (Py_ssize_t i = 0; i < length(outs); ++i)
-    call.outs.push_back({static_cast<int32_t>(integer(item(outs, i), 0)), integer(item(outs, i), 1) != 0});
+    call.outs.push_back({static_cast<int32_t>(integer(item(outs, i), 0)), integer(item(outs, i), 1) != 0,
+                         integer(item(outs, i), 2) != 0});
   for (Py_ssize_t i = 0; i < length(registers); ++i)
     call.registers.emplace_back(integer(item(registers, i), 0), integer(item(registers, i), 1));
 }
@@ -352,6 +399,17 @@ std::unique_ptr<Call> parse_python(PyObject* tuple) {  // (_, callable, args, kw
   return call;
 }
 
+// (_, slots, registers, grid, device, kernel, scratch, call, error)
+std::unique_ptr<Launch> parse_launch(PyObject* tuple) {
+  auto launch = std::make_unique<Launch>(Launch{
+      reinterpret_cast<LaunchFn>(address(tuple, 7)), reinterpret_cast<LaunchErrorFn>(address(tuple, 8)), address(tuple, 5),
+      c10::Device(text(item(tuple, 4))), {}, {}});
+  for (int i = 0; i < 3; ++i) launch->grid[i] = static_cast<int32_t>(integer(item(tuple, 3), i));
+  PyObject* scratch = item(tuple, 6);
+  for (Py_ssize_t i = 0; i < length(scratch); ++i) launch->scratch.push_back(integer(scratch, i));
+  return launch;
+}
+
 Instruction parse_instruction(PyObject* tuple) {
   Instruction made;
   made.kind = static_cast<Instruction::Kind>(integer(tuple, 0));
@@ -368,7 +426,7 @@ Instruction parse_instruction(PyObject* tuple) {
       made.flag = field(3) != 0;
       break;
     case Instruction::Kernel:
-      made.kernel = reinterpret_cast<KernelFn>(static_cast<uintptr_t>(integer(tuple, 1)));
+      made.kernel = reinterpret_cast<KernelFn>(address(tuple, 1));
       made.slots = numbers(item(tuple, 2));
       made.registers = numbers(item(tuple, 3));
       break;
@@ -387,6 +445,11 @@ Instruction parse_instruction(PyObject* tuple) {
     case Instruction::Calculate:
       made.compute = parse_compute(tuple, 1);
       break;
+    case Instruction::Launch:
+      made.slots = numbers(item(tuple, 1));
+      made.registers = numbers(item(tuple, 2));
+      made.launch = parse_launch(tuple);
+      break;
   }
   return made;
 }
@@ -404,7 +467,7 @@ Output parse_output(PyObject* tuple) {
   return out;
 }
 
-// (inputs, registers, computes, slots, constants, code, outputs, mismatch, keep_alive)
+// (inputs, registers, computes, slots, constants, code, outputs, mismatch, keep_alive, current_stream)
 std::unique_ptr<Program> parse_program(PyObject* spec) {
   auto program = std::make_unique<Program>();
   auto each = [&](Py_ssize_t field, auto&& take) {
@@ -417,7 +480,7 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
   each(3, [&](PyObject* o) {
     at::ScalarType dtype = scalar_type(item(o, 0));
     program->slots.push_back({dtype, static_cast<int64_t>(c10::elementSize(dtype)), numbers(item(o, 1)), numbers(item(o, 2)),
-                              static_cast<int32_t>(integer(o, 3))});
+                              static_cast<int32_t>(integer(o, 3)), c10::Device(text(item(o, 4)))});
   });
   each(4, [&](PyObject* o) {
     TORCH_CHECK(THPVariable_Check(item(o, 1)), "kgen runtime: a constant is no tensor");
@@ -441,6 +504,7 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
   }
   program->mismatch = Object::borrow(item(spec, 7));
   program->keep_alive = Object::borrow(item(spec, 8));
+  program->current_stream = reinterpret_cast<StreamFn>(address(spec, 9));
   return program;
 }
 

@@ -1,0 +1,108 @@
+// A CUDA driver that runs "kernels" on the CPU: a module is any text, a kernel one of the functions below, called once per
+// program of the grid. What the launcher asked for is recorded.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Config {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+  void* attributes;
+  unsigned attribute_count;
+};
+
+struct Kernel {
+  void (*run)(const Config&, void** arguments);
+};
+
+int64_t launches, loads, contexts_set, shared_limit, fail_next;
+int64_t config_seen[8];   // grid, block along x, shared, stream, device of the context
+int64_t arguments_seen[80];
+char types[100];          // of `record`: p pointer, i 32 bits, l 64 bits
+thread_local std::vector<intptr_t> contexts;
+
+template <typename T>
+T& argument(void** arguments, int i) {
+  return *static_cast<T*>(arguments[i]);
+}
+
+void record(const Config&, void** arguments) {
+  for (int i = 0; types[i]; ++i)
+    arguments_seen[i] = types[i] == 'i' ? argument<int32_t>(arguments, i) : argument<int64_t>(arguments, i);
+}
+
+void add(const Config& config, void** arguments) {  // x, y, out, n: 256 elements per program
+  auto *x = argument<float*>(arguments, 0), *y = argument<float*>(arguments, 1), *out = argument<float*>(arguments, 2);
+  for (int64_t i = 0; i < std::min<int64_t>(argument<int64_t>(arguments, 3), config.grid[0] * 256); ++i) out[i] = x[i] + y[i];
+}
+
+void double_it(const Config&, void** arguments) {  // x in place, n, scratch of n floats
+  auto *x = argument<float*>(arguments, 0), *scratch = argument<float*>(arguments, 2);
+  const int32_t n = argument<int32_t>(arguments, 1);
+  std::memcpy(scratch, x, static_cast<size_t>(n) * sizeof(float));
+  for (int32_t i = 0; i < n; ++i) x[i] = 2 * scratch[i];
+}
+
+Kernel kernels[] = {{record}, {add}, {double_it}};
+
+}  // namespace
+
+extern "C" {
+
+int64_t* stub_numbers(const char* name) {
+  const std::string wanted = name;
+  if (wanted == "launches") return &launches;
+  if (wanted == "loads") return &loads;
+  if (wanted == "contexts_set") return &contexts_set;
+  if (wanted == "shared_limit") return &shared_limit;
+  if (wanted == "fail_next") return &fail_next;
+  return wanted == "config" ? config_seen : arguments_seen;
+}
+char* stub_types() { return types; }
+
+int cuInit(unsigned) { return 0; }
+int cuGetErrorName(int code, const char** text) {
+  *text = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
+  return 0;
+}
+int cuGetErrorString(int code, const char** text) {
+  *text = code == 700 ? "an illegal memory access was encountered" : "something else";
+  return 0;
+}
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < 4 ? 0 : 101; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = reinterpret_cast<void*>(intptr_t{100 + device}), 0; }
+int cuCtxPushCurrent_v2(void* context) { return contexts.push_back(reinterpret_cast<intptr_t>(context)), 0; }
+int cuCtxPopCurrent_v2(void**) { return contexts.pop_back(), 0; }
+int cuCtxSetCurrent(void* context) {
+  ++contexts_set;
+  contexts.assign(1, reinterpret_cast<intptr_t>(context));
+  return 0;
+}
+int cuModuleLoadData(void** module, const void* image) {
+  ++loads;
+  *module = kernels;
+  return contexts.empty() ? 201 : std::string(static_cast<const char*>(image)) == "damaged" ? 200 : 0;
+}
+int cuModuleGetFunction(void** function, void*, const char* name) {
+  const std::string wanted = name;
+  *function = wanted == "record" ? &kernels[0] : wanted == "add" ? &kernels[1] : wanted == "double_it" ? &kernels[2] : nullptr;
+  return *function ? 0 : 500;
+}
+int cuFuncSetAttribute(void*, int attribute, int value) { return shared_limit = value, attribute == 8 ? 0 : 1; }
+int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
+int cuLaunchKernelEx(const Config* config, void* kernel, void** arguments, void**) {
+  if (contexts.empty()) return 201;
+  if (fail_next) return static_cast<int>(fail_next);
+  ++launches;
+  const int64_t seen[] = {config->grid[0], config->grid[1], config->grid[2], config->block[0], config->shared,
+                          reinterpret_cast<intptr_t>(config->stream), contexts.back(), config->attribute_count};
+  std::memcpy(config_seen, seen, sizeof seen);
+  static_cast<Kernel*>(kernel)->run(*config, arguments);
+  return 0;
+}
+
+}  // extern "C"
