@@ -105,8 +105,10 @@ def _library() -> str:
     spec = importlib.util.find_spec("kgen.templates.triton")
     assert spec is not None
     assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0]) / "library.py"
-    return source.read_text(encoding="utf-8") if source.exists() else ""
+    folder = Path(spec.submodule_search_locations[0])
+    names = (folder / "library.py").read_text(encoding="utf-8")
+    modules = sorted(set(re.findall(r"^from kgen\.templates\.triton\.(\w+) import", names, re.MULTILINE)))
+    return names + "".join((folder / f"{module}.py").read_text(encoding="utf-8") for module in modules)
 
 
 # Where files go, and the interpreter, which would keep kernels from being compiled at all.

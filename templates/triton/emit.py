@@ -35,6 +35,8 @@ from kgen.values import Value
 Axes = frozenset[str]
 NONE: Axes = frozenset()
 PAIRS = ("argmax", "argmin")
+# Columns that share a running maximum: as many as a thread loads of 16-bit numbers at once.
+NEIGHBOURS = 8
 
 
 @dataclass(slots=True)
@@ -273,14 +275,16 @@ class Emitter:
 
     def _accumulate_rescaled(self, s: Statement, pair: Rescaled, section: Section) -> list[str]:
         """A maximum and the sum of exponentials below it in one walk (online softmax, Milakov and Gimelshein 2018)."""
-        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        dtype = TRITON_TYPES[s.value.dtype].compute
+        width = min(NEIGHBOURS, self.tiling.blocks.r)
+        shape = f"[XBLOCK, {self.tiling.blocks.r // width}]"
         value = self._tile(pair.exponent)
-        weight = "1.0" if pair.weight is None else self.emit(pair.weight)
+        weight = f"tl.full({self._shape(self.level)}, 1.0, {dtype})" if pair.weight is None else self._tile(pair.weight)
         top, acc = self._fresh("top"), self._fresh("acc")
         section.before += [f'{top} = tl.full({shape}, float("-inf"), {dtype})', f"{acc} = tl.zeros({shape}, {dtype})"]
         if "r" in self.masked():
             value = f'tl.where(in_r, {value}, float("-inf"))'
-        self._line(f"{top}, {acc} = lib.step_rescaled({top}, {acc}, {value}, {weight})")
+        self._line(f"{top}, {acc} = lib.step_rescaled({top}, {acc}, {value}, {weight}, {width})")
         return [top, acc]
 
     def _finish(self, s: Statement, names: list[str]) -> None:
