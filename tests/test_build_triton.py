@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import launch_kernels as tk
+import pytest
 
 from kgen.build import triton
 from kgen.counters import counters
