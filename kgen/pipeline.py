@@ -72,7 +72,7 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     def one(kernel: Kernel, symbol: str) -> Rendered | KernelCall:
         if kernel.target == "triton":
             tiling = choose_tiles(kernel, plan.graph, sizes, gpu, config.loop_reordering)
-            return triton_kernel.render_kernel(tiling, plan.graph, symbol)
+            return triton_kernel.render_kernel(tiling, plan.graph, symbol, config.numerics == "eager")
         nest = choose_loops(kernel, plan.graph, sizes, width, config.loop_reordering)
         made = render_kernel(nest, plan.graph, symbol)
         return Rendered(made.text, made.buffers, made.sizes, made.names)

@@ -18,7 +18,9 @@ from kgen.index import Atom, Expr
 from kgen.plan import Statement, Tiling
 from kgen.templates.triton.expression import IndexText
 from kgen.templates.triton.online import Rescaled, rescaled_sums
+from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import (
+    FAST_OPS,
     NARROW,
     NO_INDEX,
     REDUCE,
@@ -58,11 +60,14 @@ class Section:
 
 
 class Emitter:
-    """Emits all statements of one tiling; the template places the pieces."""
+    """Emits all statements of one tiling; the template places the pieces. `exact` forbids the hardware's approximations also
+    where a value ends in 16 bits."""
 
-    def __init__(self, tiling: Tiling, graph: ir.Graph) -> None:
+    def __init__(self, tiling: Tiling, graph: ir.Graph, exact: bool = False) -> None:
         self.tiling, self.graph = tiling, graph
         self.kernel = tiling.kernel
+        everything = (v for s in self.kernel.statements for v in vs.topological(s.roots))
+        self.exact = set(everything) if exact else exact_values(self.kernel.statements, graph)
         self.rank = 2 if tiling.kernel.inner or tiling.y else 1
         self.axis_of: dict[Atom, str] = {
             **dict.fromkeys(tiling.x, "x"), **dict.fromkeys(tiling.y, "y"), **dict.fromkeys(self.kernel.inner, "r")
@@ -73,6 +78,7 @@ class Emitter:
         self.scope = self.outer
         self.locals: dict[str, tuple[str, Axes]] = {}
         self.inner_locals: set[str] = set()
+        self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of whole rows
         self.pointers: dict[str, None] = {}
         self.sizes: dict[str, None] = {}
         self.variables: set[Atom] = set()  # loop variables that some text names
@@ -156,7 +162,9 @@ class Emitter:
         for out, stored in zip(s.outs, s.stored, strict=True):
             self._define(out, name, self.axes(s.value), s.inner)
             if stored:
-                self._store(out, s.store[0], name)
+                dtype = self.graph.buffers[out].dtype
+                rounds = s.value.op == "round_to" and s.value.attr == dtype  # as the store does
+                self._store(out, s.store[0], self.emit(s.value.args[0]) if rounds else name)
 
     def _define(self, out: str, name: str, axes: Axes, inner: bool) -> None:
         self.locals[out] = (name, axes)
@@ -212,7 +220,11 @@ class Emitter:
         return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
-        """A whole row is in registers: fold it at once."""
+        """A whole row is in registers: fold it at once, unless that has been done."""
+        known = self.reduced.get((s.op, s.value, s.rank))
+        if known is not None:
+            self._results(s, known)
+            return []
         tile = self._bind("tile", self._kept(self._tile(s.value), s))
         if s.op in PAIRS:
             self._finish_pair(s, tile, self._position(s))
@@ -305,6 +317,8 @@ class Emitter:
             self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]")])
 
     def _results(self, s: Statement, names: list[str]) -> None:
+        if not self.looped:
+            self.reduced[(s.op, s.value, s.rank)] = names
         level, self.level = self.level, frozenset("x")
         for out, name, stored in zip(s.outs, names, s.stored, strict=True):
             self._define(out, name, self.level, False)
@@ -382,6 +396,8 @@ class Emitter:
             target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
             return STRUCTURAL[value.op].format(*args, type=target)
         row = TRITON_OPS.get(value.op)
+        if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
+            row = FAST_OPS[value.op]
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)

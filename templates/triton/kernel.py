@@ -21,9 +21,9 @@ FOLDER = Path(__file__).parent
 ALIGNMENT = 16
 
 
-def render_kernel(tiling: Tiling, graph: ir.Graph, name: str) -> KernelCall:
-    """The Triton function of one tiling."""
-    emitter = Emitter(tiling, graph)
+def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = False) -> KernelCall:
+    """The Triton function of one tiling; `exact` as for `Emitter`."""
+    emitter = Emitter(tiling, graph, exact)
     body, sections = emitter.run()
     slots = _slots(tiling, emitter)
     slots.name, slots.body = name, body

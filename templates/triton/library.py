@@ -90,6 +90,8 @@ from kgen.templates.triton.functions import (
     exp,
     exp2,
     expm1,
+    fast_sigmoid,
+    fast_tanh,
     hypot,
     i0,
     i0e,

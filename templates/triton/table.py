@@ -74,6 +74,20 @@ TRITON_OPS: dict[str, str] = {
 _SATURATES = bool(torch.tensor(1000.0).to(torch.float8_e4m3fn).float().isfinite())
 _OVERFLOW = "" if _SATURATES else ", saturate=False"
 
+# float32 operations of values that end in 16 bits: the hardware's functions, exact to 2^-21 or better.
+FAST_OPS: dict[str, str] = {
+    "truediv": "{0} / {1}",
+    "reciprocal": "1.0 / {0}",
+    "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
+    "sigmoid": "lib.fast_sigmoid({0})",
+    "tanh": "lib.fast_tanh({0})",
+}
+
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
 # emitter itself knows what const, index and load mean.
 STRUCTURAL: dict[str, str] = {

@@ -44,8 +44,8 @@ def last_column(tile, width: tl.constexpr):
 @triton.jit
 def step_rescaled(top, total, value, weight, width: tl.constexpr):
     """Running maxima, and sums of exp(value - maximum) * weight, one for `width` neighbouring columns: so many of one thread's
-    values share a correction of the sum. The hardware's exponential is as exact here as any: where its relative error grows, with
-    the distance from the maximum, the term vanishes."""
+    values share a correction of the sum. The hardware's exponential is as exact here as any: where its relative error grows,
+    far from the maximum, the term vanishes."""
     rows: tl.constexpr = value.shape[0]
     columns: tl.constexpr = value.shape[1] // width
     grouped = tl.reshape(value, [rows, columns, width])
