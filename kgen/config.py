@@ -30,7 +30,8 @@ class Config:
     also fixes the order of reductions so that results do not depend on tuning. `fallback` names operators (`aten.mm`, or
     `all`) that run in eager. `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
-    that one graph may spend measuring in the max-autotune modes.
+    that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` is for tests: GPU
+    kernels for tensors on the CPU, run by Triton's interpreter.
     """
 
     mode: str = "default"
@@ -48,6 +49,7 @@ class Config:
     isa: str | None = None
     tuning_seconds: float = 60.0
     tuning_file: str | None = None
+    gpu_interpreter: bool = False
 
     @property
     def autotune(self) -> bool:
@@ -68,6 +70,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "tuning_file", "compiler", "isa",
+    "gpu_interpreter",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

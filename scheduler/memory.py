@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr
@@ -47,8 +49,9 @@ def storage_size(buffer: ir.Buffer) -> Expr:
     return total
 
 
-def _bytes(buffer: ir.Buffer) -> Expr:
-    return storage_size(buffer) * buffer.dtype.itemsize
+def _memory(buffer: ir.Buffer) -> tuple[torch.device, Expr]:
+    """Where, and how many bytes."""
+    return buffer.device, storage_size(buffer) * buffer.dtype.itemsize
 
 
 def _reuses(
@@ -57,7 +60,7 @@ def _reuses(
     graph = schedule.graph
     lent = _lent_to_results(schedule)
     reuses: dict[str, str] = {}
-    pool: dict[Expr, list[str]] = {}
+    pool: dict[tuple[torch.device, Expr], list[str]] = {}
     born: set[str] = set()
     gone: set[str] = set()
     for k, step in enumerate(schedule.steps):
@@ -68,7 +71,7 @@ def _reuses(
                 continue
             source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone | lent and d not in news])
             if source is None:
-                free = pool.get(_bytes(graph.buffers[name]), [])
+                free = pool.get(_memory(graph.buffers[name]), [])
                 source = free.pop() if free else None
             if source is not None:
                 reuses[name] = source
@@ -81,7 +84,7 @@ def _reuses(
                 and name not in lent
                 and not _by_call(schedule, name)
             ):
-                pool.setdefault(_bytes(graph.buffers[name]), []).append(name)
+                pool.setdefault(_memory(graph.buffers[name]), []).append(name)
     return reuses
 
 
@@ -122,6 +125,7 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
             or old.sizes != new.sizes
             or old.strides != new.strides
             or old.dtype != new.dtype
+            or old.device != new.device
         ):
             continue
         if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in _reads(kernel)):
