@@ -58,6 +58,10 @@ def _header(record: Record, reference: str) -> list[str]:
     return [line.replace("\\", "\\\\").replace('"""', "'''") if 0 < k < len(text) - 2 else line for k, line in enumerate(text)]
 
 
+# The instructions that stand for a step of the schedule.
+_STEPS = (hp.Kernel, hp.Launch, hp.Extern, hp.PythonCall)
+
+
 class _Writer:
     """Names registers and slots, then writes instructions in order."""
 
@@ -119,16 +123,16 @@ class _Writer:
             named[slot] = name
         steps = iter(self.plan.steps)
         for instruction in self.program.code:
-            if isinstance(instruction, hp.Kernel | hp.Extern | hp.PythonCall):
+            if isinstance(instruction, _STEPS):
                 for slot, name in self._step_names(instruction, next(steps)):
                     named.setdefault(slot, name)
         for slot in range(len(self.program.slots)):
             named.setdefault(slot, f"alias{slot}")
         return named
 
-    def _step_names(self, item: hp.Kernel | hp.Extern | hp.PythonCall, step: Any) -> list[tuple[int, str]]:
-        if isinstance(item, hp.Kernel):
-            return list(zip(item.slots, self.calls[step.name].buffers, strict=True))
+    def _step_names(self, item: Any, step: Any) -> list[tuple[int, str]]:
+        if isinstance(step, Kernel):
+            return list(zip(hp.slots_read(item), self.calls[step.name].buffers, strict=True))
         out = dict(item.kwargs).get("out")
         if isinstance(out, hp.ArgTensor) and len(step.node.outs) == 1:
             return [(out.slot, step.node.outs[0])]
@@ -173,10 +177,9 @@ class _Writer:
         return text if offset == "0" else f"{text}, {offset}"
 
     def instruction(self, item: hp.Instruction) -> str:
-        if isinstance(item, hp.Kernel):
-            return self.kernel(item)
-        if isinstance(item, hp.Extern | hp.PythonCall):
-            return self.call(item)
+        if isinstance(item, _STEPS):
+            step = next(self.steps)
+            return self.kernel(item, step) if isinstance(step, Kernel) else self.call(item, step)
         if isinstance(item, hp.Alloc):
             return f"{self.slots[item.slot]} = p.alloc({self.geometry(item.slot)})"
         if isinstance(item, hp.Reuse | hp.Alias):
@@ -186,18 +189,17 @@ class _Writer:
             return f"p.free({self.slots[item.slot]})"
         if isinstance(item, hp.BindSize):
             return f"p.bind({self.registers[item.reg]}, {self.slots[item.slot]}, {item.dim}, {item.what!r})"
+        assert isinstance(item, hp.Compute)
         return f"p.compute_here({self.compute(item)})"
 
-    def kernel(self, item: hp.Kernel) -> str:
-        step = next(self.steps)
-        assert isinstance(step, Kernel)
+    def kernel(self, item: Any, step: Kernel) -> str:
+        if not isinstance(item, hp.Kernel):
+            return _noted(f'p.gpu_kernel("{step.name}")', step.origins)
         sizes = f", {self.numbers(item.registers)}" if item.registers else ""
         slots = _tuple([self.slots[slot] for slot in item.slots])
         return _noted(f'p.kernel("{self.program.kernels[item.index]}", {slots}{sizes})', step.origins)
 
-    def call(self, item: hp.Extern | hp.PythonCall) -> str:
-        step = next(self.steps)
-        assert not isinstance(step, Kernel)
+    def call(self, item: Any, step: Any) -> str:
         made = [f"{self.slots[slot]} = p.result({self.geometry(slot)})" for slot in item.outs if slot is not None]
         if isinstance(item, hp.PythonCall):
             return "\n".join([*made, f"p.python_call({str(step.node.target)!r})"])

@@ -83,11 +83,11 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
-    assembled = assemble(plan, units.calls)
+    assembled = assemble(plan, units.calls, config.gpu_interpreter)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1
-    blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage))
+    blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage), assembled.launches)
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
 

@@ -198,6 +198,10 @@ class Script:
         """A call of a Python function, which no file can hold."""
         self.why_not = f"the graph calls the Python function {what}"
 
+    def gpu_kernel(self, name: str) -> None:
+        """A launch of a GPU kernel: scripts build C++ only."""
+        self.why_not = f"the graph launches the GPU kernel {name}"
+
     def bind(self, reg: Reg, slot: Slot, dim: int, what: str = "size") -> None:
         """A size that is known now that a library call has run."""
         self.code.append(hp.BindSize(reg.number, slot.number, dim, what))

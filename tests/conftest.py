@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +89,19 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "kgen-cache"
     monkeypatch.setenv("KGEN_CACHE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import stub_driver
+
+    return stub_driver.build(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture
+def stub(stub_library: Path) -> Iterator[Any]:
+    """A CUDA driver that runs kernels on the CPU, in place of the real one (tests/stub_driver.py)."""
+    import stub_driver
+
+    with stub_driver.installed(stub_library) as made:
+        yield made

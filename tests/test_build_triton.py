@@ -78,6 +78,14 @@ def test_the_key_covers_the_machine_and_the_compiler(monkeypatch):
             assert triton._key(kernel, 80) != first
 
 
+def test_the_library_counts_with_all_that_it_imports(tmp_path):
+    (tmp_path / "library.py").write_text("from kgen.templates.triton.one import f\n")
+    (tmp_path / "one.py").write_text("from kgen.templates.triton import two\nimport triton.language as tl\n")
+    (tmp_path / "two.py").write_text("import kgen.templates.triton.library\n")
+    (tmp_path / "three.py").write_text("")
+    assert sorted(triton._with_imports(tmp_path, "library")) == ["library", "one", "two"]
+
+
 def test_a_mistake_is_reported_with_its_source_kept(fresh_cache):
     with pytest.raises(TritonBuildFailed, match=r"kernel broken for sm_80 \(exit 1\)(.|\n)*nothing_there") as caught:
         triton.compile_kernels([tk.kernel("def broken(x):\n    tl.store(x, nothing_there)\n", ("*fp32",)), tk.add()], 80)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import subprocess
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
+from stub_driver import compiled
 
-from kgen.build import cpp, toolchain
-from kgen.build.gpu_kernel import CompiledKernel
+from kgen.build import cpp
 from kgen.errors import DriverNotFound, InvalidProgram, LaunchFailed
 from kgen.host import launch, native
 from kgen.host.program import (
@@ -38,58 +35,6 @@ pytestmark = pytest.mark.cpu
 
 F32 = torch.float32
 POINTERS = ("*fp32", "*fp32", "*fp32")
-
-
-class Stub:
-    """What the stub driver saw."""
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
-        library.stub_numbers.restype = ctypes.POINTER(ctypes.c_int64)
-        library.stub_types.restype = ctypes.POINTER(ctypes.c_char)
-
-    def __getitem__(self, name: str) -> int:
-        return self.library.stub_numbers(name.encode())[0]
-
-    def __setitem__(self, name: str, value: int) -> None:
-        self.library.stub_numbers(name.encode())[0] = value
-
-    def list(self, name: str, count: int) -> list[int]:
-        return self.library.stub_numbers(name.encode())[:count]
-
-    def expect(self, types: str) -> None:
-        ctypes.memmove(self.library.stub_types(), types.encode() + b"\0", len(types) + 1)
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_library(Path(__file__).parent / "stub_driver.cpp", tmp_path_factory.mktemp("stub"))
-
-
-def shared_library(source: Path, folder: Path) -> Path:
-    made = folder / f"{source.stem}.so"
-    subprocess.run(
-        [*toolchain.compiler().command, "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(made)], check=True
-    )
-    return made
-
-
-@pytest.fixture
-def stub(driver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setattr(launch, "DRIVER", str(driver))
-    made = Stub(ctypes.CDLL(str(driver)))
-    for name in ("launches", "loads", "contexts_set", "shared_limit", "fail_next"):
-        made[name] = 0
-    launch._library.cache_clear()
-    launch._create_once.cache_clear()
-    yield made
-    launch._library.cache_clear()
-    launch._create_once.cache_clear()
-
-
-def compiled(function: str, signature: tuple[str, ...], **more: object) -> CompiledKernel:
-    plain = {"cubin": b"code", "divisible": (False,) * len(signature), "warps": 4, "shared": 0, "scratch": ()}
-    return CompiledKernel(f"my_{function}", function, signature=signature, registers=0, stack=0, **{**plain, **more})
 
 
 def call(kernel, device=0, stream=0, pointers=(), integers=(), grid=(1, 1, 1), scratch=()):

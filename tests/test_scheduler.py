@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.plan import Kernel, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
+from kgen.scheduler.memory import plan_memory
 from kgen.sizes import Sizes
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
@@ -70,6 +72,26 @@ def test_memory_is_taken_over_in_place_and_recycled() -> None:
     plan = plans(f, r(64, 64), r(64, 64)).forward
     assert len(plan.kernels) == 4
     assert len(plan.reuses) >= 3
+
+
+def test_memory_is_taken_over_on_its_own_device_only() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(6):
+            x = torch.relu(x @ w)
+        return x
+
+    plan = plans(f, r(64, 64), r(64, 64)).forward
+    buffers = plan.graph.buffers
+    for k, step in enumerate(plan.kernels):  # every second one on a GPU
+        for name in (name for s in step.statements for name in s.outs):
+            buffers[name] = replace(buffers[name], device=torch.device("cuda:0" if k % 2 else "cpu"))
+    for call in plan.calls:
+        for name in call.node.outs:
+            assert name is not None
+            buffers[name] = replace(buffers[name], device=torch.device("cuda:0"))
+    reuses = plan_memory(plan).reuses
+    assert reuses
+    assert all(buffers[new].device == buffers[old].device for new, old in reuses.items())
 
 
 def test_dead_buffers_are_listed_where_they_die() -> None:

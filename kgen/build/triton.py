@@ -100,15 +100,25 @@ def _version() -> str:
 
 
 @functools.cache
-def _library() -> str:
-    """The functions that kernels import are part of every kernel."""
+def _library() -> tuple[str, ...]:
+    """The functions that kernels import are part of every kernel: the text of library.py and of all that it imports here."""
     spec = importlib.util.find_spec("kgen.templates.triton")
     assert spec is not None
     assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0])
-    names = (folder / "library.py").read_text(encoding="utf-8")
-    modules = sorted(set(re.findall(r"^from kgen\.templates\.triton\.(\w+) import", names, re.MULTILINE)))
-    return names + "".join((folder / f"{module}.py").read_text(encoding="utf-8") for module in modules)
+    return tuple(_with_imports(Path(spec.submodule_search_locations[0]), "library").values())
+
+
+def _with_imports(folder: Path, name: str) -> dict[str, str]:
+    """The texts of a module of `folder` and of the modules of that folder which it imports, in a fixed order."""
+    texts: dict[str, str] = {}
+    pending = [name]
+    while pending:
+        module = pending.pop()
+        path = folder / f"{module}.py"
+        if module not in texts and path.exists():
+            texts[module] = path.read_text(encoding="utf-8")
+            pending += re.findall(r"\bkgen\.templates\.triton(?:\.| import )(\w+)", texts[module])
+    return texts
 
 
 # Where files go, and the interpreter, which would keep kernels from being compiled at all.

@@ -12,6 +12,7 @@ from kgen import errors, ir
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host import program as hp
+from kgen.host.interpret import Interpreted
 from kgen.index import Atom, Expr, Size
 from kgen.plan import Call, Kernel, Schedule
 
@@ -30,16 +31,18 @@ class KernelCall:
 
 @dataclass(slots=True)
 class Assembled:
-    """A program with the tensors and callables that it refers to by number."""
+    """A program with the tensors, callables and GPU kernels that it refers to by number."""
 
     program: hp.Program
     constants: list[torch.Tensor]
     callables: list[Callable[..., Any]]
+    launches: list[TritonKernel]
 
 
-def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall]) -> Assembled:
-    """`kernels` maps the name of each kernel step to what was built for it."""
-    return _Assembler(schedule, kernels).run()
+def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool = False) -> Assembled:
+    """`kernels` maps the name of each kernel step to what was built for it. `interpret` runs GPU kernels in Triton's
+    interpreter, on the CPU's memory."""
+    return _Assembler(schedule, kernels, interpret).run()
 
 
 # Library calls that take their result's memory from the plan.
@@ -121,9 +124,11 @@ class _Registers:
 
 
 class _Assembler:
-    def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall]) -> None:
+    def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool) -> None:
         self.schedule, self.graph = schedule, schedule.graph
         self.calls = kernels
+        self.interpret = interpret
+        self.aligned, self.written = self._demands_on_memory()
         self.registers = _Registers(self.graph.derived)
         self.code: list[hp.Instruction] = []
         self.slots: list[hp.SlotSpec] = []
@@ -132,12 +137,33 @@ class _Assembler:
         self.constant_slots: list[tuple[int, int]] = []
         self.callables: list[Callable[..., Any]] = []
         self.symbols: list[str] = []
+        self.launches: dict[Any, int] = {}  # by what makes two kernels one
+        self.gpu_kernels: list[TritonKernel] = []
+
+    def _demands_on_memory(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The buffers whose memory GPU kernels need at multiples of 16 bytes, and those whose memory some step writes."""
+        aligned: set[str] = set()
+        written: set[str] = set()
+        for step in self.schedule.steps:
+            if isinstance(step, Kernel):
+                call = self.calls[step.name]
+                if call.launch is not None:
+                    aligned.update(name for name, must in zip(call.buffers, call.launch.divisible, strict=False) if must)
+                written.update(out for s in step.statements for out in s.outs)
+            else:
+                written.update(new for _, new in step.node.mutates)
+        return frozenset(map(self._root, aligned)), frozenset(map(self._root, written))
+
+    def _root(self, name: str) -> str:
+        """The buffer that owns the memory."""
+        base = self.graph.buffers[name].alias_of
+        return name if base is None else self._root(base)
 
     def run(self) -> Assembled:
         inputs = self._inputs()
         for name, tensor in self.graph.constants.items():
             self.constant_slots.append((self._new_slot(name), len(self.constants)))
-            self.constants.append(tensor)
+            self.constants.append(_aligned(tensor) if name in self.aligned else tensor)
         for step in self.schedule.steps:
             if isinstance(step, Kernel):
                 self._kernel(step)
@@ -146,9 +172,9 @@ class _Assembler:
         outputs = tuple(self._output(o) for o in self.graph.outputs)
         program = hp.Program(
             tuple(inputs), tuple(self.registers.values), tuple(self.slots), tuple(self.code), outputs, tuple(self.symbols),
-            tuple(self.registers.computes), tuple(self.constant_slots),
+            tuple(self.registers.computes), tuple(self.constant_slots), tuple(kernel.name for kernel in self.gpu_kernels),
         )  # fmt: skip
-        return Assembled(program, self.constants, self.callables)
+        return Assembled(program, self.constants, self.callables, self.gpu_kernels)
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +188,9 @@ class _Assembler:
                 binds = tuple((reg, what, dim) for reg, where, what, dim in bound if where == position)
                 spec = self.slots[slot]
                 strides = spec.strides if buffer.strides else None
-                out.append(hp.InputTensor(slot, buffer.dtype, spec.sizes, strides, binds))
+                aligned = item.buffer in self.aligned
+                mutated = aligned and item.buffer in self.written
+                out.append(hp.InputTensor(slot, buffer.dtype, spec.sizes, strides, binds, aligned, mutated))
             elif item.expr is not None:
                 first = any(where == position and what == "int" for _, where, what, _ in bound)
                 out.append(hp.InputInt(self.registers.of(item.expr), check=not first))
@@ -238,11 +266,24 @@ class _Assembler:
 
     def _kernel(self, step: Kernel) -> None:
         call = self.calls[step.name]
-        if call.symbol not in self.symbols:
-            self.symbols.append(call.symbol)
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(self._symbol(name) for name in call.sizes)
+        if call.launch is not None:
+            self.code.append(self._launch(call.launch, slots, registers, self._regs(call.grid)))
+            return
+        if call.symbol not in self.symbols:
+            self.symbols.append(call.symbol)
         self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
+
+    def _launch(self, kernel: TritonKernel, slots: hp.Regs, registers: hp.Regs, grid: hp.Regs) -> hp.Instruction:
+        if self.interpret:
+            self.callables.append(Interpreted(kernel))
+            tensors = tuple(map(hp.ArgTensor, slots))
+            return hp.PythonCall(len(self.callables) - 1, (*tensors, *map(hp.ArgInt, (*registers, *grid))))
+        number = self.launches.setdefault(kernel.identity, len(self.launches))
+        if number == len(self.gpu_kernels):
+            self.gpu_kernels.append(kernel)
+        return hp.Launch(number, slots, registers, grid)
 
     def _symbol(self, name: str) -> int:
         for symbol in self.graph.derived:
@@ -266,12 +307,14 @@ class _Assembler:
         outs = tuple(None if name is None else self._new_slot(name) for name in node.outs)
         after, self.code = self.code, code
         numbers = tuple((position, self.registers.known[s.expr()]) for s, position, dim in node.binds if dim < 0)
+        made = zip(node.outs, outs, strict=True)
+        aligned = tuple(slot for name, slot in made if slot is not None and name in self.aligned)
         if isinstance(node.target, torch._ops.OpOverload):
             schema = node.target._schema
-            self.code.append(hp.Extern(schema.name, schema.overload_name, args, kwargs, outs, numbers))
+            self.code.append(hp.Extern(schema.name, schema.overload_name, args, kwargs, outs, numbers, aligned))
         else:
             self.callables.append(node.target)
-            self.code.append(hp.PythonCall(len(self.callables) - 1, args, kwargs, outs, numbers))
+            self.code.append(hp.PythonCall(len(self.callables) - 1, args, kwargs, outs, numbers, aligned))
         for symbol, position, dim in node.binds:
             slot = outs[position]
             if dim >= 0 and slot is not None:
@@ -342,3 +385,11 @@ class _Assembler:
         if isinstance(item, ir.Number):
             return hp.OutInt(self._reg(item.expr), item.kind)
         return hp.OutConst(item)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy whose data lies at a multiple of 16 bytes."""
+    if tensor.data_ptr() % 16 == 0:
+        return tensor
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.size(), tensor.stride())

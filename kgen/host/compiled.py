@@ -11,19 +11,24 @@ from typing import Any, Self
 import torch
 
 from kgen.aot_cache import NotSerializable
-from kgen.build import cpp
+from kgen.build import cpp, triton
+from kgen.build.gpu_kernel import TritonKernel
+from kgen.errors import MixedCapabilities
 from kgen.host import program as hp
+from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
 
 
 @dataclass(slots=True)
 class Blueprint:
-    """Everything that makes a compiled graph, as plain data: kernel sources with their keys, the program, its constants."""
+    """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, and the
+    GPU kernels that the program launches by number."""
 
     units: list[tuple[str, str]]  # (source, key)
     program: hp.Program
     constants: list[torch.Tensor] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
+    launches: list[TritonKernel] = field(default_factory=list)
 
 
 class HostGraph:
@@ -36,7 +41,8 @@ class HostGraph:
         self.callables = list(callables)
         units = [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(blueprint.units)]
         libraries = [cpp.load_library(path) for path in cpp.build_units(units)]
-        self.run = load(blueprint.program, libraries, blueprint.constants, self.callables)
+        launches = _load_launches(blueprint)
+        self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self.run(args)
@@ -54,3 +60,19 @@ class HostGraph:
     @classmethod
     def deserialize(cls, data: bytes) -> Self:
         return cls(pickle.loads(data))
+
+
+def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
+    """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
+
+    Raises MixedCapabilities."""
+    if not blueprint.launches:
+        return []
+    program = blueprint.program
+    names = {program.slots[item.slots[0]].device for item in program.code if isinstance(item, hp.Launch)}
+    devices = sorted(torch.device(name).index or 0 for name in names)
+    capabilities = {device: torch.cuda.get_device_capability(device) for device in devices}
+    if len(set(capabilities.values())) > 1:
+        raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
+    major, minor = capabilities[devices[0]]
+    return [load_kernel(kernel, devices) for kernel in triton.compile_kernels(blueprint.launches, 10 * major + minor)]

@@ -319,6 +319,8 @@ class Verifier:
             if len(spec.sizes) != len(spec.strides):
                 self.fail(f"slot {position}", "has as many strides as sizes")
             self.registers(f"slot {position}", (*spec.sizes, *spec.strides, spec.offset))
+            if spec.device == "cuda":
+                self.fail(f"slot {position}", "names its CUDA device by number")
         for position, argument in enumerate(program.inputs):
             self.input(f"input {position}", argument)
         for slot, _ in program.constants:
@@ -387,8 +389,8 @@ class Verifier:
             self.registers(where, (item.reg,))
         elif isinstance(item, Kernel | Launch):
             self.kernel(where, item)
-        elif isinstance(item, Alloc):
-            self.alloc(where, item.slot)
+        elif isinstance(item, Alloc | Reuse | Alias):
+            self.memory(where, item)
         elif isinstance(item, Extern | PythonCall):
             for view in arg_tensors(item.args, item.kwargs):
                 self.view(where, view)
@@ -399,9 +401,15 @@ class Verifier:
         for slot in slots_defined(item):
             self.define(where, slot)
 
-    def alloc(self, where: str, slot: int) -> None:
-        if 0 <= slot < len(self.program.slots) and _kind(self.program.slots[slot].device) not in ("cpu", "cuda"):
-            self.fail(where, f"allocates on the CPU or on CUDA devices, got {self.program.slots[slot].device}")
+    def memory(self, where: str, item: Alloc | Reuse | Alias) -> None:
+        if not 0 <= item.slot < len(self.program.slots):
+            return  # `define` says so
+        device = self.program.slots[item.slot].device
+        if isinstance(item, Alloc):
+            if device.partition(":")[0] not in ("cpu", "cuda"):
+                self.fail(where, f"allocates on the CPU or on CUDA devices, got {device}")
+        elif device != self.program.slots[item.source].device:
+            self.fail(where, f"stays on the device of slot {item.source}, got {device}")
 
     def kernel(self, where: str, item: Kernel | Launch) -> None:
         known = self.program.kernels if isinstance(item, Kernel) else self.program.launches
@@ -424,8 +432,3 @@ class Verifier:
             self.view(where, out)
         elif isinstance(out, OutInt):
             self.registers(where, (out.reg,))
-
-
-def _kind(device: str) -> str:
-    """The device without its index."""
-    return device.partition(":")[0]
