@@ -130,7 +130,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
         x = _rows_per_program(rows, r, gpu, across)
         blocks = Blocks(x=x, r=r, warps=_warps(x * r))
     else:
-        blocks = Blocks(x=1, r=min(REDUCTION_POINTS, power_of_two(length)), warps=8)
+        blocks = Blocks(x=1, r=min(2 * REDUCTION_POINTS, power_of_two(length)), warps=8)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 

@@ -101,7 +101,8 @@ def _inner_axis(tiling: Tiling, emitter: Emitter) -> list[str]:
 def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Tiling, emitter: Emitter) -> list[str]:
     index = f"{letter}i"
     begin = "" if start == "0" else f"{start} + "
-    lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){tail}"]
+    wide = ".to(tl.int64)" if tiling.wide and letter == "r" else ""  # program axes begin with a wide number
+    lines = [f"{index} = {begin}tl.arange(0, {letter.upper()}BLOCK){wide}{tail}"]
     if letter in emitter.masked():
         lines.append(f"in_{letter} = {index} < {emitter.text(ix.product(v.extent for v in loops))}")
     divisor = ix.ONE
