@@ -15,7 +15,7 @@ from kgen.build import toolchain
 from kgen.host import program as hp
 from kgen.host.native import with_frees
 from kgen.index import Indirect, Size
-from kgen.plan import Kernel
+from kgen.plan import Call
 from kgen.record import Record
 from kgen.sizes import Sizes
 
@@ -190,14 +190,14 @@ class _Writer:
 
     def kernel(self, item: hp.Kernel) -> str:
         step = next(self.steps)
-        assert isinstance(step, Kernel)
+        assert not isinstance(step, Call)
         sizes = f", {self.numbers(item.registers)}" if item.registers else ""
         slots = _tuple([self.slots[slot] for slot in item.slots])
         return _noted(f'p.kernel("{self.program.kernels[item.index]}", {slots}{sizes})', step.origins)
 
     def call(self, item: hp.Extern | hp.PythonCall) -> str:
         step = next(self.steps)
-        assert not isinstance(step, Kernel)
+        assert isinstance(step, Call)
         made = [f"{self.slots[slot]} = p.result({self.geometry(slot)})" for slot in item.outs if slot is not None]
         if isinstance(item, hp.PythonCall):
             return "\n".join([*made, f"p.python_call({str(step.node.target)!r})"])

@@ -15,12 +15,13 @@ from kgen.config import Config
 from kgen.counters import counters
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Batch, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
+from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.torch_adapter import GraphInfo
 from kgen.verdict import demands
@@ -60,12 +61,18 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     gm, plan = work
     width = REGISTER_BYTES[toolchain.isa().name]
 
-    def one(kernel: Kernel, symbol: str) -> Rendered:
-        nest = choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), width, config.loop_reordering)
-        made = render_kernel(nest, plan.graph, symbol)
-        return Rendered(made.text, made.buffers, made.sizes, made.names)
+    def one(step: Launch, symbol: str) -> Rendered:
+        return render_step(step, symbol, plan.graph, width, config.loop_reordering)
 
     return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))
+
+
+def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int, reorder: bool = True) -> Rendered:
+    """The C++ function of one kernel or batch."""
+    sizes = Sizes(graph.size_hints)
+    nests = [choose_loops(kernel, graph, sizes, register_bytes, reorder) for kernel in members(step)]
+    made = render_batch(step, nests, graph, symbol) if isinstance(step, Batch) else render_kernel(nests[0], graph, symbol)
+    return Rendered(made.text, made.buffers, made.sizes, made.names)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:

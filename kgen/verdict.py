@@ -17,6 +17,7 @@ class Outcome(Enum):
     STORED = "stored"
     EXTERN = "extern"
     CHOSEN = "chosen"
+    BATCHED = "batched"
 
 
 class Reason(Enum):
@@ -46,6 +47,7 @@ class Reason(Enum):
     NO_LOWERING = "the operator has no lowering"
     LIBRARY = "a library call computes it"
     FORBIDDEN = "forbid_fused asked for it"
+    INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
 
 
 CHANGES: dict[Reason, str] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kgen import ir
 from kgen.index import Var
 from kgen.scheduler.items import Item, Members
 from kgen.sizes import Sizes
@@ -27,14 +26,15 @@ def unprofitable(sizes: Sizes, a: Members, b: Members, outer: tuple[Var, ...], i
         return Reason.TOO_LARGE
     if inner and sizes.points(inner) > LONG_ROW and sizes.points(outer) < MIN_ROWS and _revisits(a.joined(b).items):
         return Reason.PARALLELISM
-    if inner and sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS and not _ordered(a, b):
+    few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
+    if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
     return None
 
 
 def _ordered(a: Members, b: Members) -> bool:
     """Whether inner loops must run in order at all."""
-    return any(not isinstance(item.node, ir.Pointwise) for m in (a, b) for item in m.items)
+    return any(item.in_order for m in (a, b) for item in m.items)
 
 
 def _revisits(items: list[Item]) -> bool:

@@ -19,11 +19,11 @@ from kgen import errors
 from kgen import index as ix
 from kgen import values as vs
 from kgen.build.unit import Rendered, UnitPlan, plan_units
-from kgen.plan import Kernel, Nest, Schedule
+from kgen.pipeline import render_step
+from kgen.plan import Launch, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
 from kgen.sizes import Sizes
-from kgen.templates.cpp.kernel import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 
@@ -31,10 +31,8 @@ r = torch.randn
 
 
 def units(schedule: Schedule) -> UnitPlan:
-    def render(kernel: Kernel, symbol: str) -> Rendered:
-        nest = choose_loops(kernel, schedule.graph, Sizes(schedule.graph.size_hints), 64)
-        made = render_kernel(nest, schedule.graph, symbol)
-        return Rendered(made.text, made.buffers, made.sizes, made.names)
+    def render(step: Launch, symbol: str) -> Rendered:
+        return render_step(step, symbol, schedule.graph, 64)
 
     return plan_units(schedule, render, 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kgen.host.assemble import KernelCall
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Launch, Schedule
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
@@ -31,7 +31,7 @@ class UnitPlan:
     calls: dict[str, KernelCall]
 
 
-def plan_units(schedule: Schedule, render: Callable[[Kernel, str], Rendered], workers: int) -> UnitPlan:
+def plan_units(schedule: Schedule, render: Callable[[Launch, str], Rendered], workers: int) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
     calls: dict[str, KernelCall] = {}

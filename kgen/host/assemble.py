@@ -12,7 +12,7 @@ from kgen import errors, ir
 from kgen import index as ix
 from kgen.host import program as hp
 from kgen.index import Atom, Expr, Size
-from kgen.plan import Call, Kernel, Schedule
+from kgen.plan import Call, Launch, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ class _Assembler:
             self.constant_slots.append((self._new_slot(name), len(self.constants)))
             self.constants.append(tensor)
         for step in self.schedule.steps:
-            if isinstance(step, Kernel):
-                self._kernel(step)
-            else:
+            if isinstance(step, Call):
                 self._call(step)
+            else:
+                self._kernel(step)
         outputs = tuple(self._output(o) for o in self.graph.outputs)
         program = hp.Program(
             tuple(inputs), tuple(self.registers.values), tuple(self.slots), tuple(self.code), outputs, tuple(self.symbols),
@@ -233,7 +233,7 @@ class _Assembler:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def _kernel(self, step: Kernel) -> None:
+    def _kernel(self, step: Launch) -> None:
         call = self.calls[step.name]
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
