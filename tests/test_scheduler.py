@@ -250,3 +250,14 @@ def test_interleaved_addresses_split_the_loop() -> None:
     loads = [load for s in nest.kernel.statements for load in vs.loads([s.value])]
     assert loads
     assert all(ix.stride_of(load.attr[1][0], nest.vector) is not None for load in loads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "axis", "kernels"), [(4096, 1024, 0, 2), (64, 1024, 0, 1), (4096, 64, 0, 1), (4096, 1024, 1, 1)]
+)
+def test_long_columns_are_walked_once(rows: int, columns: int, axis: int, kernels: int) -> None:
+    """Down a long column the first walk is out of cache when the second one begins; short columns, whole rows and contiguous
+    reductions lose nothing."""
+    plan = plans(lambda x: x - x.mean(axis, keepdim=True), torch.zeros(rows, columns)).forward
+    assert len(plan.kernels) == kernels
+    assert any(v.reason is Reason.COLUMNS for v in plan.verdicts) == (kernels == 2)
