@@ -32,7 +32,7 @@ from kgen.aot_cache import NotSerializable
 from kgen.config import Config
 from kgen.debug_script import script_text
 from kgen.eager_graph import EagerGraph
-from kgen.plan import Kernel, Schedule, Statement
+from kgen.plan import Call, Kernel, Schedule, Statement
 from kgen.print_ir import dtype_name, print_graph, print_node, print_value
 from kgen.record import Record
 from kgen.scheduler.memory import storage_size
@@ -134,19 +134,23 @@ def print_schedule(plan: Schedule) -> str:
     lines = [f"schedule of {plan.graph.name}: {len(plan.kernels)} kernels, {len(plan.calls)} library calls"]
     for number, step in enumerate(plan.steps):
         lines.append("")
-        if isinstance(step, Kernel):
-            lines += _kernel_lines(number, step)
-        else:
+        if isinstance(step, Call):
             lines.append(f"step {number}: {print_node(step.node, plan.graph)}")
+        elif isinstance(step, Kernel):
+            lines += _kernel_lines(f"step {number}", step)
+        else:
+            lines.append(f"step {number}: batch {step.name} of {len(step.members)} kernels")
+            for member in step.members:
+                lines += _kernel_lines("member", member)
         dead = [name for name in plan.dead_after[number] if name not in plan.local] if plan.dead_after else []
         if dead:
             lines.append(f"  last use of {', '.join(dead)}")
     return "\n".join([*lines, "", *_memory_lines(plan)]) + "\n"
 
 
-def _kernel_lines(number: int, kernel: Kernel) -> list[str]:
+def _kernel_lines(title: str, kernel: Kernel) -> list[str]:
     loops = [", ".join(f"{v} < {v.extent}" for v in group) or "-" for group in (kernel.outer, kernel.inner)]
-    lines = [f"step {number}: kernel {kernel.name}  (outer {loops[0]} | inner {loops[1]} | sections {kernel.sections})"]
+    lines = [f"{title}: kernel {kernel.name}  (outer {loops[0]} | inner {loops[1]} | sections {kernel.sections})"]
     lines += [f"  # {line}" for line in dict.fromkeys(o.line for o in kernel.origins if o.line)]
     if kernel.rows:
         lines.append(f"  rows kept in cache: {', '.join(kernel.rows)}")

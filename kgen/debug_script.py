@@ -15,7 +15,7 @@ from kgen.build import toolchain
 from kgen.host import program as hp
 from kgen.host.native import with_frees
 from kgen.index import Indirect, Size
-from kgen.plan import Kernel
+from kgen.plan import Call, Launch
 from kgen.record import Record
 from kgen.sizes import Sizes
 
@@ -131,11 +131,11 @@ class _Writer:
         return named
 
     def _step_names(self, item: Any, step: Any) -> list[tuple[int, str]]:
-        if isinstance(step, Kernel):
+        if not isinstance(step, Call):
             return list(zip(hp.slots_read(item), self.calls[step.name].buffers, strict=True))
         out = dict(item.kwargs).get("out")
         if isinstance(out, hp.ArgTensor) and len(step.node.outs) == 1:
-            return [(out.slot, step.node.outs[0])]
+            return [(out.slot, str(step.node.outs[0]))]
         return [(slot, name) for slot, name in zip(item.outs, step.node.outs, strict=False) if slot is not None and name]
 
     # ---- lines ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class _Writer:
     def instruction(self, item: hp.Instruction) -> str:
         if isinstance(item, _STEPS):
             step = next(self.steps)
-            return self.kernel(item, step) if isinstance(step, Kernel) else self.call(item, step)
+            return self.call(item, step) if isinstance(step, Call) else self.kernel(item, step)
         if isinstance(item, hp.Alloc):
             return f"{self.slots[item.slot]} = p.alloc({self.geometry(item.slot)})"
         if isinstance(item, hp.Reuse | hp.Alias):
@@ -192,7 +192,7 @@ class _Writer:
         assert isinstance(item, hp.Compute)
         return f"p.compute_here({self.compute(item)})"
 
-    def kernel(self, item: Any, step: Kernel) -> str:
+    def kernel(self, item: Any, step: Launch) -> str:
         if not isinstance(item, hp.Kernel):
             return _noted(f'p.gpu_kernel("{step.name}")', step.origins)
         sizes = f", {self.numbers(item.registers)}" if item.registers else ""

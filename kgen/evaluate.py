@@ -180,10 +180,6 @@ class _Machine:
     def pointwise(self, node: ir.Pointwise) -> None:
         self.store(node.out, self.compute(node.vars, node.value))
 
-    def foreach(self, node: ir.Foreach) -> None:
-        for part in node.nodes:
-            self.pointwise(part)
-
     def reduction(self, node: ir.Reduction) -> None:
         values = self.compute((*node.vars, *node.rvars), node.value)
         kept = values.shape[: len(node.vars)]
@@ -378,7 +374,7 @@ class _Machine:
 
 _RUN: dict[type, Callable[[_Machine, Any], None]] = {
     ir.Pointwise: _Machine.pointwise, ir.Reduction: _Machine.reduction, ir.Scan: _Machine.scan, ir.Scatter: _Machine.scatter,
-    ir.Contraction: _Machine.contraction, ir.Attention: _Machine.attention, ir.Foreach: _Machine.foreach,
+    ir.Contraction: _Machine.contraction, ir.Attention: _Machine.attention,
     ir.Extern: _Machine.extern,
 }  # fmt: skip
 

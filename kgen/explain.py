@@ -18,7 +18,7 @@ from kgen import traffic
 from kgen.backend import kgen_backend
 from kgen.explain_text import bytes_text, sections, write
 from kgen.index import Var
-from kgen.plan import Call, Kernel
+from kgen.plan import Batch, Call, Launch
 from kgen.record import EagerRecord, Record, Recorder, recording
 from kgen.verdict import Verdict
 
@@ -28,7 +28,8 @@ __all__ = ["Explanation", "ExternReport", "GraphBreak", "GraphReport", "KernelRe
 @dataclass(frozen=True, slots=True)
 class KernelReport:
     """A generated kernel. `operators` are those it fuses, `lines` the user's source lines they came from, `outer` and `inner`
-    its loops as (name, extent). Bytes are at the size hints; `source` is the generated function."""
+    its loops as (name, extent); of a batch, the loop over its members. Bytes are at the size hints; `source` is the generated
+    function."""
 
     graph: str
     name: str
@@ -263,17 +264,24 @@ def _graph_report(record: Record | EagerRecord) -> GraphReport:
     )  # fmt: skip
 
 
-def _kernel_report(kernel: Kernel, record: Record) -> KernelReport:
+def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
     moved = traffic.kernel_traffic(kernel, record.plan)
     operators = tuple(dict.fromkeys(op for o in kernel.origins for op in o.operators))
     lines = tuple(dict.fromkeys(o.line for o in kernel.origins if o.line))
     call = record.units.calls[kernel.name]
     units = [text for text, _ in record.units.sources]
     source = function_source(units, call.symbol) if call.launch is None else call.launch.source
+    outer, inner, sections = _shape(kernel)
     return KernelReport(
-        record.info.name, kernel.name, operators, lines, _loops(kernel.outer), _loops(kernel.inner), kernel.sections,
-        moved.read, moved.written, source,
-    )  # fmt: skip
+        record.info.name, kernel.name, operators, lines, outer, inner, sections, moved.read, moved.written, source
+    )
+
+
+def _shape(kernel: Launch) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:
+    """Outer loops, inner loops, sections. A batch's outer loop is the one over its members."""
+    if isinstance(kernel, Batch):
+        return (("member", str(len(kernel.members))),), (), 0
+    return _loops(kernel.outer), _loops(kernel.inner), kernel.sections
 
 
 def _loops(loops: tuple[Var, ...]) -> tuple[tuple[str, str], ...]:

@@ -96,7 +96,7 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
         yield Lines(("kept apart:", *(f"  {line}" for line in shown + more)))
 
 
-_TAKEN = (Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN)
+_TAKEN = (Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED)
 
 
 def _count(number: int, noun: str) -> str:

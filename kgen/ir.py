@@ -216,16 +216,8 @@ class Attention:
     origin: Origin = Origin()
 
 
-@dataclass(frozen=True, slots=True)
-class Foreach:
-    """Independent pointwise nodes of one foreach operator, kept together so that they may share a launch."""
-
-    nodes: tuple[Pointwise, ...]
-    origin: Origin = Origin()
-
-
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
-Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Attention, Foreach, Extern]
+Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Attention, Extern]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +252,6 @@ def outs(node: Node) -> tuple[str, ...]:
         return (node.out,)
     if isinstance(node, Reduction | Scan):
         return node.outs
-    if isinstance(node, Foreach):
-        return tuple(n.out for n in node.nodes)
     call = node.vendor if isinstance(node, Attention) else node
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
 
@@ -275,8 +265,6 @@ def roots(node: Node) -> tuple[Value, ...]:
         return (node.value, *from_index, *(() if node.mask is None else (node.mask,)))
     if isinstance(node, Contraction):
         return (node.lhs, node.rhs)
-    if isinstance(node, Foreach):
-        return tuple(n.value for n in node.nodes)
     return ()
 
 

@@ -15,12 +15,13 @@ from kgen.config import Config
 from kgen.counters import counters
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Batch, Kernel, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import Gpu, Options, choose_loops, choose_tiles
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
+from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.templates.triton import kernel as triton_kernel
 from kgen.torch_adapter import GraphInfo
@@ -69,15 +70,21 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     width = REGISTER_BYTES[toolchain.isa().name]
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
-    def one(kernel: Kernel, symbol: str) -> Rendered | KernelCall:
-        if kernel.target == "triton":
-            tiling = choose_tiles(kernel, plan.graph, sizes, gpu, config.loop_reordering)
+    def one(step: Launch, symbol: str) -> Rendered | KernelCall:
+        if isinstance(step, Kernel) and step.target == "triton":
+            tiling = choose_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
             return triton_kernel.render_kernel(tiling, plan.graph, symbol, config.numerics == "eager")
-        nest = choose_loops(kernel, plan.graph, sizes, width, config.loop_reordering)
-        made = render_kernel(nest, plan.graph, symbol)
-        return Rendered(made.text, made.buffers, made.sizes, made.names)
+        return render_step(step, symbol, plan.graph, width, config.loop_reordering)
 
     return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))
+
+
+def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int, reorder: bool = True) -> Rendered:
+    """The C++ function of one kernel or batch."""
+    sizes = Sizes(graph.size_hints)
+    nests = [choose_loops(kernel, graph, sizes, register_bytes, reorder) for kernel in members(step)]
+    made = render_batch(step, nests, graph, symbol) if isinstance(step, Batch) else render_kernel(nests[0], graph, symbol)
+    return Rendered(made.text, made.buffers, made.sizes, made.names)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:

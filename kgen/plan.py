@@ -60,6 +60,23 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """Kernels of independent points that run as one: one parallel region, or one launch. None reads or writes what another one
+    writes, so they may run in any order and at the same time."""
+
+    name: str
+    members: tuple[Kernel, ...]
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        return tuple(s for kernel in self.members for s in kernel.statements)
+
+    @property
+    def origins(self) -> tuple[ir.Origin, ...]:
+        return tuple(o for kernel in self.members for o in kernel.origins)
+
+
+@dataclass(frozen=True, slots=True)
 class Nest:
     """A kernel whose loads and stores are linear offsets (one index expression). `vector` is the loop that becomes lanes
     (None: scalar code), `lanes` how many; it is last in its list. `tile` is a loop that runs in short blocks together with
@@ -117,7 +134,13 @@ class Call:
     node: ir.Extern
 
 
-Step = Union[Kernel, Call]
+Launch = Union[Kernel, Batch]
+Step = Union[Kernel, Batch, Call]
+
+
+def members(step: Launch) -> tuple[Kernel, ...]:
+    """The kernels of a batch, or the kernel itself."""
+    return step.members if isinstance(step, Batch) else (step,)
 
 
 @dataclass(slots=True)
@@ -135,8 +158,9 @@ class Schedule:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def kernels(self) -> list[Kernel]:
-        return [s for s in self.steps if isinstance(s, Kernel)]
+    def kernels(self) -> list[Launch]:
+        """What is launched: a batch counts once."""
+        return [s for s in self.steps if not isinstance(s, Call)]
 
     @property
     def calls(self) -> list[Call]:

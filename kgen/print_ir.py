@@ -185,10 +185,6 @@ def _attention(node: ir.Attention, graph: Graph) -> str:
     return f"{_defined(node.vendor.outs, graph)} = attention {_call(node.vendor)}{_origin(node.origin)}"
 
 
-def _foreach(node: ir.Foreach, graph: Graph) -> str:
-    return "\n".join([f"foreach{_origin(node.origin)}", *(_indent(print_node(part, graph)) for part in node.nodes)])
-
-
 def _extern(node: Extern, graph: Graph) -> str:
     left = _defined(node.outs, graph) or "()"
     notes = [f"{old} -> {_defined([new], graph)}" for old, new in node.mutates]
@@ -221,5 +217,5 @@ def _argument(arg: Any) -> str:
 
 _PRINT: dict[type, Callable[[Any, Graph], str]] = {
     ir.Pointwise: _pointwise, ir.Reduction: _reduction, ir.Scan: _scan, ir.Scatter: _scatter, ir.Contraction: _contraction,
-    ir.Attention: _attention, ir.Foreach: _foreach, ir.Extern: _extern,
+    ir.Attention: _attention, ir.Extern: _extern,
 }  # fmt: skip

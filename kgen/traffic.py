@@ -15,7 +15,7 @@ from typing import Any
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr, Var
-from kgen.plan import Call, Kernel, Schedule
+from kgen.plan import Call, Launch, Schedule, Step
 from kgen.scheduler.memory import root, storage_size
 from kgen.sizes import Sizes
 from kgen.values import loads
@@ -38,7 +38,7 @@ class Traffic:
         return self.read + self.written
 
 
-def kernel_traffic(kernel: Kernel, plan: Schedule) -> Traffic:
+def kernel_traffic(kernel: Launch, plan: Schedule) -> Traffic:
     """What one run of the kernel moves."""
     count = _Counter(plan)
     return Traffic(count.total(count.collect(_reads(kernel))), count.total(count.collect(_writes(kernel))))
@@ -162,7 +162,7 @@ def _storage_bytes(buffer: ir.Buffer, sizes: Sizes) -> int:
 # ---- accesses -------------------------------------------------------------------------------------------------------
 
 
-def _reads(kernel: Kernel) -> Iterator[tuple[str, tuple[Expr, ...]]]:
+def _reads(kernel: Launch) -> Iterator[tuple[str, tuple[Expr, ...]]]:
     made = {o for s in kernel.statements for o in s.outs}
     for s in kernel.statements:
         for load in loads(s.roots):
@@ -172,7 +172,7 @@ def _reads(kernel: Kernel) -> Iterator[tuple[str, tuple[Expr, ...]]]:
             yield s.target, s.store  # combines with what is there
 
 
-def _writes(kernel: Kernel) -> Iterator[tuple[str, tuple[Expr, ...]]]:
+def _writes(kernel: Launch) -> Iterator[tuple[str, tuple[Expr, ...]]]:
     for s in kernel.statements:
         for out, stored in zip(s.outs, s.stored, strict=True):
             if stored:
@@ -190,7 +190,7 @@ def _definer(graph: ir.Graph, name: str, defined: set[str]) -> str:
     return name
 
 
-def _defined(step: Kernel | Call) -> list[str]:
+def _defined(step: Step) -> list[str]:
     if isinstance(step, Call):
         return [o for o in step.node.outs if o is not None]
     return [o for s in step.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored]

@@ -17,6 +17,7 @@ class Outcome(Enum):
     STORED = "stored"
     EXTERN = "extern"
     CHOSEN = "chosen"
+    BATCHED = "batched"
 
 
 class Reason(Enum):
@@ -37,6 +38,7 @@ class Reason(Enum):
     DEVICE = "they run on different devices"
     NO_SAVING = "no memory traffic would be saved"
     PARALLELISM = "too few rows would be left to share among the threads"
+    COLUMNS = "a second walk down long columns would find nothing of the first one in cache"
     LAYOUT_CONFLICT = "their fast axes differ, so one of them would walk memory with strides"
     TOO_LARGE = "the joined loop would have too many operations or operands"
     SWITCHED_OFF = "fusion is switched off in the options"
@@ -46,6 +48,7 @@ class Reason(Enum):
     NO_LOWERING = "the operator has no lowering"
     LIBRARY = "a library call computes it"
     FORBIDDEN = "forbid_fused asked for it"
+    INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
 
 
 CHANGES: dict[Reason, str] = {
@@ -56,6 +59,7 @@ CHANGES: dict[Reason, str] = {
     Reason.SEARCH_LIMIT: "compile a smaller region",
     Reason.MUTATION: "write out of place",
     Reason.PARALLELISM: "use more rows",
+    Reason.COLUMNS: "reduce over the contiguous axis",
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",

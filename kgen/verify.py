@@ -169,7 +169,7 @@ class _Verifier:
             buffer = self.buffer(name)
             self.require(buffer.kind == "intermediate", f"{name} is of kind {buffer.kind} and cannot be defined by a node")
             self.require(name not in self.versions, f"{name} is defined twice")
-            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Contraction | ir.Foreach)
+            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Contraction)
             shares = f"{name} shares the storage of {buffer.alias_of}, so only a Scatter may write it"
             self.require(not writes or buffer.alias_of is None, shares)
             self.versions[name] = self.mutations.get(self.roots[name], 0)
@@ -240,12 +240,6 @@ class _Verifier:
         self.values([node.value], self.variables(node.vars))
         self.stored(node.out, node.value.dtype, _extents(node.vars))
 
-    def foreach(self, node: ir.Foreach) -> None:
-        made = set(ir.outs(node))
-        for part in node.nodes:
-            self.require(made.isdisjoint(ir.reads(part)), f"{part.out} depends on another node of the same foreach")
-            self.pointwise(part)
-
     def reduction(self, node: ir.Reduction) -> None:
         self.values([node.value], self.variables((*node.vars, *node.rvars)))
         self.results(node, ops.REDUCTIONS[node.op].admits)
@@ -313,7 +307,7 @@ class _Verifier:
 _CHECKS: dict[type, Callable[[_Verifier, Any], None]] = {
     ir.Pointwise: _Verifier.pointwise, ir.Reduction: _Verifier.reduction, ir.Scan: _Verifier.scan,
     ir.Scatter: _Verifier.scatter, ir.Contraction: _Verifier.contraction, ir.Attention: _Verifier.attention,
-    ir.Foreach: _Verifier.foreach, ir.Extern: _Verifier.call,
+    ir.Extern: _Verifier.call,
 }  # fmt: skip
 
 

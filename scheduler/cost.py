@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen import index as ix
 from kgen import ir
-from kgen.index import Var
+from kgen.index import Expr, Var
 from kgen.plan import MAX_PERSISTENT
+from kgen.scheduler.align import Space
 from kgen.scheduler.items import Item, Members
 from kgen.sizes import Sizes
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
 MIN_POINTS = 512
+# Lanes over an outer loop: columns that a task walks down together, and the bytes of them that its cache keeps until it walks
+# down again. In two kernels the second walk goes along the rows.
+COLUMNS = 64
+COLUMN_BYTES = 48 * 1024
 # Bounds of one kernel: beyond these the compiler spills registers and its time grows.
 MAX_ITEMS = 64
 MAX_COST = 2500
@@ -38,10 +44,9 @@ LIMITS = {
 }
 
 
-def unprofitable(
-    sizes: Sizes, a: Members, b: Members, outer: tuple[Var, ...], inner: tuple[Var, ...], limits: Limits
-) -> Reason | None:
+def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space, limits: Limits) -> Reason | None:
     """Why the joint kernel would be worse although it moves less memory."""
+    outer, inner = space.outer, space.inner
     if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
         return Reason.TOO_LARGE
     if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
@@ -53,14 +58,40 @@ def unprofitable(
         and _revisits(a.joined(b).items)
     ):
         return Reason.PARALLELISM
-    if inner and sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS and not _ordered(a, b):
+    if inner and _column_bytes(graph, sizes, a.joined(b).items, space) > COLUMN_BYTES and _revisits(a.joined(b).items):
+        return Reason.COLUMNS
+    few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
+    if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
     return None
 
 
+def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space) -> int:
+    """What the inner loops walk over for one vector of outer points, where their rows lie far apart; 0 where they do not."""
+    most = 0
+    for item in items:
+        for name, index in (*((r.buffer, r.index) for r in item.reads), *((out, item.store) for out in item.outs)):
+            buffer = graph.buffers[name]
+            if buffer.strides is None or len(index) != len(buffer.strides):
+                continue
+            offset = ix.linearize(index, buffer.strides)
+            steps = [_stride(offset, v, sizes) for v in space.inner]
+            if any(0 < step * buffer.dtype.itemsize < 2 * COLUMNS * 4 for step in steps):
+                return 0
+            if any(steps) and any(_stride(offset, v, sizes) == 1 for v in space.outer):
+                most = max(most, buffer.dtype.itemsize)
+    return most * COLUMNS * sizes.points(space.inner)
+
+
+def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:
+    """0 also where the offset has none."""
+    stride = ix.stride_of(offset, v)
+    return 0 if stride is None else abs(sizes.of(stride))
+
+
 def _ordered(a: Members, b: Members) -> bool:
     """Whether inner loops must run in order at all."""
-    return any(not isinstance(item.node, ir.Pointwise) for m in (a, b) for item in m.items)
+    return any(item.in_order for m in (a, b) for item in m.items)
 
 
 def _revisits(items: list[Item]) -> bool:

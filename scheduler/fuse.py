@@ -142,7 +142,7 @@ class Fuser:
             self._say(a, b, Outcome.ILLEGAL, path)
             return
         space, left, right = joint
-        reason = cost.unprofitable(self.sizes, left, right, space.outer, space.inner, self.limits[a.device])
+        reason = cost.unprofitable(self.graph, self.sizes, left, right, space, self.limits[a.device])
         saved = self._saved(a, b)
         if reason is None and saved <= 0:
             reason = Reason.NO_SAVING

@@ -35,6 +35,7 @@ class Item:
     store: Index
     mask: Value | None = None
     rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
+    in_order: bool = True  # some loop's points must run one after the other
 
     @property
     def reduces(self) -> bool:
@@ -89,8 +90,8 @@ def make_item(node: ir.Loop, position: int) -> Item:
         serial = _serial_variables(node)
         outer = tuple(v for v in node.vars if v not in serial)
         inner = tuple(v for v in node.vars if v in serial)
-        return Item(node, position, outer, inner, node.value, node.index, node.mask)
-    return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars))
+        return Item(node, position, outer, inner, node.value, node.index, node.mask, in_order=bool(serial))
+    return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Expr
-from kgen.plan import Call, Kernel, Schedule
+from kgen.plan import Batch, Call, Kernel, Launch, Schedule, Step, members
 from kgen.values import loads
 
 
@@ -15,10 +17,10 @@ def plan_memory(schedule: Schedule) -> Schedule:
     """Fills `dead_after` and `reuses`. Outputs and inputs are never reused; a kernel's output takes over an input of the
     same kernel when that dies there and every access of both is at the same element (in place)."""
     graph = schedule.graph
-    touched = [(_reads(step), _writes(step)) for step in schedule.steps]
+    touched = [(reads(step), writes(step)) for step in schedule.steps]
     last: dict[str, int] = {}
-    for k, (reads, writes) in enumerate(touched):
-        for name in sorted(reads | writes):
+    for k, (read, written) in enumerate(touched):
+        for name in sorted(read | written):
             last[root(graph, name)] = k
     kept = {root(graph, o.buffer) for o in graph.outputs if isinstance(o, ir.TensorArg)}
     dead: list[list[str]] = [[] for _ in schedule.steps]
@@ -65,11 +67,13 @@ def _reuses(
     gone: set[str] = set()
     for k, step in enumerate(schedule.steps):
         news = [n for n in sorted(touched[k][1]) if _owns_new(graph, n) and n not in born]
+        born.update(news)
+        makers = {} if isinstance(step, Call) else _makers(step)
+        dying = _read_by_one(graph, step, [d for d in dead[k] if d not in lent and d not in news])
         for name in news:
-            born.add(name)
-            if isinstance(step, Call):
+            if name not in makers:
                 continue
-            source = _in_place(schedule, step, name, [d for d in dead[k] if d not in gone | lent and d not in news])
+            source = _in_place(schedule, makers[name], name, [d for d in dying if d not in gone])
             if source is None:
                 free = pool.get(_kind(graph.buffers[name]), [])
                 source = free.pop() if free else None
@@ -88,15 +92,33 @@ def _reuses(
     return reuses
 
 
+def _makers(step: Launch) -> dict[str, Kernel]:
+    """Which kernel writes a buffer."""
+    return {name: kernel for kernel in members(step) for name in writes(kernel)}
+
+
+def _read_by_one(graph: ir.Graph, step: Step, names: list[str]) -> list[str]:
+    """Those of the buffers that one member of a batch reads alone: no order says when another one would."""
+    if not isinstance(step, Batch):
+        return names
+    readers = Counter(name for member in step.members for name in {root(graph, n) for n in reads(member)})
+    return [name for name in names if readers[name] == 1]
+
+
 def _lent_to_results(schedule: Schedule) -> set[str]:
     """Buffers that a call's result may be a view of: they are no longer read by name, but their memory lives on."""
     found: set[str] = set()
     for call in schedule.calls:
-        schema = getattr(call.node.target, "_schema", None)
-        if schema is None or any(r.alias_info is not None for r in schema.returns):
+        if lends(call):
             operands = ir.tensor_args((call.node.args, tuple(v for _, v in call.node.kwargs)))
             found.update(root(schedule.graph, a.buffer) for a in operands)
     return found
+
+
+def lends(call: Call) -> bool:
+    """Whether the call's results may be views of its operands."""
+    schema = getattr(call.node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:
@@ -128,22 +150,22 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
             or old.dtype != new.dtype
         ):
             continue
-        if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in _reads(kernel)):
+        if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in reads(kernel)):
             continue
         indices = {i for n, i in _accesses(kernel) if n == source}
-        if indices == {store.store} and source not in _writes(kernel):
+        if indices == {store.store} and source not in writes(kernel):
             return source
     return None
 
 
-def _accesses(kernel: Kernel) -> list[tuple[str, tuple[Expr, ...]]]:
+def _accesses(kernel: Launch) -> list[tuple[str, tuple[Expr, ...]]]:
     found: list[tuple[str, tuple[Expr, ...]]] = []
     for s in kernel.statements:
         found.extend((v.attr[0], v.attr[1]) for v in loads(s.roots))
     return found
 
 
-def _reads(step: Kernel | Call) -> set[str]:
+def reads(step: Step) -> set[str]:
     if isinstance(step, Call):
         return set(ir.reads(step.node))
     made = {o for s in step.statements for o in s.outs}
@@ -153,7 +175,7 @@ def _reads(step: Kernel | Call) -> set[str]:
     return {n for n in names | targets if n not in made or n in stored}
 
 
-def _writes(step: Kernel | Call) -> set[str]:
+def writes(step: Step) -> set[str]:
     if isinstance(step, Call):
         return set(ir.outs(step.node))
     return {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

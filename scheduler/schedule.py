@@ -8,6 +8,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
+from kgen.scheduler.batch import batch
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
@@ -60,8 +61,10 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     verdicts = fuser.verdicts
     shared = _storage_shared(graph)
     steps = [s for g in _ordered(alive, fuser) for s in _steps(g, fuser, outputs, shared, verdicts, options)]
-    result = Schedule(graph, _distinct_names(steps), verdicts)
-    steps = result.steps
+    steps = _distinct_names(steps)
+    if options.fusion:
+        steps = batch(steps, graph, options.demands, verdicts)
+    result = Schedule(graph, steps, verdicts)
     result.local = _locals(graph, steps)
     result.extra["call_results"] = frozenset(
         o
@@ -149,7 +152,7 @@ def _locals(graph: ir.Graph, steps: list[Step]) -> frozenset[str]:
     """Buffers that never become memory."""
     found: set[str] = set()
     for step in steps:
-        if isinstance(step, Kernel):
+        if not isinstance(step, Call):
             for s in step.statements:
                 found.update(o for o, stored in zip(s.outs, s.stored, strict=True) if not stored)
     return frozenset(found)

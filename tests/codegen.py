@@ -36,11 +36,9 @@ from kgen.evaluate import evaluate_graph
 from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.pipeline import REGISTER_BYTES
+from kgen.pipeline import REGISTER_BYTES, render_step
 from kgen.plan import Schedule
-from kgen.scheduler import choose_loops, schedule
-from kgen.sizes import Sizes
-from kgen.templates.cpp.kernel import render_kernel
+from kgen.scheduler import schedule
 from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
@@ -176,8 +174,7 @@ class _Functions:
         width = REGISTER_BYTES[toolchain.isa().name]
         for number, kernel in enumerate(graph.plan.kernels):
             symbol = f"c{self.serial}_{number}_{kernel.name}"
-            nest = choose_loops(kernel, graph.plan.graph, Sizes(graph.plan.graph.size_hints), width)
-            made = render_kernel(nest, graph.plan.graph, symbol)
+            made = render_step(kernel, symbol, graph.plan.graph, width)
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
             self.texts.setdefault(symbol, made.text)

@@ -476,18 +476,6 @@ def test_a_bias_makes_the_library_call_the_definition() -> None:
     torch.testing.assert_close(m.run([a, b, bias], "c"), bias + 2 * (a @ b))
 
 
-def test_foreach_runs_its_nodes() -> None:
-    m = Made()
-    m.input("x", F32, 3)
-    m.buffer("a", F32, 3)
-    m.buffer("b", F32, 2)
-    (i,), (j,) = axes(3), axes(2)
-    m.graph.nodes = [ir.Foreach((ir.Pointwise("a", (i,), vs.call("neg", load("x", i))), ir.Pointwise("b", (j,), load("x", j))))]
-    a, b = m.run([torch.arange(3.0)], "a", "b")
-    assert a.tolist() == [0, -1, -2]
-    assert b.tolist() == [0, 1]
-
-
 def test_attention_is_its_operator() -> None:
     m = Made()
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from kgen import ir
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Kernel, Launch, Schedule, members
 from kgen.sizes import Sizes
 from kgen.values import loads
 from kgen.verdict import Outcome, Reason
@@ -64,7 +64,11 @@ def moved(plan: Schedule) -> int:
     return sum(_kernel_bytes(kernel, plan) for kernel in plan.kernels)
 
 
-def _kernel_bytes(kernel: Kernel, plan: Schedule) -> int:
+def _kernel_bytes(step: Launch, plan: Schedule) -> int:
+    return sum(_nest_bytes(kernel, plan) for kernel in members(step))
+
+
+def _nest_bytes(kernel: Kernel, plan: Schedule) -> int:
     sizes, buffers = Sizes(plan.graph.size_hints), plan.graph.buffers
     made = {o for s in kernel.statements for o in s.outs}
     touched: dict[str, int] = {}

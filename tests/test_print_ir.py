@@ -105,14 +105,12 @@ def test_every_kind_of_node_prints() -> None:
     mutation = ir.Extern((None,), torch.ops.aten.relu_.default, (whole,), (), (("x", "x_v1"),), effect=True)
     one = ir.Pointwise("a", (i,), vs.load("x", (i.expr(),), F32))
     lines = {
-        "foreach": print_node(ir.Foreach((one,)), graph),
         "extern": print_node(call, graph),
         "mutation": print_node(mutation, graph),
         "attention": print_node(ir.Attention(call), graph),
         "scan": print_node(ir.Scan(("b",), (i,), i, "sum", one.value), graph),
         "contraction": print_node(ir.Contraction("c", (i,), (k,), one.value, vs.load("y", (k.expr(),), F32), call), graph),
     }
-    assert lines["foreach"].split("\n")[1] == "  a: f32[6] = pointwise(i < 6)"
     assert lines["extern"] == "c: f32[6] = extern aten::mm(x, y[2*k for k < 3], n=[1, 2]) [no template]"
     assert lines["mutation"] == "_ = extern aten::relu_(x) (x -> x_v1: f32[6] in x; effect) [no lowering]"
     assert lines["attention"].startswith("c: f32[6] = attention aten::mm(")

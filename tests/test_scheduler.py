@@ -20,12 +20,12 @@ from kgen import errors
 from kgen import index as ix
 from kgen import values as vs
 from kgen.build.unit import Rendered, UnitPlan, plan_units
-from kgen.plan import Kernel, Nest, Schedule
+from kgen.pipeline import render_step
+from kgen.plan import Launch, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.memory import plan_memory
 from kgen.sizes import Sizes
-from kgen.templates.cpp.kernel import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 
@@ -33,10 +33,8 @@ r = torch.randn
 
 
 def units(schedule: Schedule) -> UnitPlan:
-    def render(kernel: Kernel, symbol: str) -> Rendered:
-        nest = choose_loops(kernel, schedule.graph, Sizes(schedule.graph.size_hints), 64)
-        made = render_kernel(nest, schedule.graph, symbol)
-        return Rendered(made.text, made.buffers, made.sizes, made.names)
+    def render(step: Launch, symbol: str) -> Rendered:
+        return render_step(step, symbol, schedule.graph, 64)
 
     return plan_units(schedule, render, 1)
 
@@ -274,3 +272,14 @@ def test_interleaved_addresses_split_the_loop() -> None:
     loads = [load for s in nest.kernel.statements for load in vs.loads([s.value])]
     assert loads
     assert all(ix.stride_of(load.attr[1][0], nest.vector) is not None for load in loads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "axis", "kernels"), [(4096, 1024, 0, 2), (64, 1024, 0, 1), (4096, 64, 0, 1), (4096, 1024, 1, 1)]
+)
+def test_long_columns_are_walked_once(rows: int, columns: int, axis: int, kernels: int) -> None:
+    """Down a long column the first walk is out of cache when the second one begins; short columns, whole rows and contiguous
+    reductions lose nothing."""
+    plan = plans(lambda x: x - x.mean(axis, keepdim=True), torch.zeros(rows, columns)).forward
+    assert len(plan.kernels) == kernels
+    assert any(v.reason is Reason.COLUMNS for v in plan.verdicts) == (kernels == 2)

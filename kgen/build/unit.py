@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Launch, Schedule
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
@@ -33,7 +33,7 @@ class UnitPlan:
     calls: dict[str, KernelCall]
 
 
-def plan_units(schedule: Schedule, render: Callable[[Kernel, str], Rendered | KernelCall], workers: int) -> UnitPlan:
+def plan_units(schedule: Schedule, render: Callable[[Launch, str], Rendered | KernelCall], workers: int) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
     gives a C++ function, or the call of a GPU kernel."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)

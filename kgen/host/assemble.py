@@ -14,7 +14,7 @@ from kgen.build.gpu_kernel import TritonKernel
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.index import Atom, Expr, Size
-from kgen.plan import Call, Kernel, Schedule
+from kgen.plan import Call, Launch, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class _Assembler:
         aligned: set[str] = set()
         written: set[str] = set()
         for step in self.schedule.steps:
-            if isinstance(step, Kernel):
+            if not isinstance(step, Call):
                 call = self.calls[step.name]
                 if call.launch is not None:
                     aligned.update(name for name, must in zip(call.buffers, call.launch.divisible, strict=False) if must)
@@ -165,10 +165,10 @@ class _Assembler:
             self.constant_slots.append((self._new_slot(name), len(self.constants)))
             self.constants.append(_aligned(tensor) if name in self.aligned else tensor)
         for step in self.schedule.steps:
-            if isinstance(step, Kernel):
-                self._kernel(step)
-            else:
+            if isinstance(step, Call):
                 self._call(step)
+            else:
+                self._kernel(step)
         outputs = tuple(self._output(o) for o in self.graph.outputs)
         program = hp.Program(
             tuple(inputs), tuple(self.registers.values), tuple(self.slots), tuple(self.code), outputs, tuple(self.symbols),
@@ -264,7 +264,7 @@ class _Assembler:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def _kernel(self, step: Kernel) -> None:
+    def _kernel(self, step: Launch) -> None:
         call = self.calls[step.name]
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(self._symbol(name) for name in call.sizes)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from kgen import index as ix
 from kgen import ir
@@ -15,7 +14,6 @@ from kgen.index import Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter, Section
-from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import render
 from kgen.values import total_cost
@@ -23,7 +21,7 @@ from kgen.values import total_cost
 FOLDER = Path(__file__).parent
 
 # Waking a thread costs some microseconds: a share of work below this many elementary operations is not worth one.
-GRAIN = 32768
+WAKE = 131072
 # A vector outer loop longer than this is cut into tasks, so that threads can share it.
 BLOCK = 4096
 # Rows longer than this, when there are too few to share, are themselves split among threads.
@@ -34,13 +32,13 @@ SUM_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class CppKernel:
-    """Rendered text and the calling convention: buffers in pointer order, size symbols in integer order."""
+    """Rendered text and the calling convention: buffers in pointer order, size symbols in integer order. `names` are the
+    identifiers that the text made up."""
 
     name: str
     text: str
     buffers: tuple[str, ...]
     sizes: tuple[str, ...]
-    nest: Nest
     names: frozenset[str]
 
 
@@ -54,15 +52,30 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
     slots.name = name
     slots.scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if _splits_scan(nest, sections, sizes) else None
     slots.comments = _comments(nest)
-    slots.pointers = [
-        SimpleNamespace(name=f"p_{emitter._clean(b)}", type=CPP_TYPES[graph.buffers[b].dtype].storage) for b in emitter.pointers
-    ]
+    slots.pointers = pointer_slots(emitter)
     slots.sizes = list(emitter.sizes)
     slots.checks = emitter.includes_check
     text = render(FOLDER, _template(nest.kernel), k=slots)
     parts = {f"parts_{n}" for n in (*emitter.accumulators, *emitter.runnings)}
     names = emitter.made_names | parts | {f"whole_{n}" for n in emitter.accumulators} | set(emitter.sizes)
-    return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), nest, frozenset(names))
+    return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), frozenset(names))
+
+
+def pointer_slots(emitter: Emitter) -> list[SimpleNamespace]:
+    types = {b: CPP_TYPES[emitter.graph.buffers[b].dtype].storage for b in emitter.pointers}
+    return [SimpleNamespace(name=f"p_{emitter._clean(b)}", type=kind) for b, kind in types.items()]
+
+
+def point_slots(nest: Nest, emitter: Emitter, sizes: Sizes) -> SimpleNamespace:
+    """What a nest without inner loops fills in, to be run from one task to another. A flat one has a task for each vector."""
+    body, _ = emitter.run()
+    slots = _slots(nest, emitter, body, [], sizes, False)
+    if slots.flat:
+        assert nest.vector is not None
+        slots.task_count = ix.ceildiv(nest.vector.extent, nest.lanes)
+    slots.point_cost = _point_cost(nest)
+    slots.loops = loops_line(nest)
+    return slots
 
 
 def _template(kernel: Kernel) -> str:
@@ -85,7 +98,7 @@ def _slots(
     slots = SimpleNamespace(
         lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None, task_body=emitter.task.lines
     )
-    slots.tasks = text(tasks)
+    slots.tasks, slots.task_count = text(tasks), tasks
     digits = [(v.name, v.extent) for v in loops]
     digits += [("strip", strips)] if nest.tile is not None else []
     digits += [("block", blocks)] if block is not None else []
@@ -172,10 +185,14 @@ def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
 
 def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
     """Tasks (or elements, when flat) per thread that make waking it worthwhile."""
-    per_point = max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
+    per_point = _point_cost(nest)
     points = sizes.points(nest.kernel.outer) * sizes.points(nest.kernel.inner)
     per_task = max(1, points * per_point // max(1, points if flat else sizes.of(tasks)))
-    return max(1, 4 * GRAIN // per_task)
+    return max(1, WAKE // per_task)
+
+
+def _point_cost(nest: Nest) -> int:
+    return max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
 
 
 def _row_type(emitter: Emitter, buffer: str) -> str:
@@ -332,15 +349,17 @@ def _join_call(name: str, nest: Nest, emitter: Emitter) -> str:
 
 def _comments(nest: Nest) -> list[str]:
     """Provenance: operators, the user's lines, and the loops chosen."""
-    kernel = nest.kernel
-    names = dict.fromkeys(op for o in kernel.origins for op in o.operators)
-    lines = [", ".join(names)]
-    lines += list(dict.fromkeys(o.line for o in kernel.origins if o.line))[:8]
-    outer = " ".join(f"{v.name}<{v.extent}" for v in nest.kernel.outer) or "-"
-    inner = " ".join(f"{v.name}<{v.extent}" for v in nest.kernel.inner) or "-"
-    lines.append(f"outer {outer} | inner {inner} | lanes: {nest.vector.name if nest.vector else 'none'} x {nest.lanes}")
+    return [*source_lines(nest.kernel.origins), loops_line(nest)]
+
+
+def source_lines(origins: Iterable[ir.Origin]) -> list[str]:
+    """The operators, then the user's lines."""
+    origins = tuple(origins)
+    names = dict.fromkeys(op for o in origins for op in o.operators)
+    lines = [", ".join(names), *list(dict.fromkeys(o.line for o in origins if o.line))[:8]]
     return [line.replace("\n", " ").replace("\\", "/") for line in lines]
 
 
-def index_text(nest: Nest) -> Any:
-    return IndexText(None, 1, lambda v, e: ("", False))
+def loops_line(nest: Nest) -> str:
+    outer, inner = (" ".join(f"{v.name}<{v.extent}" for v in loops) or "-" for loops in (nest.kernel.outer, nest.kernel.inner))
+    return f"outer {outer} | inner {inner} | lanes: {nest.vector.name if nest.vector else 'none'} x {nest.lanes}"

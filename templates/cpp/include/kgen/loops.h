@@ -40,6 +40,33 @@ inline void parallel_lanes(int threads, int64_t extent, int64_t grain, F f) {
   });
 }
 
+// One of the loops that `parallel_members` runs: which body, where its pointers begin, how many tasks of which weight it has,
+// and the sizes that its body asks for.
+template <int Sizes>
+struct Member {
+  int form, pointers;
+  int64_t tasks, weight, sizes[Sizes];
+};
+
+// Calls f(member, begin, end) on shares of the tasks of all members, taken as one list: every thread gets the same weight, so a
+// long member is shared and short ones keep each other company. `grain` is the least weight worth a thread.
+template <class M, int Count, class F>
+inline void parallel_members(int threads, const M (&members)[Count], int64_t grain, F f) {
+  int64_t total = 0;
+  for (const M& m : members) total += m.tasks * m.weight;
+  parallel_for(threads, total, grain, [&](int64_t begin, int64_t end) {
+    int64_t before = 0;
+    for (const M& m : members) {
+      // the first task that starts at or after a bound: what one share ends with, the next one begins with
+      const auto task_at = [&](int64_t bound) { return bound <= before ? 0 : (bound - before + m.weight - 1) / m.weight; };
+      const int64_t lo = task_at(begin), hi = task_at(end);
+      if (lo < m.tasks && lo < hi) f(m, lo, hi < m.tasks ? hi : m.tasks);
+      before += m.tasks * m.weight;
+      if (before >= end) break;
+    }
+  });
+}
+
 // Splits one long loop: f(begin, end, part) for each thread's share, which starts at a multiple of `step`. Parts without a share
 // are not called; their partial results stay at the identity.
 template <class F>

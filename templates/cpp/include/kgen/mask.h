@@ -21,9 +21,14 @@ KGEN_FN auto compare_lanes(X a, X b) {  // C++'s operators on scalars and GCC ve
 template <int B>
 using Raw = Register<long long, B / 8>;
 
+// The bits of the lanes alone: an access of four narrow lanes uses a register, and a mask, for more, and would reach beyond them.
 template <int L>
 KGEN_FN uint64_t mask_bits(Mask<L> mask) {
-  return mask.bits;
+  if constexpr (L < 8) {
+    return mask.bits & ((1u << L) - 1);
+  } else {
+    return mask.bits;
+  }
 }
 
 template <Compare P, class T, class V>

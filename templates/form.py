@@ -1,0 +1,104 @@
+"""The form of a loop nest: what is left of it when its buffers and its sizes are arguments.
+
+Nests of one form can share one body, which a batch of a hundred parameters lives on. Loop extents and strides become size
+symbols, but for strides along the lanes, which decide how memory is accessed, and for 0, 1 and -1, which cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Expr, Size, Var
+from kgen.plan import Nest, Statement
+from kgen.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`key` is equal for equal forms. `nest` has the sizes as symbols and the buffers under their own names; `buffers` are
+    these in order of first use, and `sizes` what each symbol stands for."""
+
+    key: Hashable
+    nest: Nest
+    buffers: tuple[str, ...]
+    sizes: dict[Size, Expr]
+
+
+def form_of(nest: Nest) -> Form:
+    """The form of a nest of points. One that computes an address in another way than by strides is a form of its own."""
+    abstraction = _Abstraction(nest)
+    try:
+        anonymous = abstraction.nest(lambda name: f"b{abstraction.buffers.setdefault(name, len(abstraction.buffers))}")
+        named = abstraction.nest(lambda name: name)
+    except _NoStrides:
+        buffers = {v.attr[0]: 0 for v in vs.loads(s.value for s in nest.kernel.statements)}
+        buffers |= {out: 0 for s in nest.kernel.statements for out in s.outs}
+        return Form(nest, nest, tuple(buffers), {})
+    sizes = {symbol: expr for expr, symbol in abstraction.steps.items()} | abstraction.lengths
+    return Form(anonymous, named, tuple(abstraction.buffers), sizes)
+
+
+class _NoStrides(Exception):
+    """An index that is no sum of loop variables times strides."""
+
+
+class _Abstraction:
+    def __init__(self, nest: Nest) -> None:
+        self.old = nest
+        self.buffers: dict[str, int] = {}
+        self.steps: dict[Expr, Size] = {}
+        self.lengths: dict[Size, Expr] = {}
+        self.loops: dict[Var, Var] = {}
+        for k, v in enumerate(nest.kernel.outer):
+            length = ix.size(f"len{k}")
+            self.lengths[length] = v.extent
+            self.loops[v] = ix.var(f"x{k}", length.expr())
+
+    def nest(self, rename: Callable[[str], str]) -> Nest:
+        old = self.old
+        statements = self._statements(rename)
+        kernel = replace(old.kernel, name="", origins=(), outer=tuple(self.loops.values()), statements=statements)
+        vector, tile = (None if v is None else self.loops[v] for v in (old.vector, old.tile))
+        return replace(old, kernel=kernel, vector=vector, tile=tile)
+
+    def _statements(self, rename: Callable[[str], str]) -> tuple[Statement, ...]:
+        def visit(value: Value, args: tuple[Value, ...], _: object) -> Value:
+            if value.op == "load":
+                name, (offset,), dtype = value.attr
+                return vs.load(rename(name), (self._index(offset),), dtype, args[0] if args else None)
+            if value.op == "index":
+                return vs.index_value(self._index(value.attr), value.dtype)
+            return value if args == value.args else vs.rebuild(value, args, value.attr)
+
+        statements = self.old.kernel.statements
+        new = vs.rewrite([s.value for s in statements], visit)
+        return tuple(
+            replace(s, outs=tuple(map(rename, s.outs)), value=new[s.value], store=tuple(map(self._index, s.store)), target=None)
+            for s in statements
+        )
+
+    def _index(self, expr: Expr) -> Expr:
+        total, rest = ix.ZERO, expr
+        for old, new in self.loops.items():
+            stride = ix.stride_of(expr, old)
+            if stride is None or not _fixed(stride):
+                raise _NoStrides
+            total = total + self._step(stride, old is self.old.vector or old is self.old.tile) * new.expr()
+            rest = rest - stride * old.expr()
+        if not _fixed(rest):
+            raise _NoStrides
+        return total + self._step(rest, False)
+
+    def _step(self, stride: Expr, literal: bool) -> Expr:
+        known = stride.as_int()
+        if known is not None and (literal or known in (-1, 0, 1)):
+            return stride
+        return self.steps.setdefault(stride, ix.size(f"step{len(self.steps)}", lo=-(2**62))).expr()
+
+
+def _fixed(expr: Expr) -> bool:
+    """Whether it is made of sizes alone."""
+    return all(isinstance(atom, Size) for atom in ix.free_atoms(expr))
