@@ -95,9 +95,9 @@ def test_memory_is_torchs_and_goes_back_to_it(b):
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     [result] = run([given])
-    assert torch.allclose(result, 6 * given)
     assert torch.cuda.memory_allocated() == before + (4 << 20)
     assert torch.cuda.max_memory_allocated() == before + (8 << 20)
+    assert torch.allclose(result, 6 * given)
     del result
     assert torch.cuda.memory_allocated() == before
 
