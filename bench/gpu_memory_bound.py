@@ -78,7 +78,6 @@ def measure(pattern: Pattern, options: argparse.Namespace, rate: float) -> dict[
     row["floor"] = pattern.fewest_bytes(inputs, result) / rate
     del result
     row["times"] = interleave(calls, options.rounds)
-    del inputs, calls
     torch.cuda.empty_cache()
     return row
 

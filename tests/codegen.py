@@ -148,11 +148,11 @@ def _trace(job: _Job, functions: _Functions) -> None:
         assert not left, f"library calls: {left}"
 
 
-def plan_of(gm: GraphModule) -> Schedule:
+def plan_of(gm: GraphModule, options: Options | None = None) -> Schedule:
     """The schedule of a traced graph, which stays as it is."""
     values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     env = next((v.fake_mode.shape_env for v in values if hasattr(v, "fake_mode")), None)
-    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"))
+    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"), options)
 
 
 def _copy(gm: GraphModule) -> GraphModule:

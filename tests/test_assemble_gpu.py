@@ -21,7 +21,7 @@ from kgen.host import program as hp
 from kgen.host.assemble import Assembled, KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph, _load_launches
 from kgen.plan import Schedule
-from kgen.scheduler import Options, schedule
+from kgen.scheduler import Options
 
 pytestmark = pytest.mark.cpu
 
@@ -77,8 +77,8 @@ def test_equal_kernels_are_launched_as_one():
     def separate(*xs):
         return [x + 1 for x in xs]
 
-    graph = capture(separate, tuple(torch.randn(8 + k) for k in range(4)), "fake")
-    made_plan = schedule(graph, Options(fusion=False))  # or they would be one batch
+    traced = capture(separate, tuple(torch.randn(8 + k) for k in range(4)), "fake")
+    made_plan = plan_of(traced, Options(fusion=False))  # or they would be one batch
     named = {}
     for k, (step, item) in enumerate(zip(made_plan.kernels, made_plan.graph.inputs, strict=True)):
         [out] = {name for s in step.statements for name in s.outs}

@@ -46,7 +46,7 @@ class HostGraph:
         launches = _load_launches(blueprint)
         self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
         if blueprint.recording is not None:
-            self.run = recorded(self.run, blueprint.recording, blueprint.constants, len(blueprint.program.inputs))
+            self.run = recorded(self.run, blueprint.recording, blueprint.constants, blueprint.program)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self.run(args)

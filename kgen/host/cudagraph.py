@@ -65,14 +65,14 @@ def _mutated(program: hp.Program) -> tuple[int, ...]:
     return tuple(k for k, item in enumerate(program.inputs) if isinstance(item, hp.InputTensor) and item.mutated)
 
 
-def recorded(run: Run, recording: Recording, constants: Sequence[torch.Tensor], inputs: int) -> Run:
-    """`run`, a graph of `inputs` arguments, as a callable that records and replays it. Each thread has its own recordings."""
+def recorded(run: Run, recording: Recording, constants: Sequence[torch.Tensor], program: hp.Program) -> Run:
+    """`run`, which runs `program`, as a callable that records and replays it. Each thread has its own recordings."""
     own = threading.local()
 
     def call(args: list[Any]) -> list[Any]:
         made: Run | None = getattr(own, "run", None)
         if made is None:
-            made = own.run = _record(run, recording, constants, inputs, args)
+            made = own.run = _record(run, recording, constants, program, args)
         return made(args)
 
     def announce(args: list[Any]) -> list[Any]:
@@ -86,7 +86,7 @@ def recorded(run: Run, recording: Recording, constants: Sequence[torch.Tensor], 
     return announce if recording.role == "backward" else run
 
 
-def _record(run: Run, recording: Recording, constants: Sequence[torch.Tensor], inputs: int, args: list[Any]) -> Run:
+def _record(run: Run, recording: Recording, constants: Sequence[torch.Tensor], program: hp.Program, args: list[Any]) -> Run:
     info = importlib.import_module("torch._inductor.cudagraph_utils").PlaceholderInfo
     made: Run = _trees().cudagraphify_impl(
         run,
@@ -95,9 +95,9 @@ def _record(run: Run, recording: Recording, constants: Sequence[torch.Tensor], i
         device_index=recording.device,
         is_backward=recording.role == "backward",
         is_inference=recording.role == "inference",
-        stack_traces=None,
+        stack_traces=[None] * len(program.outputs),  # for messages about results that a replay has overwritten
         constants=tuple(constants),
-        placeholders=tuple(info(f"input {k}", None, [], None) for k in range(inputs)),
+        placeholders=tuple(info(f"input {k}", None, [], None) for k in range(len(program.inputs))),
         mutated_input_idxs=recording.mutated,
         compile_id=None,
     )
