@@ -38,7 +38,7 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, render_step
 from kgen.plan import Schedule
-from kgen.scheduler import schedule
+from kgen.scheduler import Options, schedule
 from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
