@@ -50,9 +50,9 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     if vector is None:
         return Nest(kernel, None, 1)
     group = 1
-    if reorder and (grouped := _grouped(kernel, vector, touches, sizes)) is not None:
+    if reorder and (joined := grouped(kernel, vector, touches, sizes)) is not None:
         group = sizes.of(vector.extent)
-        kernel, vector = grouped
+        kernel, vector = joined
         touches = list(distinct_touches(kernel, graph, sizes))
     if vector in kernel.outer:
         kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
@@ -313,7 +313,7 @@ def _turns(offset: Expr, v: Var) -> int:
 # ---- grouped channels -----------------------------------------------------------------------------------------------
 
 
-def _grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> tuple[Kernel, Var] | None:
+def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> tuple[Kernel, Var] | None:
     """Joins a short inner loop with the outer one that goes on where it ends, as the channels and groups of a normalisation of
     channels-last images do: whole registers of neighbouring channels are reduced over the pixels, then lanes within groups."""
     width = vector.extent.as_int()

@@ -14,7 +14,7 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import MAX_PERSISTENT, Blocks, Kernel, Tiling
-from kgen.scheduler.loops import Touch, collapsed, distinct_touches, linearized, ordered, stride_along
+from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along
 from kgen.sizes import Sizes
 
 # A tile pays on both axes only where each is at least this long.
@@ -54,6 +54,10 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.inner:
+        for v in kernel.inner:
+            joined = grouped(kernel, v, touches, sizes)
+            if joined is not None:
+                return _grouped(*joined, sizes.of(v.extent), sizes, wide)
         return _reduction(kernel, touches, sizes, gpu, wide)
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
@@ -132,6 +136,15 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     else:
         blocks = Blocks(x=1, r=min(2 * REDUCTION_POINTS, power_of_two(length)), warps=8)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
+
+
+def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) -> Tiling:
+    """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
+    outer = (*(v for v in kernel.outer if v is not merged), merged)
+    length = sizes.points(kernel.inner)
+    x = min(128, power_of_two(sizes.of(merged.extent)))
+    blocks = Blocks(x=x, r=max(1, min(2 * REDUCTION_POINTS // x, power_of_two(length))), warps=8)
+    return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
 
 
 def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:

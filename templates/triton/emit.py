@@ -107,7 +107,7 @@ class Emitter:
         stored: set[str] = set()
         for number, section in zip(sections, made, strict=True):
             mine = [s for s in statements if s.section == number]
-            section.barrier = bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
+            section.barrier = self.looped and bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
 
@@ -238,8 +238,12 @@ class Emitter:
             m2 = self._bind("m2", f"tl.sum({apart} * {apart}, 1)[:, None]")
             self._results(s, [mean, m2])
         else:
-            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]")])
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]"))])
         return []
+
+    def _joined(self, op: str, text: str) -> str:
+        """The result of a row joined with those of the other rows of its group."""
+        return text if self.tiling.group == 1 else f"lib.join_group_{op}({text}, {self.tiling.group})"
 
     def _finish_pair(self, s: Statement, tile: str, position: str) -> None:
         best, place = self._fresh("best"), self._fresh("place")
@@ -312,9 +316,13 @@ class Emitter:
         elif s.op == "welford":
             mean, m2, count = self._fresh("mean"), self._fresh("m2"), self._fresh("count")
             self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, axis=1)}")
-            self._results(s, [f"{mean}[:, None]", f"{m2}[:, None]"])
+            parts = [f"{name}[:, None]" for name in (mean, m2, count)]
+            if self.tiling.group > 1:
+                self._line(f"{mean}, {m2} = lib.join_group_welford({', '.join(parts)}, {self.tiling.group})")
+                parts = [mean, m2]
+            self._results(s, parts[:2])
         else:
-            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]")])
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]"))])
 
     def _results(self, s: Statement, names: list[str]) -> None:
         if not self.looped:

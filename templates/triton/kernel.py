@@ -94,7 +94,7 @@ def _program_axes(tiling: Tiling, emitter: Emitter) -> list[str]:
 
 
 def _inner_axis(tiling: Tiling, emitter: Emitter) -> list[str]:
-    start = "0" if tiling.persistent else "step"
+    start = "0" if tiling.persistent else "start"
     return _axis("r", tiling.kernel.inner, start, "[None, :]", tiling, emitter)
 
 

@@ -125,9 +125,16 @@ from kgen.templates.triton.random import (
 )
 from kgen.templates.triton.walks import (
     fold_rescaled,
+    groups_of,
     index_div,
     index_mod,
     index_pow,
+    join_group_max,
+    join_group_min,
+    join_group_prod,
+    join_group_sum,
+    join_group_welford,
     last_column,
     step_rescaled,
+    to_members,
 )
