@@ -310,6 +310,42 @@ def _turns(offset: Expr, v: Var) -> int:
     return found
 
 
+def unflattened(kernel: Kernel) -> Kernel:
+    """Splits loops that stand for several dimensions at once: where indices hold v // k and v % k, v = k v' + r, and each of
+    the two walks evenly. Reshapes between loops leave such indices."""
+    if any(s.kind == "scan" for s in kernel.statements):
+        return kernel
+    for _ in range(MAX_TURNS):
+        mapping: dict[Atom, Expr] = {}
+        exprs = _all_exprs(kernel)
+        outer = [part for v in kernel.outer for part in _parts(v, exprs, mapping)]
+        inner = [part for v in kernel.inner for part in _parts(v, exprs, mapping)]
+        if not mapping:
+            break
+        statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+        kernel = replace(kernel, outer=tuple(outer), inner=tuple(inner), statements=statements)
+    return kernel
+
+
+def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, ...]:
+    """The loops that v falls into at the largest k, or v itself."""
+    extent = v.extent.as_int()
+    divisors = {
+        atom.den.as_int() or 0
+        for e in exprs
+        for mono, _ in e.terms
+        for atom in mono
+        if isinstance(atom, ix.FloorDiv | ix.Mod) and atom.num is v.expr()
+    }
+    fitting = [k for k in divisors if extent is not None and 1 < k < extent and extent % k == 0]
+    if extent is None or not fitting:
+        return (v,)
+    k = max(fitting)
+    high, low = ix.var(f"{v.name}h", extent // k), ix.var(f"{v.name}l", k)
+    mapping[v] = high.expr() * k + low.expr()
+    return high, low
+
+
 # ---- grouped channels -----------------------------------------------------------------------------------------------
 
 
