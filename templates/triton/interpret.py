@@ -99,7 +99,7 @@ class _Libdevice:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = _TORCH_NAMES.get(name, name)
-        function: Callable[..., Any] = _NOT_IN_TORCH.get(name) or getattr(torch, known, None) or getattr(torch.special, known)
+        function: Any = _NOT_IN_TORCH.get(name) or getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
             result = _flush(function(*(_flush(torch.from_numpy(np.array(a.handle.data))) for a in args))).numpy()
