@@ -158,5 +158,18 @@ def test_a_thread_computes_a_block_once(among: str, dtype: torch.dtype, tmp_path
     assert compiled.asm["ptx"].count("mul.hi.u32") <= 20 * points // 4
 
 
+@pytest.mark.interpret
+def test_rows_of_one_block(tmp_path: Path) -> None:
+    """Many 16-bit points a thread, but no second block along the row."""
+    x = torch.ones(64, 4, dtype=torch.bfloat16)
+    tiling, graph = tiled(lambda seeds, x: dropped(x, seeds).amax(-1), SEEDS, x)
+    small = replace(tiling, blocks=Blocks(64, r=4, warps=1), persistent=True)
+    source, made = interpreted(small, graph, (SEEDS, x), tmp_path)
+    assert "rand_of_neighbours" in source
+    [result] = made.values()
+    kept = RANDOM["rand"](SEEDS[0], torch.arange(256)).reshape(64, 4) > 0.5
+    assert torch.equal(result, kept.any(-1).to(torch.bfloat16))
+
+
 def launch_parameters(source: str) -> list[str]:
     return source[source.index("(", source.index("def ")) + 1 : source.index("):")].split(", ")

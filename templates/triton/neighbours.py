@@ -26,13 +26,18 @@ def of_neighbours(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
     if counter.op != "index":
         return None
     kernel = tiling.kernel
-    call = f"lib.{value.op}_of_neighbours({{0}}, {{1}}, {_in_pairs_of_blocks(tiling, graph)})"
     first, last = (
         ((tiling.x, blocks.x), (kernel.inner, blocks.r)) if kernel.inner else ((tiling.y, blocks.y), (tiling.x, blocks.x))
     )
     if _run_along(counter.attr, *last):
-        return call
-    return f"tl.trans({call.format('{0}', 'tl.trans({1})')})" if _run_along(counter.attr, *first) else None
+        return _call(value, "{1}", _in_pairs_of_blocks(last[1], tiling, graph))
+    if _run_along(counter.attr, *first):
+        return f"tl.trans({_call(value, 'tl.trans({1})', _in_pairs_of_blocks(first[1], tiling, graph))})"
+    return None
+
+
+def _call(value: Value, counter: str, paired: bool) -> str:
+    return f"lib.{value.op}_of_neighbours({{0}}, {counter}, {paired})"
 
 
 def _run_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:
@@ -48,10 +53,11 @@ def _run_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:
     return ix.mod(counter - fast.expr(), PER_BLOCK) == 0
 
 
-def _in_pairs_of_blocks(tiling: Tiling, graph: ir.Graph) -> bool:
-    """Whether a thread has the points of two blocks side by side: where numbers of 16 bits or less are loaded or stored."""
+def _in_pairs_of_blocks(length: int, tiling: Tiling, graph: ir.Graph) -> bool:
+    """Whether a thread has the points of two blocks side by side, on an axis of `length` points: where numbers of 16 bits or
+    less are loaded or stored."""
     blocks = tiling.blocks
-    if blocks.x * blocks.y * blocks.r < 2 * PER_BLOCK * WARP * blocks.warps:
+    if length % (2 * PER_BLOCK) or blocks.x * blocks.y * blocks.r < 2 * PER_BLOCK * WARP * blocks.warps:
         return False
     statements = tiling.kernel.statements
     made = {out for s in statements for out in s.outs}
