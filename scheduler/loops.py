@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kgen import index as ix
-from kgen import ir
+from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
@@ -429,17 +429,21 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
 def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:
     """Lanes for the mix of widths: a register of the commonest wide type, several registers for wider ones."""
     wide = narrow = single = 0
+    random = False
     for s in kernel.statements:
         for v in vs.topological([s.value]):
+            random = random or v.op in ops.RANDOM
             if v.op in ("const", "index") or (v.op == "load" and not _uses(v, vector)):
                 continue
             size = 1 if v.dtype is torch.bool else v.dtype.itemsize
             wide, narrow, single = wide + (size == 8), narrow + (size in (2, 4)), single + (size == 1)
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
+    of_blocks = 2 * lanes if random else 0  # as many elements as one register of Philox blocks serves
     if vector in kernel.outer and kernel.inner:
         lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes)
+    lanes = max(lanes, of_blocks)
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:

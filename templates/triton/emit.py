@@ -17,6 +17,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr
 from kgen.plan import Statement, Tiling
 from kgen.templates.triton.expression import IndexText
+from kgen.templates.triton.neighbours import of_neighbours
 from kgen.templates.triton.online import Rescaled, rescaled_sums
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import (
@@ -399,6 +400,10 @@ class Emitter:
         if value.op == "index":
             return f"({self.text(value.attr)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
+        if value.op in ops.RANDOM and not self.axes(value.args[0]):
+            shared = of_neighbours(value, self.tiling, self.graph)
+            if shared is not None:
+                return shared.format(*args)
         if value.op in STRUCTURAL:
             kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
             target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
