@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Size, Var
 from kgen.plan import Nest, Statement
@@ -18,8 +19,8 @@ from kgen.values import Value
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`key` is equal for equal forms. `nest` has the sizes as symbols and the buffers under their own names; `buffers` are
-    these in order of first use, and `sizes` what each symbol stands for."""
+    """`key` is equal for equal forms, the types of their buffers included. `nest` has the sizes as symbols and the buffers under
+    their own names; `buffers` are these in order of first use, and `sizes` what each symbol stands for."""
 
     key: Hashable
     nest: Nest
@@ -27,7 +28,7 @@ class Form:
     sizes: dict[Size, Expr]
 
 
-def form_of(nest: Nest) -> Form:
+def form_of(nest: Nest, graph: ir.Graph) -> Form:
     """The form of a nest of points. One that computes an address in another way than by strides is a form of its own."""
     abstraction = _Abstraction(nest)
     try:
@@ -38,7 +39,9 @@ def form_of(nest: Nest) -> Form:
         buffers |= {out: 0 for s in nest.kernel.statements for out in s.outs}
         return Form(nest, nest, tuple(buffers), {})
     sizes = {symbol: expr for expr, symbol in abstraction.steps.items()} | abstraction.lengths
-    return Form(anonymous, named, tuple(abstraction.buffers), sizes)
+    # a store rounds to its buffer's type, which the value does not tell
+    types = tuple(graph.buffers[name].dtype for name in abstraction.buffers)
+    return Form((anonymous, types), named, tuple(abstraction.buffers), sizes)
 
 
 class _NoStrides(Exception):
