@@ -13,7 +13,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
-from kgen.plan import MAX_PERSISTENT, Blocks, Kernel, Tiling
+from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Tiling
 from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
 
@@ -22,6 +22,11 @@ MIN_TILE = 16
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
 THREADS = 128
+# Of a batch: programs of THREADS that a processor runs side by side, how many rounds of them are enough to share the work
+# evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
+RESIDENT = 12
+ROUNDS = 8
+MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
@@ -72,6 +77,26 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
 
 
+def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
+    """The tilings of a batch's members: the others keep processors busy, so no tile is cut for that."""
+    tilings = [choose_tiles(kernel, graph, sizes, gpu, reorder) for kernel in batch.members]
+    whole = [t if t.y else replace(t, blocks=replace(t.blocks, x=_vector_block(t.kernel, graph, sizes))) for t in tilings]
+    programs = sum(-(-sizes.points(t.x) // t.blocks.x) for t in whole if not t.y)
+    more = 1
+    while programs > more * ROUNDS * RESIDENT * gpu.processors:
+        more *= 2
+
+    def grown(tiling: Tiling) -> Tiling:
+        x = tiling.blocks.x
+        return (
+            tiling
+            if tiling.y
+            else replace(tiling, blocks=replace(tiling.blocks, x=max(x, min(x * more, THREADS * MAX_POINTS))))
+        )
+
+    return [grown(t) for t in whole]
+
+
 def _flattened(kernel: Kernel) -> Kernel:
     """Every loop an outer one: programs may run the points in any order."""
     statements = tuple(replace(s, inner=False, section=-1) for s in sorted(kernel.statements, key=lambda s: s.section))
@@ -99,16 +124,20 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Enough points a thread for wide accesses, but not so many that processors stay idle."""
-    points = sizes.points(kernel.outer)
+    points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
+    while block > THREADS and points < block * gpu.processors * 2:
+        block //= 2
+    return Blocks(x=block, warps=THREADS // 32)
+
+
+def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
+    """Points of a program whose threads move VECTOR bytes each, in the type that moves most bytes."""
     moved: dict[int, int] = {}
     for name in sorted(_touched(kernel, graph)):
         buffer = graph.buffers[name]
         moved[buffer.dtype.itemsize] = moved.get(buffer.dtype.itemsize, 0) + sizes.bytes(buffer)
     width = max(moved, key=lambda size: moved[size]) if moved else 4
-    block = THREADS * (VECTOR // width)
-    while block > THREADS and points < block * gpu.processors * 2:
-        block //= 2
-    return Blocks(x=block, warps=THREADS // 32)
+    return THREADS * (VECTOR // width)
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:

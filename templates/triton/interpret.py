@@ -87,6 +87,7 @@ def _plain_library() -> ModuleType:
     for name, value in vars(library).items():
         if isinstance(value, triton.KernelInterface):
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
+    names["branch_constant"] = lambda value, program: value  # inline assembly, for the compiler's sake
     return plain
 
 

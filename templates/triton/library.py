@@ -38,6 +38,7 @@ from kgen.templates.triton.arithmetic import (
     trunc,
     truncdiv,
 )
+from kgen.templates.triton.branches import branch_constant
 from kgen.templates.triton.folds import (
     combine_all,
     combine_any,
