@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from kgen import debug, ir, lowering, torch_adapter, verify
-from kgen.build import toolchain
+from kgen.build import toolchain, triton
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
@@ -41,6 +41,8 @@ def gpu_of(graph: ir.Graph) -> Gpu:
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead."""
+    if torch_adapter.uses_cuda(gm):
+        triton.prestart()  # it starts up while this process lowers and schedules
     debug.write_graph(gm, info, config)
     return lowering.reinplace(gm)
 
