@@ -24,7 +24,7 @@ from kgen.values import Value
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
 # Programs for each processor: enough that all of them load at any time.
-PROGRAMS = 4
+PROGRAMS = 8
 
 
 def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:

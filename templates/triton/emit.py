@@ -410,10 +410,23 @@ class Emitter:
             return STRUCTURAL[value.op].format(*args, type=target)
         row = TRITON_OPS.get(value.op)
         if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
+            if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
+                return f"{args[0]} * {self._reciprocal(value.args[1])}"
             row = FAST_OPS[value.op]
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)
+
+    def _reciprocal(self, value: Value) -> str:
+        """One over a divisor that many points share, made where the divisor is."""
+        key = ("reciprocal", value)
+        scope = self._scope_of(self.axes(value))
+        for one in (self.outer, scope):
+            if key in one.names:
+                return one.names[key]
+        name = scope.names[key] = self._fresh("reciprocal")
+        scope.lines.append(f"{name} = 1.0 / {self.emit(value)}")
+        return name
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
