@@ -49,6 +49,7 @@ class Reason(Enum):
     LIBRARY = "a library call computes it"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
+    SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
 
 
 CHANGES: dict[Reason, str] = {
@@ -63,6 +64,7 @@ CHANGES: dict[Reason, str] = {
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
+    Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",
 }
 
