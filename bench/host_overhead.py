@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 def nothing(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The floor: guards and AOTAutograd's wrappers, and outputs made beforehand."""
     (results,) = (n.args[0] for n in gm.graph.nodes if n.op == "output")
-    outputs = [torch.empty(r.meta["val"].shape, dtype=r.meta["val"].dtype) for r in results]  # type: ignore[union-attr]
+    outputs = [torch.empty(r.meta["val"].shape, dtype=r.meta["val"].dtype, device=r.meta["val"].device) for r in results]  # type: ignore[union-attr]
     return make_boxed_func(lambda *args: outputs)
 
 
@@ -59,6 +59,7 @@ BACKENDS = {FLOOR: aot_autograd(fw_compiler=nothing), "inductor": "inductor", "k
 
 def measure_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     fn, inputs = CASES[name]
+    inputs = tuple(x.to(options.device) for x in inputs)
     torch._dynamo.reset()
     calls: dict[str, Callable[[], Any]] = {"eager": lambda: fn(*inputs)}
     row: dict[str, Any] = {"name": name, "failed": {}}
@@ -86,6 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contenders", nargs="+", choices=("inductor", "kgen"), default=["inductor", "kgen"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for one row, at least")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from kgen.build import toolchain
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
+from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Batch, Kernel, Launch, Schedule, members
@@ -100,6 +101,9 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1
     blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage), assembled.launches)
+    if config.cudagraphs:
+        blueprint.recording, verdict = cudagraph.decide(assembled.program, info.static_inputs, info.role)
+        plan.verdicts.append(verdict)
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
 

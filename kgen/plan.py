@@ -123,7 +123,8 @@ class Blocks:
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """A kernel for a GPU: linear offsets, the outer loops of its program axes (the last of each is fastest), and the tile.
-    `persistent`: the tile holds the whole inner space. `wide`: offsets need 64 bits."""
+    `persistent`: the tile holds the whole inner space. `wide`: offsets need 64 bits. `group` neighbours along x share one
+    result of a reduction, as in a `Nest`."""
 
     kernel: Kernel
     x: tuple[Var, ...]
@@ -131,6 +132,7 @@ class Tiling:
     blocks: Blocks
     persistent: bool
     wide: bool
+    group: int = 1
 
 
 @dataclass(frozen=True, slots=True)

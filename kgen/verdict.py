@@ -18,6 +18,8 @@ class Outcome(Enum):
     EXTERN = "extern"
     CHOSEN = "chosen"
     BATCHED = "batched"
+    RECORDED = "recorded as a CUDA graph"
+    NOT_RECORDED = "not recorded as a CUDA graph"
 
 
 class Reason(Enum):
@@ -50,6 +52,11 @@ class Reason(Enum):
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
     SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
+    ONE_REPLAY = "all of its launches then cost as much as one"
+    NOT_ONE_GPU = "it does not run on one GPU alone"
+    NOTHING_RUNS = "it launches nothing"
+    HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
+    MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 
 
 CHANGES: dict[Reason, str] = {
@@ -66,6 +73,9 @@ CHANGES: dict[Reason, str] = {
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",
+    Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
+    Reason.HOST_DECIDES: "leave that step out of the compiled region",
+    Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }
 
 
@@ -88,7 +98,8 @@ class Verdict:
     def __str__(self) -> str:
         saved = f", saves {self.bytes_saved:,} bytes" if self.bytes_saved else ""
         detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.producer} + {self.consumer}: {self.outcome.value}, because {self.reason.value}{detail}{saved}"
+        parts = " + ".join(filter(None, (self.producer, self.consumer)))
+        return f"{parts}: {self.outcome.value}, because {self.reason.value}{detail}{saved}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,18 +29,19 @@ MAX_BUFFERS = 96
 class Limits:
     """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
     are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points."""
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours."""
 
     long_row: int
     min_rows: int
     recompute: int
     max_row: int
+    min_run: int = 0
 
 
 LIMITS = {
     "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
     # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
-    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT),
+    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64),
 }
 
 
@@ -51,15 +52,15 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
         return Reason.TOO_LARGE
-    if (
-        inner
-        and sizes.points(inner) > limits.long_row
-        and sizes.points(outer) < limits.min_rows
-        and _revisits(a.joined(b).items)
-    ):
-        return Reason.PARALLELISM
-    if inner and _column_bytes(graph, sizes, a.joined(b).items, space) > COLUMN_BYTES and _revisits(a.joined(b).items):
-        return Reason.COLUMNS
+    joined = a.joined(b).items if inner else []
+    if inner and _revisits(joined):
+        length = sizes.points(inner)
+        if length > limits.long_row and sizes.points(outer) < limits.min_rows:
+            return Reason.PARALLELISM
+        if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
+            return Reason.LAYOUT_CONFLICT
+        if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
+            return Reason.COLUMNS
     few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
     if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
@@ -81,6 +82,20 @@ def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space
             if any(steps) and any(_stride(offset, v, sizes) == 1 for v in space.outer):
                 most = max(most, buffer.dtype.itemsize)
     return most * COLUMNS * sizes.points(space.inner)
+
+
+def _short_runs(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> bool:
+    """Whether some read's neighbours along the inner loops are few, and an outer loop goes on where they end."""
+    for item in items:
+        for read in item.reads:
+            buffer = graph.buffers[read.buffer]
+            if buffer.strides is None or len(read.index) != len(buffer.strides):
+                continue
+            offset = ix.linearize(read.index, buffer.strides)
+            runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
+            if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
+                return True
+    return False
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:

@@ -14,9 +14,10 @@ import torch
 from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Atom, Expr
-from kgen.plan import Kernel, Statement
-from kgen.scheduler.tiles import Gpu
+from kgen.index import Atom, Expr, Var
+from kgen.plan import Kernel, Statement, Tiling
+from kgen.scheduler.loops import unflattened
+from kgen.scheduler.tiles import Gpu, choose_tiles
 from kgen.sizes import Sizes
 from kgen.values import Value
 
@@ -24,21 +25,26 @@ from kgen.values import Value
 MIN_CHUNK = 4096
 # Programs for each processor: enough that all of them load at any time.
 PROGRAMS = 4
-# Columns that one program reduces together.
-COLUMNS = 64
 
 
 def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
     """The kernel itself, or two kernels that do its work; new buffers for partial results are added to the graph."""
     if not _may_split(kernel):
         return (kernel,)
-    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
-    wanted = gpu.processors * PROGRAMS // max(1, -(-rows // (COLUMNS if _columns(kernel) else 1)))
-    wanted = min(wanted, rows * length // max(rows, 1) // (MIN_CHUNK // (COLUMNS if _columns(kernel) else 1)))
+    kernel = unflattened(kernel)
+    programs = _programs(choose_tiles(kernel, graph, sizes, gpu), sizes)
+    work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
+    wanted = min(gpu.processors * PROGRAMS // programs, work // MIN_CHUNK)
     if wanted < 2:
         return (kernel,)
-    shares = _shares(kernel, length, wanted)
-    return (kernel,) if shares is None else _Split(kernel, graph, shares).run()
+    loop = next((v for v in kernel.inner if sizes.of(v.extent) >= wanted), None)
+    loop = loop or max(kernel.inner, key=lambda v: sizes.of(v.extent))
+    shares = _shares(kernel, loop, min(wanted, sizes.of(loop.extent)))
+    return (kernel,) if shares is None else _Split(kernel, graph, loop, shares).run()
+
+
+def _programs(tiling: Tiling, sizes: Sizes) -> int:
+    return max(1, -(-sizes.points(tiling.x) // tiling.blocks.x))
 
 
 def _may_split(kernel: Kernel) -> bool:
@@ -49,43 +55,31 @@ def _may_split(kernel: Kernel) -> bool:
     return all(s.kind in ("reduction", "pointwise") for s in inner)
 
 
-def _columns(kernel: Kernel) -> bool:
-    """Whether most reads are neighbours along an outer loop (whole columns are reduced), by their last index."""
-    last: list[bool] = []
-    for s in kernel.statements:
-        for load in vs.loads([s.value]) if s.inner else ():
-            index = load.attr[1]
-            atoms = ix.free_atoms(index[-1]) if index else frozenset()
-            last.append(not any(v in atoms for v in kernel.inner))
-    return bool(kernel.outer) and sum(last) * 2 > len(last)
-
-
-def _shares(kernel: Kernel, length: int, wanted: int) -> int | None:
-    """How many shares each row is cut into: a number that divides the row where one is near, for then nothing is masked."""
-    exact = ix.product(v.extent for v in kernel.inner).as_int()
+def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
+    """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked."""
+    exact = loop.extent.as_int()
     if exact is not None:
-        power = exact & -exact
-        while power > 1 and power > 2 * wanted:
-            power //= 2
-        if power * 2 >= wanted:
-            return power
+        near = [n for n in range(wanted, max(1, wanted // 2), -1) if exact % n == 0]
+        if near:
+            return near[0]
     if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
         return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
     return wanted
 
 
 class _Split:
-    def __init__(self, kernel: Kernel, graph: ir.Graph, shares: int) -> None:
+    """Cuts `loop`, one of the inner loops, into shares."""
+
+    def __init__(self, kernel: Kernel, graph: ir.Graph, loop: Var, shares: int) -> None:
         self.kernel, self.graph, self.shares = kernel, graph, shares
         self.length = ix.product(v.extent for v in kernel.inner)
-        self.chunk = ix.ceildiv(self.length, shares)
+        self.chunk = ix.ceildiv(loop.extent, shares)
         self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
         place = self.share.expr() * self.chunk + self.step.expr()
-        exact = self.chunk * shares is self.length
-        self.inside: Value | None = None if exact else vs.compare("lt", place, self.length)
-        self.place: dict[Atom, Expr] = dict(
-            zip(kernel.inner, ix.delinearize(place, [v.extent for v in kernel.inner]), strict=True)
-        )
+        exact = self.chunk * shares is loop.extent
+        self.inside: Value | None = None if exact else vs.compare("lt", place, loop.extent)
+        self.place: dict[Atom, Expr] = {loop: place}
+        self.inner = tuple(self.step if v is loop else v for v in kernel.inner)
         self.row = tuple(v.expr() for v in kernel.outer)
 
     def run(self) -> tuple[Kernel, Kernel]:
@@ -111,7 +105,7 @@ class _Split:
             kernel,
             name=f"{kernel.name}_partial",
             outer=(self.share, *kernel.outer),
-            inner=(self.step,),
+            inner=self.inner,
             statements=tuple(first),
         )
         final = replace(kernel, inner=(self.share,), sections=sections, statements=tuple(second))
@@ -176,8 +170,5 @@ class _Split:
         return name
 
     def _filled(self) -> Expr:
-        """Points of a share that lie inside of the row."""
-        if self.inside is None:
-            return self.chunk
-        left = self.length - self.share.expr() * self.chunk
-        return ix.maximum(ix.ZERO, ix.minimum(self.chunk, left))
+        """Points of a share: a ragged last share is never made where they count."""
+        return ix.product(v.extent for v in self.inner)

@@ -14,7 +14,7 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Tiling
-from kgen.scheduler.loops import Touch, collapsed, distinct_touches, linearized, ordered, stride_along
+from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
 
 # A tile pays on both axes only where each is at least this long.
@@ -30,6 +30,9 @@ MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
+# A longer row is walked again, out of the L2 cache, rather than held by all the registers of a processor: then other programs'
+# loads fill the pauses of its arithmetic.
+HELD = 16384
 INT32 = 2**31 - 1
 
 
@@ -52,6 +55,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     kernel = linearized(kernel, graph)
     if not any(s.kind in ("reduction", "scan") for s in kernel.statements):
         kernel = _flattened(kernel)
+    elif reorder:
+        kernel = unflattened(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
         kernel = ordered(kernel, touches, sizes)
@@ -59,6 +64,10 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
     if kernel.inner:
+        for v in kernel.inner:
+            joined = grouped(kernel, v, touches, sizes)
+            if joined is not None:
+                return _grouped(*joined, sizes.of(v.extent), sizes, wide)
         return _reduction(kernel, touches, sizes, gpu, wide)
     slow = _second_axis(kernel, touches, sizes) if reorder else None
     if slow is None:
@@ -140,8 +149,8 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
 def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
     """A tile whose sides are whole cache lines of both kinds of access."""
     x = min(64, power_of_two(sizes.of(fast.extent)))
-    y = min(64, power_of_two(sizes.of(slow.extent)))
-    return Blocks(x=x, y=y, warps=4)
+    y = min(128, power_of_two(sizes.of(slow.extent)))
+    return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
@@ -150,17 +159,35 @@ def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
 def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
-    whole = persistent(kernel) and (bool(kernel.rows) or not across or length <= 64)
+    whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else HELD) and (bool(kernel.rows) or not across or length <= 64)
     if across and not whole:
-        x = min(64, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
-        blocks = Blocks(x=x, r=max(1, min(REDUCTION_POINTS // x, power_of_two(length))), warps=8)
+        x = min(128, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
+        blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         blocks = Blocks(x=x, r=r, warps=_warps(x * r))
     else:
-        blocks = Blocks(x=1, r=min(2 * REDUCTION_POINTS, power_of_two(length)), warps=8)
+        # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
+        again = kernel.sections > 1
+        r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
+        blocks = Blocks(x=1, r=r, warps=MAX_WARPS if again and r > 2 * REDUCTION_POINTS else 8)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
+
+
+def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) -> Tiling:
+    """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
+    outer = (*(v for v in kernel.outer if v is not merged), merged)
+    length = sizes.points(kernel.inner)
+    x = min(128, power_of_two(sizes.of(merged.extent)))
+    blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
+    return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
+
+
+def _step(length: int, most: int) -> int:
+    """Points of a step along a row: the largest that wastes least of the last one."""
+    most = max(1, min(most, power_of_two(length)))
+    return min((most, most // 2, most // 4), key=lambda r: -(-length // r) * r if r else 2 * length + most)
 
 
 def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:

@@ -38,7 +38,7 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, render_step
 from kgen.plan import Schedule
-from kgen.scheduler import schedule
+from kgen.scheduler import Options, schedule
 from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
@@ -148,11 +148,11 @@ def _trace(job: _Job, functions: _Functions) -> None:
         assert not left, f"library calls: {left}"
 
 
-def plan_of(gm: GraphModule) -> Schedule:
+def plan_of(gm: GraphModule, options: Options | None = None) -> Schedule:
     """The schedule of a traced graph, which stays as it is."""
     values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     env = next((v.fake_mode.shape_env for v in values if hasattr(v, "fake_mode")), None)
-    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"))
+    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"), options)
 
 
 def _copy(gm: GraphModule) -> GraphModule:

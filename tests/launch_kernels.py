@@ -14,11 +14,37 @@ ADD = """def add(x, y, out, n):
     tl.store(out + i, tl.load(x + i, mask=m) + tl.load(y + i, mask=m), mask=m)
 """
 
+TWICE = """def twice(x, n):
+    i = tl.program_id(0) * 256 + tl.arange(0, 256)
+    tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+"""
+
+MATMUL = """def matmul(x, y, out, n):
+    m, k, c = tl.arange(0, 128)[:, None], tl.arange(0, 64), tl.arange(0, 128)[None, :]
+    row, column = tl.program_id(0) * 128, tl.program_id(1) * 128
+    total = tl.zeros((128, 128), tl.float32)
+    for start in range(0, n, 64):
+        left = tl.load(x + (row + m) * n + start + k[None, :])
+        right = tl.load(y + (start + k[:, None]) * n + column + c)
+        total = tl.dot(left, right, total)
+    tl.store(out + (row + m) * n + column + c, total)
+"""
+MATMUL_SIGNATURE = ("*bf16", "*bf16", "*fp32", "i32")
+
+# Each program makes its descriptors in scratch memory.
+COPY_BY_DESCRIPTOR = """def copy(x, out, rows):
+    source = tl.make_tensor_descriptor(x, [rows, 64], [64, 1], [32, 64])
+    target = tl.make_tensor_descriptor(out, [rows, 64], [64, 1], [32, 64])
+    row = tl.program_id(0) * 32
+    target.store([row, 0], source.load([row, 0]))
+"""
+
 
 def kernel(source: str, signature: tuple[str, ...], divisible: tuple[bool, ...] | None = None, **more: Any) -> TritonKernel:
     """The text after the decorator to a kernel; pointers are aligned unless `divisible` says otherwise."""
     name = source.removeprefix("def ").partition("(")[0]
-    divisible = tuple(p.startswith("*") for p in signature) if divisible is None else divisible
+    if divisible is None:
+        divisible = tuple(p.startswith("*") for p in signature)
     return TritonKernel(name, HEADER + source, source, signature, divisible, **{"num_warps": 4, "num_stages": 3, **more})
 
 

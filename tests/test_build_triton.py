@@ -38,6 +38,16 @@ def test_shared_memory_is_reported():
     assert made.shared > 0
 
 
+def test_scratch_memory_and_large_tiles():
+    copy = tk.kernel(tk.COPY_BY_DESCRIPTOR, ("*fp32", "*fp32", "i32"))
+    sizes = tk.kernel(tk.MATMUL, tk.MATMUL_SIGNATURE, divisible=(True,) * 4, num_stages=4, num_warps=8)
+    first, second = triton.compile_kernels([copy, sizes], 90)
+    assert first.scratch[0] > 0
+    assert second.scratch == (0, 0)
+    assert second.shared > 48 * 1024
+    assert second.warps == 8
+
+
 def test_divisible_pointers_are_loaded_as_vectors():
     registers = [triton.compile_kernels([tk.add(divisible=flags)], 90)[0] for flags in ((True,) * 3 + (False,), (False,) * 4)]
     assert registers[0].cubin != registers[1].cubin

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 
+import launch_kernels as tk
 import pytest
 import torch
-import triton_kernels as tk
 
 from kgen.host.interpret import Interpreted
 

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from program_builder import Builder
 from stub_driver import compiled
 
 from kgen.build import cpp
@@ -19,15 +20,12 @@ from kgen.host.program import (
     ArgTensor,
     Extern,
     Free,
-    InputTensor,
-    Instruction,
     Kernel,
     Launch,
     OutTensor,
     Program,
     PythonCall,
     Reuse,
-    SlotSpec,
     verify,
 )
 
@@ -150,38 +148,6 @@ def test_no_driver(monkeypatch):
 
 
 # ---- launches in a program ----------------------------------------------------------------------------------------------
-
-
-class Builder:
-    """Collects registers and slots, so that a test reads as a list of instructions."""
-
-    def __init__(self) -> None:
-        self.registers: list[int] = []
-        self.slots: list[SlotSpec] = []
-
-    def reg(self, value: int = 0) -> int:
-        self.registers.append(value)
-        return len(self.registers) - 1
-
-    def regs(self, values) -> tuple[int, ...]:
-        return tuple(self.reg(v) for v in values)
-
-    def slot(self, sizes, strides=None, offset=0, dtype=F32, device="cpu") -> int:
-        strides = strides if strides is not None else torch.empty(sizes).stride()
-        self.slots.append(SlotSpec(dtype, self.regs(sizes), self.regs(strides), self.reg(offset), device))
-        return len(self.slots) - 1
-
-    def input(self, slot: int, **flags: bool) -> InputTensor:
-        spec = self.slots[slot]
-        return InputTensor(slot, spec.dtype, spec.sizes, spec.strides, **flags)
-
-    def out(self, slot: int) -> OutTensor:
-        spec = self.slots[slot]
-        return OutTensor(slot, spec.sizes, spec.strides, spec.offset, spec.dtype)
-
-    def program(self, inputs, code: list[Instruction], outputs, **more) -> Program:
-        more.setdefault("launches", ("add", "double_it"))
-        return Program(tuple(inputs), tuple(self.registers), tuple(self.slots), tuple(code), tuple(outputs), **more)
 
 
 @pytest.fixture

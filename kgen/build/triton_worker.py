@@ -11,6 +11,7 @@ its parent is gone (which another child of that parent may hide by holding on to
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 _PARENT_CHECK_S = 5.0
+_LIBRARY = "kgen.templates.triton.library"  # what kernels import
 
 
 def serve() -> None:
@@ -43,6 +45,8 @@ def _import_triton() -> str:
         import triton.language.extra.cuda.libdevice  # noqa: PLC0415, F401
 
         nvidia.get_ptxas(90).version  # noqa: B018  runs `ptxas --version`, whose answer children inherit
+        if importlib.util.find_spec(_LIBRARY) is not None:
+            importlib.import_module(_LIBRARY)
     except Exception:  # noqa: BLE001  a broken installation can raise anything
         return traceback.format_exc()
     return ""

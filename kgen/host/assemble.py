@@ -188,9 +188,8 @@ class _Assembler:
                 binds = tuple((reg, what, dim) for reg, where, what, dim in bound if where == position)
                 spec = self.slots[slot]
                 strides = spec.strides if buffer.strides else None
-                aligned = item.buffer in self.aligned
-                mutated = aligned and item.buffer in self.written
-                out.append(hp.InputTensor(slot, buffer.dtype, spec.sizes, strides, binds, aligned, mutated))
+                flags = item.buffer in self.aligned, item.buffer in self.written
+                out.append(hp.InputTensor(slot, buffer.dtype, spec.sizes, strides, binds, *flags))
             elif item.expr is not None:
                 first = any(where == position and what == "int" for _, where, what, _ in bound)
                 out.append(hp.InputInt(self.registers.of(item.expr), check=not first))

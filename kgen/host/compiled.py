@@ -15,20 +15,22 @@ from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.errors import MixedCapabilities
 from kgen.host import program as hp
+from kgen.host.cudagraph import Recording, recorded
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
 
 
 @dataclass(slots=True)
 class Blueprint:
-    """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, and the
-    GPU kernels that the program launches by number."""
+    """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, the
+    GPU kernels that the program launches by number, and how it is recorded as a CUDA graph, if it is."""
 
     units: list[tuple[str, str]]  # (source, key)
     program: hp.Program
     constants: list[torch.Tensor] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
     launches: list[TritonKernel] = field(default_factory=list)
+    recording: Recording | None = None
 
 
 class HostGraph:
@@ -43,6 +45,8 @@ class HostGraph:
         libraries = [cpp.load_library(path) for path in cpp.build_units(units)]
         launches = _load_launches(blueprint)
         self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
+        if blueprint.recording is not None:
+            self.run = recorded(self.run, blueprint.recording, blueprint.constants, blueprint.program)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self.run(args)

@@ -5,7 +5,7 @@
 
 namespace {
 
-void Frame::arguments(const Instruction& item, void** ptrs, int64_t* ints) const {
+C10_ALWAYS_INLINE void Frame::arguments(const Instruction& item, void** ptrs, int64_t* ints) const {
   for (size_t i = 0; i < item.slots.size(); ++i) ptrs[i] = slots_[item.slots[i]].data;
   for (size_t i = 0; i < item.registers.size(); ++i) ints[i] = regs_[item.registers[i]];
 }

@@ -14,7 +14,12 @@ void Frame::enter(c10::Device device) {
   device_ = device.index();
 }
 
-void Frame::launch(const Instruction& item, void** ptrs, int64_t* ints) {
+C10_NOINLINE c10::DataPtr Frame::allocate_on(c10::Device device, int64_t bytes) {
+  enter(device);
+  return c10::GetAllocator(device.type())->allocate(static_cast<size_t>(bytes));
+}
+
+C10_NOINLINE void Frame::launch(const Instruction& item, void** ptrs, int64_t* ints) {
   const Launch& launch = *item.launch;
   arguments(item, ptrs, ints);
   enter(launch.device);
@@ -89,13 +94,13 @@ at::Tensor aligned_result(at::Tensor tensor) {
   return copy_aligned(tensor, 0, last * static_cast<int64_t>(tensor.itemsize()));
 }
 
-at::Tensor Frame::aligned_input(const Input& input, const at::Tensor& tensor) {
+C10_NOINLINE at::Tensor Frame::aligned_input(const Input& input, const at::Tensor& tensor) {
   const auto [first, last] = bytes_read(input, tensor);
   moved_.push_back({&input, tensor, copy_aligned(tensor, first, last)});
   return moved_.back().copy;
 }
 
-void Frame::put_back(const Moved& moved) {
+C10_NOINLINE void Frame::put_back(const Moved& moved) {
   if (moved.input->mutated) {
     DispatchGuards guards;
     at::Tensor(moved.original).copy_(moved.copy);

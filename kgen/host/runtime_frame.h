@@ -153,6 +153,7 @@ class Frame {
   void arguments(const Instruction& item, void** ptrs, int64_t* ints) const;
   void kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const;
   void enter(c10::Device device);
+  c10::DataPtr allocate_on(c10::Device device, int64_t bytes);
   void launch(const Instruction& item, void** ptrs, int64_t* ints);
   void call_boxed(const Call& call, Stack& stack);
   void call_python(const Call& call);
@@ -330,12 +331,7 @@ void Frame::allocate(int32_t slot) {
   Slot& made = slots_[slot];
   const SlotSpec& spec = program_.slots[slot];
   made.nbytes = bytes_of(spec);
-  if (spec.device.is_cpu()) {
-    made.memory = allocate_bytes(made.nbytes);
-  } else {
-    enter(spec.device);
-    made.memory = c10::GetAllocator(spec.device.type())->allocate(static_cast<size_t>(made.nbytes));
-  }
+  made.memory = spec.device.is_cpu() ? allocate_bytes(made.nbytes) : allocate_on(spec.device, made.nbytes);
   made.holders = 1;
   place(slot, static_cast<char*>(made.memory.get()), slot);
 }
@@ -375,7 +371,8 @@ const c10::Storage& Frame::storage(Slot& root) {
     if (root.tensor.defined()) {
       root.storage = root.tensor.storage();
     } else {
-      c10::Allocator* allocator = c10::GetAllocator(root.memory.device().type());
+      const c10::DeviceType device = root.memory.device().type();
+      c10::Allocator* allocator = device == c10::DeviceType::CPU ? c10::GetCPUAllocator() : c10::GetAllocator(device);
       root.storage = c10::Storage(c10::make_intrusive<c10::StorageImpl>(
           c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(root.nbytes), std::move(root.memory), allocator,
           /*resizable=*/true));
@@ -385,7 +382,8 @@ const c10::Storage& Frame::storage(Slot& root) {
 }
 
 c10::DispatchKeySet backend_keys(c10::DeviceType device) {  // of what `allocate` can make
-  return c10::DispatchKeySet(device == c10::DeviceType::CPU ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+  constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU), cuda(c10::DispatchKey::CUDA);
+  return device == c10::DeviceType::CPU ? cpu : cuda;
 }
 
 at::Tensor Frame::make(int32_t slot, at::ScalarType dtype, const Regs& sizes, const Regs& strides, int32_t offset) {

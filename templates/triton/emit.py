@@ -17,6 +17,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr
 from kgen.plan import Statement, Tiling
 from kgen.templates.triton.expression import IndexText
+from kgen.templates.triton.neighbours import of_neighbours
 from kgen.templates.triton.online import Rescaled, rescaled_sums
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import (
@@ -107,7 +108,7 @@ class Emitter:
         stored: set[str] = set()
         for number, section in zip(sections, made, strict=True):
             mine = [s for s in statements if s.section == number]
-            section.barrier = bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
+            section.barrier = self.looped and bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
             stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
         return head, made
 
@@ -238,8 +239,12 @@ class Emitter:
             m2 = self._bind("m2", f"tl.sum({apart} * {apart}, 1)[:, None]")
             self._results(s, [mean, m2])
         else:
-            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]")])
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]"))])
         return []
+
+    def _joined(self, op: str, text: str) -> str:
+        """The result of a row joined with those of the other rows of its group."""
+        return text if self.tiling.group == 1 else f"lib.join_group_{op}({text}, {self.tiling.group})"
 
     def _finish_pair(self, s: Statement, tile: str, position: str) -> None:
         best, place = self._fresh("best"), self._fresh("place")
@@ -312,9 +317,13 @@ class Emitter:
         elif s.op == "welford":
             mean, m2, count = self._fresh("mean"), self._fresh("m2"), self._fresh("count")
             self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, axis=1)}")
-            self._results(s, [f"{mean}[:, None]", f"{m2}[:, None]"])
+            parts = [f"{name}[:, None]" for name in (mean, m2, count)]
+            if self.tiling.group > 1:
+                self._line(f"{mean}, {m2} = lib.join_group_welford({', '.join(parts)}, {self.tiling.group})")
+                parts = [mean, m2]
+            self._results(s, parts[:2])
         else:
-            self._results(s, [self._bind(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]")])
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]"))])
 
     def _results(self, s: Statement, names: list[str]) -> None:
         if not self.looped:
@@ -391,6 +400,10 @@ class Emitter:
         if value.op == "index":
             return f"({self.text(value.attr)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
+        if value.op in ops.RANDOM and not self.axes(value.args[0]):
+            shared = of_neighbours(value, self.tiling, self.graph)
+            if shared is not None:
+                return shared.format(*args)
         if value.op in STRUCTURAL:
             kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
             target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute

@@ -12,6 +12,7 @@ decides at decoration whether a function is compiled, so what was decorated befo
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -90,12 +91,16 @@ def _plain_library() -> ModuleType:
     return plain
 
 
+def _half_turns(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: function(x.double() * math.pi).to(x.dtype)
+
+
 class _Libdevice:
     """libdevice's functions, computed by torch; subnormal float32 numbers count as zero, as Triton has it on the GPU."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = _TORCH_NAMES.get(name, name)
-        function = _fmod if name == "fmod" else getattr(torch, known, None) or getattr(torch.special, known)
+        function: Any = _NOT_IN_TORCH.get(name) or getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
             result = _flush(function(*(_flush(torch.from_numpy(np.array(a.handle.data))) for a in args))).numpy()
@@ -114,6 +119,9 @@ def _flush(x: torch.Tensor) -> torch.Tensor:
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """torch's own gives NaN where the quotient overflows."""
     return torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
+
+
+_NOT_IN_TORCH = {"fmod": _fmod, "cospi": _half_turns(torch.cos), "sinpi": _half_turns(torch.sin)}
 
 
 def _as_torch(handle: Any) -> torch.Tensor:

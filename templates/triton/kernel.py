@@ -97,7 +97,7 @@ def program_axes(tiling: Tiling, emitter: Emitter, number: str = "tl.program_id(
 
 
 def _inner_axis(tiling: Tiling, emitter: Emitter) -> list[str]:
-    start = "0" if tiling.persistent else "step"
+    start = "0" if tiling.persistent else "start"
     return _axis("r", tiling.kernel.inner, start, "[None, :]", tiling, emitter)
 
 

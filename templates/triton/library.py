@@ -118,17 +118,33 @@ from kgen.templates.triton.functions import (
     tanh,
 )
 from kgen.templates.triton.random import (
+    box_muller,
+    halves,
+    interleaved,
+    joined_words,
     philox,
     rand,
+    rand_of_neighbours,
     randbits,
+    randbits_of_neighbours,
     randn,
+    randn_of_neighbours,
+    random_pair,
     unit_interval,
+    words_of_neighbours,
 )
 from kgen.templates.triton.walks import (
     fold_rescaled,
+    groups_of,
     index_div,
     index_mod,
     index_pow,
+    join_group_max,
+    join_group_min,
+    join_group_prod,
+    join_group_sum,
+    join_group_welford,
     last_column,
     step_rescaled,
+    to_members,
 )

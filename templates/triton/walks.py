@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kgen.templates.triton.arithmetic import maximum
-from kgen.templates.triton.folds import fold_max
+from kgen.templates.triton.folds import fold_max, fold_min, fold_prod, fold_sum
 
 
 @triton.jit
@@ -59,3 +59,46 @@ def step_rescaled(top, total, value, weight, width: tl.constexpr):
 def fold_rescaled(top, total, axis: tl.constexpr):
     whole = fold_max(top, axis)
     return whole, tl.sum(total * tl.exp(top - whole[:, None]), axis)
+
+
+# ---- rows that share a result: a column of rows, `width` neighbours to a group -----------------------------------------
+
+
+@triton.jit
+def groups_of(rows, width: tl.constexpr):
+    count: tl.constexpr = rows.shape[0] // width
+    return tl.reshape(rows, [count, width])
+
+
+@triton.jit
+def to_members(groups, width: tl.constexpr):
+    count: tl.constexpr = groups.shape[0]
+    return tl.reshape(tl.broadcast_to(groups[:, None], [count, width]), [count * width, 1])
+
+
+@triton.jit
+def join_group_sum(rows, width: tl.constexpr):
+    return to_members(fold_sum(groups_of(rows, width), 1), width)
+
+
+@triton.jit
+def join_group_prod(rows, width: tl.constexpr):
+    return to_members(fold_prod(groups_of(rows, width), 1), width)
+
+
+@triton.jit
+def join_group_max(rows, width: tl.constexpr):
+    return to_members(fold_max(groups_of(rows, width), 1), width)
+
+
+@triton.jit
+def join_group_min(rows, width: tl.constexpr):
+    return to_members(fold_min(groups_of(rows, width), 1), width)
+
+
+@triton.jit
+def join_group_welford(mean, m2, count, width: tl.constexpr):
+    """All rows of a group have the same count."""
+    joint = to_members(fold_sum(groups_of(mean, width), 1), width) * (1.0 / width)
+    apart = mean - joint
+    return joint, join_group_sum(m2 + count * apart * apart, width)
