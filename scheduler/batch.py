@@ -50,7 +50,7 @@ ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
 
 def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
     """The steps with independent kernels of points gathered into batches. `demands` that forbid fusion hold for batches too."""
-    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted])
+    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
     for step in steps:
         found.add(step)
     return [_joined(place, verdicts) for place in found.places]
@@ -85,6 +85,7 @@ class _Batches:
     graph: ir.Graph
     read_elsewhere: set[str]
     forbidden: list[FusionDemand]
+    verdicts: list[Verdict]
     places: list[_Place] = field(default_factory=list)
     by_form: dict[Hashable, list[int]] = field(default_factory=dict)
     read_at: dict[str, int] = field(default_factory=dict)  # storage -> the last place that reads, or writes, it
@@ -97,6 +98,8 @@ class _Batches:
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
+            if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
+                self._refuse_symbols(step, earliest)
             at = len(self.places)
             self.places.append(_Place(step))
         for names, table in ((read, self.read_at), (written, self.written_at)):
@@ -106,11 +109,20 @@ class _Batches:
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
-        if kernel.inner or any(s.kind != "pointwise" for s in kernel.statements):
+        if not _points_only(kernel):
             return False
         if kernel.target == "triton":
             return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
         return self._small(kernel) or not self.read_elsewhere & writes(kernel)
+
+    def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
+        """A verdict where the kernel might have joined another one."""
+        alone = (place.step for place in self.places[earliest:])
+        other = next(
+            (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
+        )
+        if other is not None:
+            self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
 
     def _static(self, kernel: Kernel) -> bool:
         """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
@@ -180,6 +192,10 @@ class _Batches:
         return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
 
 
+def _points_only(kernel: Kernel) -> bool:
+    return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
+
+
 def _forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
     def has(kernel: Kernel, operator: str) -> bool:
         return any(operator in (op, op.rpartition(".")[0]) for origin in kernel.origins for op in origin.operators)
@@ -189,12 +205,10 @@ def _forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
 
 
 def _body(kernel: Kernel) -> Hashable:
-    numbers: dict[Value, int] = {}
+    values = list(vs.by_place(s.value for s in kernel.statements))
+    numbers = {value: k for k, value in enumerate(values)}
     slots: dict[str, int] = {}
-    rows: list[Hashable] = []
-    for value in vs.topological(s.value for s in kernel.statements):
-        numbers[value] = len(numbers)
-        rows.append((value.op, value.dtype, tuple(numbers[a] for a in value.args), _attribute(value, slots)))
+    rows: list[Hashable] = [(v.op, v.dtype, tuple(numbers[a] for a in v.args), _attribute(v, slots)) for v in values]
     rows += [(numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
     return tuple(rows)
 

@@ -6,7 +6,7 @@ symbols, but for strides along the lanes, which decide how memory is accessed, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
@@ -63,7 +63,7 @@ class _Abstraction:
 
     def _number_all(self) -> None:
         """Numbers buffers and strides by where they stand."""
-        for value in _by_place(s.value for s in self.old.kernel.statements):
+        for value in vs.by_place(s.value for s in self.old.kernel.statements):
             if value.op == "load":
                 self.buffers.setdefault(value.attr[0], len(self.buffers))
             for expr in vs.index_exprs(value):
@@ -119,16 +119,3 @@ class _Abstraction:
 def _fixed(expr: Expr) -> bool:
     """Whether it is made of sizes alone."""
     return all(isinstance(atom, Size) for atom in ix.free_atoms(expr))
-
-
-def _by_place(roots: Iterable[Value]) -> Iterator[Value]:
-    """Every value once, users before their arguments. `values.topological` goes by age, and values of one form may be made in
-    any order."""
-    seen: set[Value] = set()
-    pending = [*roots]
-    while pending:
-        value = pending.pop()
-        if value not in seen:
-            seen.add(value)
-            yield value
-            pending += value.args
