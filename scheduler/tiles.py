@@ -192,7 +192,7 @@ def _step(length: int, most: int) -> int:
 
 def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     """Short rows share a program, as long as enough programs are left."""
-    x = max(1, 2 * REDUCTION_POINTS // r)
+    x = max(1, REDUCTION_POINTS // 2 // r)
     if across:
         x = max(x, min(32, power_of_two(rows)))
     while x > 1 and rows < x * gpu.processors * 2:
