@@ -434,11 +434,14 @@ class Emitter:
         saved = self.guard
         self.guard = (self.emit(value.args[0]), self.axes(value.args[0])) if value.args else None
         level = axes | (self.guard[1] if self.guard else NONE)
+        wide = ops.compute_dtype(dtype)
+        if any(extent == 0 for extent in self.graph.buffers[name].sizes):  # what has no elements may have no address
+            self.guard = saved
+            return f"tl.full({self._shape(level)}, 0, {TRITON_TYPES[wide].compute})"
         mask = self._mask_argument(level)
         other = ", other=0" if self.guard else ""
         text = f"tl.load({self._place(name, offset, level)}{mask}{other})"
         self.guard = saved
-        wide = ops.compute_dtype(dtype)
         return text if wide == dtype else WIDEN.format(text, type=TRITON_TYPES[wide].compute)
 
     # ---- addresses and masks ----------------------------------------------------------------------------------------
