@@ -123,7 +123,7 @@ class _Batches:
             return False
         if form not in place.forms and (not place.small or len(place.forms) >= MAX_FORMS):
             return False
-        return not any(_forbids(d, kernel, other) for d in self.forbidden for other in place.members)
+        return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
 
     def _small(self, kernel: Kernel) -> bool:
         cost = vs.total_cost(s.value for s in kernel.statements)
@@ -133,7 +133,9 @@ class _Batches:
         return any(self.graph.buffers[name].alias_of is None for name in writes(kernel))
 
 
-def _forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
+def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
+    """Whether a demand that two operators stay apart keeps these kernels apart."""
+
     def has(kernel: Kernel, operator: str) -> bool:
         return any(operator in (op, op.rpartition(".")[0]) for origin in kernel.origins for op in origin.operators)
 

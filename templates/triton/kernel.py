@@ -25,7 +25,9 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
     """The Triton function of one tiling; `exact` as for `Emitter`."""
     emitter = Emitter(tiling, graph, exact)
     body, sections = emitter.run()
+    ends = emitter.finish_columns()
     slots = _slots(tiling, emitter)
+    slots.fixed, slots.ends = emitter.fixed.lines, ends
     slots.name, slots.body = name, body
     slots.comments = _comments(tiling)
     slots.sections = [
@@ -52,6 +54,8 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
 
 
 def _template(kernel: Kernel) -> str:
+    if kernel.share is not None:
+        return "columns.py.jinja"
     if any(s.kind == "scan" for s in kernel.statements):
         return "scan.py.jinja"
     return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
@@ -64,6 +68,8 @@ def _aligned(buffer: ir.Buffer) -> bool:
 
 
 def _grid(tiling: Tiling) -> tuple[Expr, Expr, Expr]:
+    if tiling.kernel.share is not None:
+        return tiling.kernel.share.extent, ix.ONE, ix.ONE
     x = ix.ceildiv(ix.product(v.extent for v in tiling.x), tiling.blocks.x)
     y = ix.ceildiv(ix.product(v.extent for v in tiling.y), tiling.blocks.y)
     return x * y, ix.ONE, ix.ONE
@@ -78,12 +84,20 @@ def _slots(tiling: Tiling, emitter: Emitter) -> SimpleNamespace:
     slots = SimpleNamespace(blocks=blocks, axes=_program_axes(tiling, emitter), persistent=tiling.persistent)
     slots.inner = _inner_axis(tiling, emitter) if tiling.kernel.inner and tiling.persistent else []
     slots.length = emitter.text(ix.product(v.extent for v in tiling.kernel.inner))
+    slots.rows = emitter.text(ix.product(v.extent for v in tiling.x))
+    share = tiling.kernel.share
+    slots.share = "" if share is None else share.name
+    slots.shares = "" if share is None else emitter.text(share.extent)
+    slots.stages = tiling.blocks.stages
+    slots.program = "tl.program_id(0).to(tl.int64)" if tiling.wide else "tl.program_id(0)"
     return slots
 
 
 def _program_axes(tiling: Tiling, emitter: Emitter) -> list[str]:
     """The indices of a program's tile along its axes, the masks of their ends, and the loop variables."""
     program = "tl.program_id(0).to(tl.int64)" if tiling.wide else "tl.program_id(0)"
+    if tiling.kernel.share is not None:
+        return _axis("x", tiling.x, "start", "[:, None]", tiling, emitter)
     if not tiling.y:
         tail = "[:, None]" if tiling.kernel.inner else ""
         return _axis("x", tiling.x, f"{program} * XBLOCK", tail, tiling, emitter)
