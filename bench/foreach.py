@@ -1,6 +1,9 @@
 """An optimiser step over many tensors: eager's foreach operators, Inductor and kgen, taking turns in one process.
 
 python -m bench.foreach --threads 2 --json out.json
+python -m bench.foreach --device cuda --json out.json
+
+`floor` is the time in which a copy of a large tensor moves as many bytes as the step must.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import as_json, cache_environment, interleave, machine_facts, seconds_of
+from bench.measure import as_json, cache_environment, copy_rate, interleave, machine_facts, seconds_of
 
 Shapes = list[tuple[int, ...]]
 
@@ -40,7 +43,8 @@ def adam(shapes: Shapes, device: str) -> Callable[[], Any]:
     parameters = [torch.nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    optimiser = torch.optim.Adam(parameters, foreach=True)
+    # counters on the CPU would each be copied to the GPU, step by step
+    optimiser = torch.optim.Adam(parameters, foreach=True, capturable=device.startswith("cuda"))
     optimiser.step()
     return optimiser.step
 
@@ -57,20 +61,38 @@ def contenders(shapes: Shapes, device: str) -> tuple[dict[str, Callable[[], Any]
     return calls, compiling
 
 
+def step_bytes(shapes: Shapes) -> int:
+    """Parameters and both averages are read and written, gradients read."""
+    return sum(7 * 4 * torch.Size(shape).numel() for shape in shapes)
+
+
 def run(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    table = Table(title=f"Adam step, microseconds (medians, {options.threads} threads), and compile seconds")
-    columns = ("tensors", "eager", "inductor", "kgen", "eager / kgen", "inductor / kgen", "compile: inductor", "compile: kgen")
+    where = f"{options.threads} threads" if options.device == "cpu" else options.device
+    table = Table(title=f"Adam step, microseconds (medians, {where}), and compile seconds")
+    columns = (
+        "tensors",
+        "floor",
+        "eager",
+        "inductor",
+        "kgen",
+        "eager / kgen",
+        "inductor / kgen",
+        "compile: inductor",
+        "compile: kgen",
+    )
     for column in columns:
         table.add_column(column, justify="right")
     rows = []
+    rate = copy_rate(options.threads, device=options.device)
     for name, shapes in CASES.items():
         calls, compiling = contenders(shapes, options.device)
         times = interleave(calls, seconds=options.seconds, rounds=options.rounds)
         median = {who: timing.median for who, timing in times.items()}
-        cells = [f"{seconds * 1e6:.0f}" for seconds in median.values()]
+        floor = step_bytes(shapes) / rate
+        cells = [f"{seconds * 1e6:.0f}" for seconds in (floor, *median.values())]
         cells += [f"{median[who] / median['kgen']:.2f}" for who in ("eager", "inductor")]
         table.add_row(name, *cells, *(f"{seconds:.2f}" for seconds in compiling.values()))
-        rows.append({"name": name, "times": as_json(times), "compile": compiling})
+        rows.append({"name": name, "floor": floor, "times": as_json(times), "compile": compiling})
     console.print(table)
     return rows
 

@@ -7,11 +7,12 @@ Random numbers
     key     = (low 32 bits of seed, high 32 bits of seed)
     counter = (low 32 bits of counter, high 32 bits of counter, 0, 0)
 
-giving four 32-bit words w0..w3 for each (seed, counter). Then
+giving block `counter` of four 32-bit words w0..w3. Element c (unsigned) of a seed is, with ``u = float32(w >> 8) * 2**-24``:
 
-* ``rand     = float32(w0 >> 8) * 2**-24``, in [0, 1);
-* ``randn    = sqrt(-2 * log(u0 + 2**-24)) * cos(2 * pi * u1)`` with ``u_k = float32(w_k >> 8) * 2**-24``, in float32;
-* ``randbits = int64(w0 | w1 << 32)``.
+* ``rand     = u`` of word c % 4 of block c // 4, in [0, 1);
+* ``randn    = sqrt(-2 * log(u[2p] + 2**-24)) * cos(2 * pi * u[2p + 1])`` of block c // 4, where p = c // 2 % 2, with sin for
+  cos where c is odd, in float32;
+* ``randbits = int64(w[2p] | w[2p + 1] << 32)`` of block c // 2, where p = c % 2.
 
 An element's number depends on nothing else, so it is the same in every loop order, tiling and back end.
 """
@@ -162,7 +163,7 @@ class Points:
         return arg.to(value.args[0].dtype).view(value.dtype).to(self.policy.real(value.dtype))
 
     def _random(self, value: Value, seed: Tensor, counter: Tensor) -> Tensor:
-        return RANDOM[value.op](philox(seed, counter)).to(self.policy.real(value.dtype))
+        return RANDOM[value.op](seed, counter).to(self.policy.real(value.dtype))
 
 
 _STRUCTURAL: dict[str, Callable[..., Tensor]] = {
@@ -249,16 +250,38 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return w0, w1, w2, w3
 
 
+def _words(seed: Tensor, counter: Tensor, per_block: int) -> tuple[Tensor, ...]:
+    """The words of the block in which a counter lies, of blocks that serve `per_block` counters each."""
+    return philox(
+        seed, torch.from_numpy(np.asarray(counter.numpy().astype(np.uint64) // np.uint64(per_block)).astype(np.int64))
+    )
+
+
+def _select(place: Tensor, choices: tuple[Tensor, ...]) -> Tensor:
+    return torch.stack(choices).gather(0, place.expand_as(choices[0])[None])[0]
+
+
 def _uniform(word: Tensor) -> Tensor:
     return (word >> 8).to(torch.float32) * 2.0**-24
 
 
-def _normal(w0: Tensor, w1: Tensor) -> Tensor:
-    return torch.sqrt(-2 * torch.log(_uniform(w0) + 2.0**-24)) * torch.cos(2 * math.pi * _uniform(w1))
+def _rand(seed: Tensor, counter: Tensor) -> Tensor:
+    return _uniform(_select(counter & 3, _words(seed, counter, 4)))
 
 
-RANDOM: dict[str, Callable[..., Tensor]] = {
-    "rand": lambda words: _uniform(words[0]),
-    "randn": lambda words: _normal(words[0], words[1]),
-    "randbits": lambda words: words[0] | (words[1] << 32),
-}
+def _randn(seed: Tensor, counter: Tensor) -> Tensor:
+    w0, w1, w2, w3 = _words(seed, counter, 4)
+    pair = counter >> 1 & 1
+    angle = 2 * math.pi * _uniform(_select(pair, (w1, w3)))
+    return torch.sqrt(-2 * torch.log(_uniform(_select(pair, (w0, w2))) + 2.0**-24)) * _select(
+        counter & 1, (torch.cos(angle), torch.sin(angle))
+    )
+
+
+def _randbits(seed: Tensor, counter: Tensor) -> Tensor:
+    w0, w1, w2, w3 = _words(seed, counter, 2)
+    return _select(counter & 1, (w0 | w1 << 32, w2 | w3 << 32))
+
+
+# (seed, counter) -> the numbers, as int64 or float32
+RANDOM: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"rand": _rand, "randn": _randn, "randbits": _randbits}

@@ -190,7 +190,8 @@ OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 #   round    attr = narrow float dtype; value rounded to it, kept in float32
 #   bitcast  attr = target dtype of the same width
 #   rand     args = (seed, counter): uniform in [0, 1); randn: normal; randbits: 64 random bits (Philox4x32-10)
-STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", "rand", "randn", "randbits")
+RANDOM = ("rand", "randn", "randbits")
+STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", *RANDOM)
 COSTS = {"const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast": 0, "rand": 40, "randn": 80, "randbits": 40}
 
 # Special functions that kernels on a GPU do not compute: there the operators stay library calls.

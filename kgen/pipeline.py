@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from kgen import debug, ir, lowering, torch_adapter, verify
-from kgen.build import toolchain
+from kgen.build import toolchain, triton
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
@@ -19,11 +19,12 @@ from kgen.host.compiled import Blueprint, HostGraph
 from kgen.plan import Batch, Kernel, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
-from kgen.scheduler import Gpu, Options, choose_loops, choose_tiles
+from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
+from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
 from kgen.torch_adapter import GraphInfo
 from kgen.verdict import demands
@@ -40,6 +41,8 @@ def gpu_of(graph: ir.Graph) -> Gpu:
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead."""
+    if torch_adapter.uses_cuda(gm):
+        triton.prestart()  # it starts up while this process lowers and schedules
     debug.write_graph(gm, info, config)
     return lowering.reinplace(gm)
 
@@ -72,10 +75,14 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
     def one(step: Launch, symbol: str) -> Rendered | KernelCall:
-        if isinstance(step, Kernel) and step.target == "triton":
+        if step.target != "triton":
+            return render_step(step, symbol, plan.graph, width, config.loop_reordering)
+        exact = config.numerics == "eager"
+        if isinstance(step, Kernel):
             tiling = choose_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
-            return triton_kernel.render_kernel(tiling, plan.graph, symbol, config.numerics == "eager")
-        return render_step(step, symbol, plan.graph, width, config.loop_reordering)
+            return triton_kernel.render_kernel(tiling, plan.graph, symbol, exact)
+        tilings = choose_batch_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
+        return triton_foreach.render_batch(step, tilings, plan.graph, symbol, exact)
 
     return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+import torch
+
 from kgen import ir
-from kgen.index import Expr, Indirect, Var, free_atoms
+from kgen.index import Expr, Indirect, Var, as_expr, free_atoms
 from kgen.values import Value
 from kgen.verdict import Verdict
 
@@ -79,6 +81,10 @@ class Batch:
     def origins(self) -> tuple[ir.Origin, ...]:
         return tuple(o for kernel in self.members for o in kernel.origins)
 
+    @property
+    def target(self) -> str:
+        return self.members[0].target
+
 
 @dataclass(frozen=True, slots=True)
 class Nest:
@@ -147,6 +153,14 @@ Step = Union[Kernel, Batch, Call]
 def members(step: Launch) -> tuple[Kernel, ...]:
     """The kernels of a batch, or the kernel itself."""
     return step.members if isinstance(step, Batch) else (step,)
+
+
+def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:
+    """Equal for buffers that begin at one place and hold one type: versions of a storage share a pointer."""
+    buffer = root = graph.buffers[name]
+    while root.alias_of is not None:
+        root = graph.buffers[root.alias_of]
+    return root.name, as_expr(buffer.offset), buffer.dtype
 
 
 @dataclass(slots=True)

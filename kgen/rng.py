@@ -5,11 +5,13 @@ each random operator becomes `kgen::rand` of one of those seeds: the value of an
 linear index only, never on tiling. The backward graph gets the seeds and computes a dropout mask again instead of reading it.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with key = the seed's low and high word
-and counter = (index low, index high, 0, 0) gives words r0..r3; kernels and the reference here take from them
+and counter = (b low, b high, 0, 0) gives block b, four words. Random numbers cost what their blocks cost, so neighbours share
+one. Let pair q be the words (w0, w1) = (2 (q % 2), 2 (q % 2) + 1) of block q // 2. Element i, an unsigned number, is
 
-- rand:     float32 in [0, 1): (r0 >> 8) * 2**-24
-- randn:    float32: sqrt(-2 ln(((r0 >> 8) + 1) * 2**-24)) * cos(2 pi (r1 >> 8) * 2**-24)
-- randbits: int64: r0 | r1 << 32
+- rand:     float32 in [0, 1): (w >> 8) * 2**-24 for w = w(i % 2) of pair i // 2, which is word i % 4 of block i // 4
+- randn:    float32, of pair i // 2 (Box and Muller): sqrt(-2 ln(((w0 >> 8) + 1) * 2**-24)) times the cosine, for odd i the
+            sine, of 2 pi (w1 >> 8) * 2**-24
+- randbits: int64: w0 | w1 << 32 of pair i
 
 Other dtypes and distributions are made of these with ordinary operators while rewriting. Operators that are given a generator
 of their own are left alone.
@@ -53,14 +55,18 @@ def _draw_seeds(count: int, device: torch.device) -> torch.Tensor:
 def _reference_rand(size: Sequence[int], seeds: torch.Tensor, index: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
     assert dtype == KINDS[kind]
     counter = torch.arange(math.prod(size), dtype=torch.int64, device=seeds.device)
-    r0, r1 = _philox(seeds[index], counter)
+    seed, odd = seeds[index], counter % 2 == 1
     if kind == "randbits":
-        made = r0 | (r1 << 32)
+        w0, w1 = _pair(seed, counter)
+        made = w0 | (w1 << 32)
     elif kind == "rand":
-        made = (r0 >> 8).to(dtype) * 2.0**-24
+        w0, w1 = _pair(seed, counter // 2)
+        made = (torch.where(odd, w1, w0) >> 8).to(dtype) * 2.0**-24
     else:
-        radius = ((((r0 >> 8) + 1).to(dtype) * 2.0**-24).log() * -2.0).sqrt()
-        made = radius * ((r1 >> 8).to(dtype) * (2.0**-24 * 2.0 * math.pi)).cos()
+        w0, w1 = _pair(seed, counter // 2)
+        radius = ((((w0 >> 8) + 1).to(dtype) * 2.0**-24).log() * -2.0).sqrt()
+        angle = (w1 >> 8).to(dtype) * (2.0**-24 * 2.0 * math.pi)
+        made = radius * torch.where(odd, angle.sin(), angle.cos())
     return made.reshape(size)
 
 
@@ -71,8 +77,14 @@ for _key in ("CPU", "CUDA"):
     _library.impl("rand", _reference_rand, _key)
 
 
-def _philox(seed: torch.Tensor, counter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two words of each counter's block, as int64 in [0, 2**32)."""
+def _pair(seed: torch.Tensor, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    w0, w1, w2, w3 = _philox(seed, number // 2)
+    odd = number % 2 == 1
+    return torch.where(odd, w2, w0), torch.where(odd, w3, w1)
+
+
+def _philox(seed: torch.Tensor, counter: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The words of each counter's block, as int64 in [0, 2**32)."""
     low = 0xFFFFFFFF
     k0, k1 = seed & low, (seed >> 32) & low
     c0, c1 = counter & low, (counter >> 32) & low
@@ -82,7 +94,7 @@ def _philox(seed: torch.Tensor, counter: torch.Tensor) -> tuple[torch.Tensor, to
         hi1, lo1 = _multiply(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
         k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
-    return c0, c1
+    return c0, c1, c2, c3
 
 
 def _multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -247,6 +247,12 @@ def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> 
         return torch.empty(tuple(sizes), dtype=dtype, device=value.device)
 
 
+def uses_cuda(gm: GraphModule) -> bool:
+    """Whether some tensor of the graph lies on a CUDA device."""
+    values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val")))
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
 def cuda_properties(device: torch.device) -> tuple[int, int]:
     """(compute capability as in sm_90, multiprocessors) of a CUDA device."""
     found = torch.cuda.get_device_properties(device)

@@ -307,6 +307,19 @@ def _latest_first(value: Value) -> int:
     return -value.serial
 
 
+def by_place(roots: Iterable[Value]) -> Iterator[Value]:
+    """Every value once, users before their arguments, the values inside indirect indices left out. `topological` goes by age,
+    and equal bodies over other data may have been made in any order."""
+    seen: set[Value] = set()
+    pending = [*roots]
+    while pending:
+        value = pending.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            pending += value.args
+
+
 def loads(roots: Iterable[Value]) -> list[Value]:
     return [v for v in topological(roots) if v.op == "load"]
 

@@ -52,6 +52,7 @@ class Reason(Enum):
     LIBRARY = "a library call computes it"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
+    SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
     ONE_REPLAY = "all of its launches then cost as much as one"
     NOT_ONE_GPU = "it does not run on one GPU alone"
     NOTHING_RUNS = "it launches nothing"
@@ -71,6 +72,7 @@ CHANGES: dict[Reason, str] = {
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
+    Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",

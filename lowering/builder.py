@@ -33,6 +33,7 @@ class Builder:
         self.env: dict[Any, Any] = {}  # FX node -> what it became
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}
+        self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self._taken: dict[str, int] = {}
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
@@ -194,15 +195,15 @@ class Builder:
         """A tensor as an argument of a library call: a strided view of a buffer, copied only when it is not one."""
         view = self.as_view(tensor)
         if view is None:
-            view = self.as_view(self._stored_operand(tensor))
+            view = self.as_view(self.stored_operand(tensor))
         assert view is not None
         return view
 
-    def _stored_operand(self, tensor: Tensor) -> Tensor:
+    def stored_operand(self, tensor: Tensor) -> Tensor:
         """A buffer for an operand: its operators are those that computed it, not the call that wants it."""
         caller = self.origin
         self.origin = Origin((), caller.name, caller.line)
-        stored = self.realize(tensor, f"{caller.name or 'call'}_arg")
+        stored = self.copy(tensor, f"{caller.name or 'call'}_arg")
         self.origin = caller
         return stored
 

@@ -13,6 +13,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
+from kgen.lowering.layout import as_traced
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
 from kgen.values import Value
@@ -105,9 +106,10 @@ def extern(
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)
+    args, kwargs = as_traced(builder, node, args, kwargs)
     mutates = _mutations(builder, node, args, kwargs)
     binds = _bindings(node, flat, symbols)
-    results = list(builder.extern(node.target, args, dict(kwargs), specs, reason, mutates, _has_effect(node), wrap, binds))
+    results = list(builder.extern(node.target, args, kwargs, specs, reason, mutates, _has_effect(node), wrap, binds))
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
             results[position] = symbolic(symbols, item)

@@ -16,11 +16,12 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Buffer, GraphInput, Origin, TensorArg
 from kgen.lowering import fallback
-from kgen.lowering.builder import Builder, dense_strides
+from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
+from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
 from kgen.lowering.mutation import root_of
 from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, axes, number_of
+from kgen.lowering.tensor import Tensor, number_of
 from kgen.lowering.views import owner_of
 from kgen.symbols import SymbolTable
 
@@ -272,7 +273,7 @@ class _Lowering:
         self.builder.origin, self.builder.result_strides = _origin(result), wanted
         visible = self.context.user_visible is None or position in self.context.user_visible
         view = self.builder.as_view(lowered)
-        if view is not None and self._may_share(view, result) and (not visible or self._fix_strides(view, wanted)):
+        if view is not None and self._may_share(view, result) and (not visible or fix_strides(self.builder, view, wanted)):
             self.builder.freeze(view.buffer)
             return view
         # kept in `env`, so that a node returned twice (also saved) is one tensor, as in eager
@@ -285,18 +286,13 @@ class _Lowering:
         return arg
 
     def _stored(self, tensor: Tensor, wanted: ir.Sizes | None, result: Node) -> Tensor:
-        """The tensor in a buffer of its own with eager's strides: gaps stay gaps, and along a dimension of stride 0 one element
-        is stored. What overlaps, or may, is a view of the tensor that it is a view of in eager."""
-        repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
-        kept = tuple(ix.ONE if k in repeated else s for k, s in enumerate(tensor.sizes))
-        fixed = wanted is not None and (_is_dense(kept, wanted) or _has_gaps(kept, wanted))
-        if wanted is not None and not fixed and (window := self._window(tensor, wanted, result)) is not None:
-            return window
-        first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
-        made = self.builder.copy(replace(tensor, sizes=kept, value=first))
-        if fixed:
-            self.builder.freeze(made.value.attr[0], wanted)
-        return replace(made, sizes=tensor.sizes)
+        """The tensor in a buffer of its own with eager's strides. What overlaps, or may, is a view of the tensor that it is a
+        view of in eager."""
+        if wanted is not None and not is_storable(tensor.sizes, wanted):
+            window = self._window(tensor, wanted, result)
+            if window is not None:
+                return window
+        return store_with(tensor, wanted, self.builder.copy, self.builder)
 
     def _window(self, tensor: Tensor, wanted: ir.Sizes, result: Node) -> Tensor | None:
         """The result as a view of the stored tensor that owns its storage in eager; None where that has no packed layout."""
@@ -305,7 +301,7 @@ class _Lowering:
         if owner is result or not isinstance(whole, Tensor) or whole.dtype is not tensor.dtype or not _is_strided(value):
             return None
         strides = self.symbols.sizes(value.stride())
-        if owner.op == "placeholder" or not _is_dense(whole.sizes, strides):
+        if owner.op == "placeholder" or not is_dense(whole.sizes, strides):
             return None
         stored = self.env[owner] = self.builder.copy(whole)
         base = self.builder.freeze(stored.value.attr[0], strides)
@@ -329,19 +325,6 @@ class _Lowering:
             return number_of(lowered)
         return ir.Number(lowered, "bool") if isinstance(value, torch.SymBool) and isinstance(lowered, Expr) else lowered
 
-    def _fix_strides(self, view: TensorArg, wanted: ir.Sizes | None) -> bool:
-        """Whether the view has eager's strides, fixing the layout of its buffer so that it does when that is still open."""
-        if wanted is None:
-            return True
-        buffer = self.builder.graph.buffers[view.buffer]
-        if buffer.strides is None and view.vars == axes(buffer.sizes) and all(
-            e is v.expr() for e, v in zip(view.index, view.vars, strict=True)
-        ) and _is_dense(buffer.sizes, wanted):  # fmt: skip
-            self.builder.freeze(view.buffer, wanted)
-            return True
-        linear = ix.linearize(view.index, dense_strides(buffer))
-        return all(v.extent == 1 or ix.stride_of(linear, v) is w for v, w in zip(view.vars, wanted, strict=True))
-
 
 def meta_value(node: Node) -> Any:
     """The fake tensor, SymInt or tuple that AOT computed for a node."""
@@ -363,33 +346,6 @@ def _is_strided(value: Any) -> bool:
 def _same_sizes(a: ir.Sizes, b: ir.Sizes) -> bool:
     """Equal, or not provably different: unbacked symbols may have two names for one size."""
     return all(x is y or x.as_int() is None or y.as_int() is None for x, y in zip(a, b, strict=True))
-
-
-def _is_dense(sizes: ir.Sizes, strides: ir.Sizes) -> bool:
-    """Whether some order of the dimensions makes the strides those of a packed array."""
-    dims = [k for k, s in enumerate(sizes) if s != 1]
-    total = ix.ONE
-    left = set(dims)
-    while left:
-        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
-        if found is None:
-            return any(sizes[k] == 0 for k in dims)
-        left.remove(found)
-        total = total * sizes[found]
-    return True
-
-
-def _has_gaps(sizes: ir.Sizes, strides: ir.Sizes) -> bool:
-    """Whether the strides are those of a part of a larger array, with no element in two places."""
-    known = [(stride.as_int(), size.as_int()) for size, stride in zip(sizes, strides, strict=True) if size != 1]
-    if any(stride is None or size is None for stride, size in known):
-        return False
-    span = 1
-    for stride, size in sorted((stride or 0, size or 0) for stride, size in known):
-        if stride < span:
-            return False
-        span += stride * (size - 1)
-    return True
 
 
 def _defines_symbol(node: Node) -> bool:

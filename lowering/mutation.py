@@ -20,6 +20,7 @@ from kgen import values as vs
 from kgen.index import Expr, Indirect
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
+from kgen.lowering.layout import placed
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
 from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
@@ -323,7 +324,8 @@ def _name(tensor: Tensor) -> str:
 def _call_mutable(b: Builder, op: Any, kwargs: dict[str, Any], written: dict[str, Tensor]) -> list[Any]:
     names = list(dict.fromkeys(_name(t) for t in written.values()))
     order = [a.name for a in op._schema.arguments]
-    tree = {k: b.extern_tree(kwargs[k]) for k in order if k in kwargs}
+    sources = b.current.kwargs
+    tree = {k: b.extern_tree(kwargs[k] if k in written else placed(b, sources.get(k), kwargs[k])) for k in order if k in kwargs}
     value = b.current.meta["val"]
     returned = list(value)[: len(op._schema.returns)] if isinstance(value, tuple | list) else []
     specs = [

@@ -143,11 +143,27 @@ def _sinc(x: Value) -> Value:
 
 
 def _normal_cdf(x: Value) -> Value:
-    scaled = vs.call("mul", x, number(math.sqrt(0.5), x))
-    near = vs.call("add", number(0.5, x), vs.call("mul", number(0.5, x), vs.call("erf", scaled)))
-    tail = vs.call("mul", number(0.5, x), vs.call("erfc", vs.call("abs", scaled)))
-    far = vs.where(vs.call("gt", x, number(0, x)), vs.call("sub", number(1, x), tail), tail)
-    return vs.where(vs.call("lt", vs.call("abs", scaled), number(1, x)), near, far)
+    return _half_erfc_of_minus(vs.call("mul", x, number(math.sqrt(0.5), x)))
+
+
+def _half_erfc_of_minus(z: Value) -> Value:
+    return vs.call("mul", vs.call("erfc", vs.call("neg", z)), number(0.5, z))
+
+
+def scaled(b: Builder, x: Tensor, factor: Operand) -> Tensor:
+    """`mul.Scalar`, which torch's own composites use. ndtr comes as ``(erf(z) + 1) / 2``, without any digit where z << 0."""
+
+    def body(p: Value, q: Value) -> Value:
+        z = _below_one_plus_erf(p)
+        return vs.call("mul", p, q) if z is None or q is not number(0.5, p) else _half_erfc_of_minus(z)
+
+    return pointwise(body, x, factor) if is_float(x.value) else mul(b, x, factor)
+
+
+def _below_one_plus_erf(value: Value) -> Value | None:
+    if value.op == "add" and value.args[0].op == "erf" and value.args[1] is number(1, value):
+        return value.args[0].args[0]
+    return None
 
 
 def _heaviside(x: Value, at_zero: Value) -> Value:
@@ -231,6 +247,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.igammac": formula(lambda p, q: vs.call("igammac", p, q)),
     "aten.gcd": formula(lambda p, q: vs.call("gcd", p, q)),
     "aten.lcm": formula(_lcm),
+    "aten.mul.Scalar": scaled,
     "aten.pow": power,
     "aten.float_power": float_power,
     "aten.ldexp": ldexp,

@@ -2,6 +2,6 @@
 
 from kgen.scheduler.loops import choose_loops
 from kgen.scheduler.schedule import Options, schedule
-from kgen.scheduler.tiles import Gpu, choose_tiles
+from kgen.scheduler.tiles import Gpu, choose_batch_tiles, choose_tiles
 
-__all__ = ["Gpu", "Options", "choose_loops", "choose_tiles", "schedule"]
+__all__ = ["Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "schedule"]

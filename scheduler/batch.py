@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
-from kgen.plan import Batch, Call, Kernel, Step
+from kgen.plan import Batch, Call, Kernel, Step, address
 from kgen.scheduler.memory import lends, reads, root, writes
 from kgen.sizes import Sizes
 from kgen.values import Value
@@ -26,14 +27,30 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 FULL = 1 << 20
 # A kernel that takes new memory moves up past at most so many steps: that memory lives the longer for it.
 NEAR = 8
-# What one function may hold: members, and different bodies.
-MAX_MEMBERS = 512
-MAX_FORMS = 16
+# On a GPU nobody else keeps a kernel's company: it fills the device from some tens of thousands of points on, and what a batch
+# saves is its launch, 2 to 3 us. Up to so many points (a microsecond of memory traffic) a kernel joins any other such: the
+# bodies' text and the registers of the hungriest one cost less than that. A larger one joins its own likes only, and beyond
+# as many points as run for several launches it stays alone.
+GPU_SMALL = 1 << 18
+GPU_FULL = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one function may hold: members, different bodies, and pointers."""
+
+    members: int
+    forms: int
+    pointers: int
+
+
+# Pointers are parameters of a GPU's kernel, 4 KiB of them on older drivers, of which two may be Triton's own.
+ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
 
 
 def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
     """The steps with independent kernels of points gathered into batches. `demands` that forbid fusion hold for batches too."""
-    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted])
+    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
     for step in steps:
         found.add(step)
     return [_joined(place, verdicts) for place in found.places]
@@ -59,6 +76,7 @@ class _Place:
     step: Step
     members: list[Kernel] = field(default_factory=list)
     forms: set[Hashable] = field(default_factory=set)
+    pointers: set[Hashable] = field(default_factory=set)
     small: bool = False
 
 
@@ -67,6 +85,7 @@ class _Batches:
     graph: ir.Graph
     read_elsewhere: set[str]
     forbidden: list[FusionDemand]
+    verdicts: list[Verdict]
     places: list[_Place] = field(default_factory=list)
     by_form: dict[Hashable, list[int]] = field(default_factory=dict)
     read_at: dict[str, int] = field(default_factory=dict)  # storage -> the last place that reads, or writes, it
@@ -79,6 +98,8 @@ class _Batches:
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
+            if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
+                self._refuse_symbols(step, earliest)
             at = len(self.places)
             self.places.append(_Place(step))
         for names, table in ((read, self.read_at), (written, self.written_at)):
@@ -88,9 +109,28 @@ class _Batches:
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
-        if kernel.inner or kernel.target != "cpp" or any(s.kind != "pointwise" for s in kernel.statements):
+        if not _points_only(kernel):
             return False
+        if kernel.target == "triton":
+            return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
         return self._small(kernel) or not self.read_elsewhere & writes(kernel)
+
+    def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
+        """A verdict where the kernel might have joined another one."""
+        alone = (place.step for place in self.places[earliest:])
+        other = next(
+            (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
+        )
+        if other is not None:
+            self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
+
+    def _static(self, kernel: Kernel) -> bool:
+        """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
+        buffers = [self.graph.buffers[name] for name in reads(kernel) | writes(kernel)]
+        exprs = [v.extent for v in kernel.outer]
+        exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
+        exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
+        return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
 
     def _earliest(self, read: set[str], written: set[str]) -> int:
         """The first place after all that the step depends on."""
@@ -101,7 +141,7 @@ class _Batches:
 
     def _join(self, kernel: Kernel, earliest: int) -> int:
         """Puts the kernel into the first batch that takes it, its own likes before others, or opens one."""
-        form, small = _form(kernel), self._small(kernel)
+        form, small = self._form(kernel), self._small(kernel)
         known = self.by_form.setdefault(form, [])
         if self._makes_new(kernel):
             earliest = max(earliest, len(self.places) - NEAR)
@@ -113,24 +153,47 @@ class _Batches:
         place = self.places[at]
         place.members.append(kernel)
         place.forms.add(form)
+        place.pointers |= self._pointers(kernel)
         place.small &= small
         if at not in known:
             known.append(at)
         return at
 
     def _takes(self, place: _Place, kernel: Kernel, form: Hashable) -> bool:
-        if not place.members or len(place.members) >= MAX_MEMBERS:
+        room = ROOM[kernel.target]
+        if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
             return False
-        if form not in place.forms and (not place.small or len(place.forms) >= MAX_FORMS):
+        if form not in place.forms and (not place.small or len(place.forms) >= room.forms):
+            return False
+        if len(place.pointers | self._pointers(kernel)) > room.pointers:
             return False
         return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
 
+    def _home(self, kernel: Kernel) -> Hashable:
+        """The language and the device of a kernel."""
+        return kernel.target, next(self.graph.buffers[name].device for name in sorted(writes(kernel)))
+
+    def _pointers(self, kernel: Kernel) -> set[Hashable]:
+        return {address(self.graph, name) for name in reads(kernel) | writes(kernel)}
+
     def _small(self, kernel: Kernel) -> bool:
-        cost = vs.total_cost(s.value for s in kernel.statements)
-        return Sizes(self.graph.size_hints).points(kernel.outer) * cost < FULL
+        if kernel.target == "triton":
+            return self._points(kernel) <= GPU_SMALL
+        return self._points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
+
+    def _points(self, kernel: Kernel) -> int:
+        return Sizes(self.graph.size_hints).points(kernel.outer)
 
     def _makes_new(self, kernel: Kernel) -> bool:
         return any(self.graph.buffers[name].alias_of is None for name in writes(kernel))
+
+    def _form(self, kernel: Kernel) -> Hashable:
+        """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
+        return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
+
+
+def _points_only(kernel: Kernel) -> bool:
+    return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
 
 
 def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
@@ -143,14 +206,11 @@ def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
     return any(has(one, demand.producer) and has(other, demand.consumer) for one, other in pairs)
 
 
-def _form(kernel: Kernel) -> Hashable:
-    """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
-    numbers: dict[Value, int] = {}
+def _body(kernel: Kernel) -> Hashable:
+    values = list(vs.by_place(s.value for s in kernel.statements))
+    numbers = {value: k for k, value in enumerate(values)}
     slots: dict[str, int] = {}
-    rows: list[Hashable] = []
-    for value in vs.topological(s.value for s in kernel.statements):
-        numbers[value] = len(numbers)
-        rows.append((value.op, value.dtype, tuple(numbers[a] for a in value.args), _attribute(value, slots)))
+    rows: list[Hashable] = [(v.op, v.dtype, tuple(numbers[a] for a in v.args), _attribute(v, slots)) for v in values]
     rows += [(numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
     return tuple(rows)
 

@@ -52,18 +52,15 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
         return Reason.TOO_LARGE
-    if (
-        inner
-        and sizes.points(inner) > limits.long_row
-        and sizes.points(outer) < limits.min_rows
-        and _revisits(a.joined(b).items)
-    ):
-        return Reason.PARALLELISM
-    if sizes.points(inner) > limits.max_row and limits.min_run and _revisits(a.joined(b).items):
-        if _short_runs(graph, sizes, a.joined(b).items, space, limits.min_run):
+    joined = a.joined(b).items if inner else []
+    if inner and _revisits(joined):
+        length = sizes.points(inner)
+        if length > limits.long_row and sizes.points(outer) < limits.min_rows:
+            return Reason.PARALLELISM
+        if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
             return Reason.LAYOUT_CONFLICT
-    if inner and _column_bytes(graph, sizes, a.joined(b).items, space) > COLUMN_BYTES and _revisits(a.joined(b).items):
-        return Reason.COLUMNS
+        if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
+            return Reason.COLUMNS
     few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
     if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kgen import index as ix
-from kgen import ir
+from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
@@ -310,6 +310,42 @@ def _turns(offset: Expr, v: Var) -> int:
     return found
 
 
+def unflattened(kernel: Kernel) -> Kernel:
+    """Splits loops that stand for several dimensions at once: where indices hold v // k and v % k, v = k v' + r, and each of
+    the two walks evenly. Reshapes between loops leave such indices."""
+    if any(s.kind == "scan" for s in kernel.statements):
+        return kernel
+    for _ in range(MAX_TURNS):
+        mapping: dict[Atom, Expr] = {}
+        exprs = _all_exprs(kernel)
+        outer = [part for v in kernel.outer for part in _parts(v, exprs, mapping)]
+        inner = [part for v in kernel.inner for part in _parts(v, exprs, mapping)]
+        if not mapping:
+            break
+        statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+        kernel = replace(kernel, outer=tuple(outer), inner=tuple(inner), statements=statements)
+    return kernel
+
+
+def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, ...]:
+    """The loops that v falls into at the largest k, or v itself."""
+    extent = v.extent.as_int()
+    divisors = {
+        atom.den.as_int() or 0
+        for e in exprs
+        for mono, _ in e.terms
+        for atom in mono
+        if isinstance(atom, ix.FloorDiv | ix.Mod) and atom.num is v.expr()
+    }
+    fitting = [k for k in divisors if extent is not None and 1 < k < extent and extent % k == 0]
+    if extent is None or not fitting:
+        return (v,)
+    k = max(fitting)
+    high, low = ix.var(f"{v.name}h", extent // k), ix.var(f"{v.name}l", k)
+    mapping[v] = high.expr() * k + low.expr()
+    return high, low
+
+
 # ---- grouped channels -----------------------------------------------------------------------------------------------
 
 
@@ -393,17 +429,21 @@ def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> fl
 def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:
     """Lanes for the mix of widths: a register of the commonest wide type, several registers for wider ones."""
     wide = narrow = single = 0
+    random = False
     for s in kernel.statements:
         for v in vs.topological([s.value]):
+            random = random or v.op in ops.RANDOM
             if v.op in ("const", "index") or (v.op == "load" and not _uses(v, vector)):
                 continue
             size = 1 if v.dtype is torch.bool else v.dtype.itemsize
             wide, narrow, single = wide + (size == 8), narrow + (size in (2, 4)), single + (size == 1)
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
+    of_blocks = 2 * lanes if random else 0  # as many elements as one register of Philox blocks serves
     if vector in kernel.outer and kernel.inner:
         lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes)
+    lanes = max(lanes, of_blocks)
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
     while lanes > 4 and lanes // 2 >= limit:

@@ -137,8 +137,8 @@ def _split(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> list[S
     partial = {o for step in steps if isinstance(step, Kernel) for s in step.statements if s.kind == "column" for o in s.outs}
     out: list[Step] = []
     for step in steps:
-        whole = not isinstance(step, Kernel) or step.target != "triton" or partial & reads(step)
-        out += [step] if whole else split_reduction(step, graph, sizes, gpu)
+        divisible = isinstance(step, Kernel) and step.target == "triton" and not partial & reads(step)
+        out += split_reduction(step, graph, sizes, gpu) if isinstance(step, Kernel) and divisible else [step]
     return out
 
 

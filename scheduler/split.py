@@ -14,8 +14,9 @@ import torch
 from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Atom, Expr
+from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement, Tiling
+from kgen.scheduler.loops import unflattened
 from kgen.scheduler.tiles import Gpu, choose_tiles
 from kgen.sizes import Sizes
 from kgen.values import Value
@@ -23,13 +24,14 @@ from kgen.values import Value
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
 # Programs for each processor: enough that all of them load at any time.
-PROGRAMS = 4
+PROGRAMS = 8
 
 
 def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
     """The kernel itself, or two kernels that do its work; new buffers for partial results are added to the graph."""
     if not _may_split(kernel):
         return (kernel,)
+    kernel = unflattened(kernel)
     programs = _programs(choose_tiles(kernel, graph, sizes, gpu), sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     wanted = min(gpu.processors * PROGRAMS // programs, work // MIN_CHUNK)

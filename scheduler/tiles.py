@@ -13,8 +13,8 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
-from kgen.plan import MAX_PERSISTENT, Blocks, Kernel, Tiling
-from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along
+from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Tiling
+from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
 
 # A tile pays on both axes only where each is at least this long.
@@ -22,6 +22,11 @@ MIN_TILE = 16
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
 THREADS = 128
+# Of a batch: programs of THREADS that a processor runs side by side, how many rounds of them are enough to share the work
+# evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
+RESIDENT = 12
+ROUNDS = 8
+MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
@@ -35,6 +40,9 @@ SHARED_STAGES = 2
 RESIDENT_WARPS = 16
 # Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.
 MIN_BLOCKS = 4
+# A longer row is walked again, out of the L2 cache, rather than held by all the registers of a processor: then other programs'
+# loads fill the pauses of its arithmetic.
+HELD = 16384
 INT32 = 2**31 - 1
 
 
@@ -57,6 +65,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     kernel = linearized(kernel, graph)
     if not any(s.kind in ("reduction", "scan") for s in kernel.statements):
         kernel = _flattened(kernel)
+    elif reorder:
+        kernel = unflattened(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
     if reorder:
         kernel = ordered(kernel, touches, sizes)
@@ -78,6 +88,26 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
     blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
+
+
+def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
+    """The tilings of a batch's members: the others keep processors busy, so no tile is cut for that."""
+    tilings = [choose_tiles(kernel, graph, sizes, gpu, reorder) for kernel in batch.members]
+    whole = [t if t.y else replace(t, blocks=replace(t.blocks, x=_vector_block(t.kernel, graph, sizes))) for t in tilings]
+    programs = sum(-(-sizes.points(t.x) // t.blocks.x) for t in whole if not t.y)
+    more = 1
+    while programs > more * ROUNDS * RESIDENT * gpu.processors:
+        more *= 2
+
+    def grown(tiling: Tiling) -> Tiling:
+        x = tiling.blocks.x
+        return (
+            tiling
+            if tiling.y
+            else replace(tiling, blocks=replace(tiling.blocks, x=max(x, min(x * more, THREADS * MAX_POINTS))))
+        )
+
+    return [grown(t) for t in whole]
 
 
 def _flattened(kernel: Kernel) -> Kernel:
@@ -107,16 +137,20 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Enough points a thread for wide accesses, but not so many that processors stay idle."""
-    points = sizes.points(kernel.outer)
+    points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
+    while block > THREADS and points < block * gpu.processors * 2:
+        block //= 2
+    return Blocks(x=block, warps=THREADS // 32)
+
+
+def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
+    """Points of a program whose threads move VECTOR bytes each, in the type that moves most bytes."""
     moved: dict[int, int] = {}
     for name in sorted(_touched(kernel, graph)):
         buffer = graph.buffers[name]
         moved[buffer.dtype.itemsize] = moved.get(buffer.dtype.itemsize, 0) + sizes.bytes(buffer)
     width = max(moved, key=lambda size: moved[size]) if moved else 4
-    block = THREADS * (VECTOR // width)
-    while block > THREADS and points < block * gpu.processors * 2:
-        block //= 2
-    return Blocks(x=block, warps=THREADS // 32)
+    return THREADS * (VECTOR // width)
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
@@ -128,8 +162,8 @@ def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
 def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
     """A tile whose sides are whole cache lines of both kinds of access."""
     x = min(64, power_of_two(sizes.of(fast.extent)))
-    y = min(64, power_of_two(sizes.of(slow.extent)))
-    return Blocks(x=x, y=y, warps=4)
+    y = min(128, power_of_two(sizes.of(slow.extent)))
+    return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
 
 
 # ---- reductions -----------------------------------------------------------------------------------------------------
@@ -138,16 +172,19 @@ def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
 def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
-    whole = persistent(kernel) and (bool(kernel.rows) or not across or length <= 64)
+    whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else HELD) and (bool(kernel.rows) or not across or length <= 64)
     if across and not whole:
-        x = min(64, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
-        blocks = Blocks(x=x, r=max(1, min(REDUCTION_POINTS // x, power_of_two(length))), warps=8)
+        x = min(128, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
+        blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
         blocks = Blocks(x=x, r=r, warps=_warps(x * r))
     else:
-        blocks = Blocks(x=1, r=min(2 * REDUCTION_POINTS, power_of_two(length)), warps=8)
+        # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
+        again = kernel.sections > 1
+        r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
+        blocks = Blocks(x=1, r=r, warps=MAX_WARPS if again and r > 2 * REDUCTION_POINTS else 8)
     return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
 
 
@@ -156,13 +193,19 @@ def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) 
     outer = (*(v for v in kernel.outer if v is not merged), merged)
     length = sizes.points(kernel.inner)
     x = min(128, power_of_two(sizes.of(merged.extent)))
-    blocks = Blocks(x=x, r=max(1, min(2 * REDUCTION_POINTS // x, power_of_two(length))), warps=8)
+    blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
     return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
+
+
+def _step(length: int, most: int) -> int:
+    """Points of a step along a row: the largest that wastes least of the last one."""
+    most = max(1, min(most, power_of_two(length)))
+    return min((most, most // 2, most // 4), key=lambda r: -(-length // r) * r if r else 2 * length + most)
 
 
 def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     """Short rows share a program, as long as enough programs are left."""
-    x = max(1, REDUCTION_POINTS // 2 // r)
+    x = max(1, 2 * REDUCTION_POINTS // r)
     if across:
         x = max(x, min(32, power_of_two(rows)))
     while x > 1 and rows < x * gpu.processors * 2:

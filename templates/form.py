@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Size, Var
 from kgen.plan import Nest, Statement
@@ -18,8 +19,8 @@ from kgen.values import Value
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`key` is equal for equal forms. `nest` has the sizes as symbols and the buffers under their own names; `buffers` are
-    these in order of first use, and `sizes` what each symbol stands for."""
+    """`key` is equal for equal forms, the types of their buffers included. `nest` has the sizes as symbols and the buffers
+    under their own names; `buffers` are these in order of first use, and `sizes` what each symbol stands for."""
 
     key: Hashable
     nest: Nest
@@ -27,18 +28,20 @@ class Form:
     sizes: dict[Size, Expr]
 
 
-def form_of(nest: Nest) -> Form:
+def form_of(nest: Nest, graph: ir.Graph) -> Form:
     """The form of a nest of points. One that computes an address in another way than by strides is a form of its own."""
-    abstraction = _Abstraction(nest)
     try:
-        anonymous = abstraction.nest(lambda name: f"b{abstraction.buffers.setdefault(name, len(abstraction.buffers))}")
+        abstraction = _Abstraction(nest)
+        anonymous = abstraction.nest(lambda name: f"b{abstraction.buffers[name]}")
         named = abstraction.nest(lambda name: name)
     except _NoStrides:
         buffers = {v.attr[0]: 0 for v in vs.loads(s.value for s in nest.kernel.statements)}
         buffers |= {out: 0 for s in nest.kernel.statements for out in s.outs}
         return Form(nest, nest, tuple(buffers), {})
     sizes = {symbol: expr for expr, symbol in abstraction.steps.items()} | abstraction.lengths
-    return Form(anonymous, named, tuple(abstraction.buffers), sizes)
+    # a store rounds to its buffer's type, which the value does not tell
+    types = tuple(graph.buffers[name].dtype for name in abstraction.buffers)
+    return Form((anonymous, types), named, tuple(abstraction.buffers), sizes)
 
 
 class _NoStrides(Exception):
@@ -56,6 +59,20 @@ class _Abstraction:
             length = ix.size(f"len{k}")
             self.lengths[length] = v.extent
             self.loops[v] = ix.var(f"x{k}", length.expr())
+        self._number_all()
+
+    def _number_all(self) -> None:
+        """Numbers buffers and strides by where they stand."""
+        for value in vs.by_place(s.value for s in self.old.kernel.statements):
+            if value.op == "load":
+                self.buffers.setdefault(value.attr[0], len(self.buffers))
+            for expr in vs.index_exprs(value):
+                self._index(expr)
+        for s in self.old.kernel.statements:
+            for out in s.outs:
+                self.buffers.setdefault(out, len(self.buffers))
+            for expr in s.store:
+                self._index(expr)
 
     def nest(self, rename: Callable[[str], str]) -> Nest:
         old = self.old

@@ -284,6 +284,12 @@ def test_constants_are_part_of_the_form() -> None:
 
 
 @pytest.mark.cpu
+def test_types_of_results_are_part_of_the_form() -> None:
+    """Both are a sum of float32 numbers inside of the kernel, and only one is rounded where it is stored."""
+    check(lambda x, y: (x + x, y.float() + y.float()), r(100).bfloat16(), r(100).bfloat16())
+
+
+@pytest.mark.cpu
 def test_gathers_and_positions() -> None:
     """Indices from memory, checked, and values made of the loop variables."""
 

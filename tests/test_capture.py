@@ -23,6 +23,8 @@ from kgen.backend import kgen_backend
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.eager_graph import EagerGraph
+from kgen.evaluate_value import RANDOM
+from kgen.rng import KINDS, _philox
 from kgen.torch_adapter import GraphInfo
 
 pytestmark = pytest.mark.none
@@ -408,10 +410,17 @@ def test_distributions(seen: list[Any]) -> None:
 
 def test_philox_known_answers() -> None:
     """From the Random123 distribution's kat_vectors, philox4x32 with 10 rounds."""
-    from kgen.rng import _philox
-
     zero = _philox(torch.tensor(0), torch.tensor([0]))
-    assert [hex(int(r)) for r in zero] == ["0x6627e8d5", "0xe169c58d"]
+    assert [hex(int(r)) for r in zero] == ["0x6627e8d5", "0xe169c58d", "0xbc57ac4c", "0x9b00dbd8"]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_reference_of_random_numbers(kind: str) -> None:
+    """What runs in eager is what the evaluator, and so every kernel, computes."""
+    seeds = torch.tensor([3, -(2**62) - 5])
+    made = torch.ops.kgen.rand([5, 7], seeds, 1, kind, KINDS[kind])
+    want = RANDOM[kind](seeds[1], torch.arange(35)).reshape(5, 7)
+    torch.testing.assert_close(made, want, rtol=1e-5 if kind == "randn" else 0, atol=1e-6 if kind == "randn" else 0)
 
 
 # ---- operators that order or contain others ----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from scalar_cases import FLOAT_SPECIALS, expected, inputs_of, random_values, sho
 
 from kgen import ops
 from kgen.build import cpp, toolchain
-from kgen.evaluate_value import RANDOM, apply, philox
+from kgen.evaluate_value import RANDOM, apply
 from kgen.templates.cpp.table import CPP_OPS, CPP_STRUCTURAL, CPP_TYPES, literal
 
 pytestmark = pytest.mark.cpu
@@ -570,21 +570,24 @@ def test_welford(reductions, dtype, width):
 # ---- random numbers, counting, tiles
 
 OTHERS = """
-template <int L> void random(float* uniform, float* normal, int64_t* bits, int64_t seed, int64_t first, int64_t n) {
+template <int L>
+void random(float* uniform, float* normal, int64_t* bits, int64_t seed, int64_t first, int64_t step, int64_t n) {
   loop<L>(n, [&](int64_t i, auto w) {
-    const auto counter = iota<int64_t, L>(first + i);
+    const auto counter = iota<int64_t, L>(first + i * step, step);
     store(uniform + i, rand_(seed, counter), w);
     store(normal + i, randn_(seed, counter), w);
     store(bits + i, randbits_(seed, counter), w);
   });
 }
 #define RANDOM(L) \
-  extern "C" void random_##L(float* u, float* v, int64_t* b, int64_t seed, int64_t first, int64_t n) { \
-    random<L>(u, v, b, seed, first, n); \
+  extern "C" void random_##L(float* u, float* v, int64_t* b, int64_t seed, int64_t first, int64_t step, int64_t n) { \
+    random<L>(u, v, b, seed, first, step, n); \
   }
 RANDOM(1)
+RANDOM(4)
 RANDOM(8)
 RANDOM(16)
+RANDOM(32)
 extern "C" void count(int32_t* a, int64_t* b) {
   store(a, iota<int32_t, 16>(5, -3), Full<16>{});
   store(b, iota<int64_t, 16>(-2), Full<16>{});
@@ -600,6 +603,7 @@ extern "C" void mixtures(float* out, const float* in) {
   store(out + 80, 7.0f, Full<16>{});
 }
 """
+RANDOM_WIDTHS = (1, 4, 8, 16, 32)
 TILE_TYPES = ("float", "uint8_t", "bfloat16", "double")[: 2 if REDUCED else 4]
 TILE_WIDTHS = (16,) if REDUCED else (8, 16, 32)
 
@@ -617,17 +621,18 @@ def others() -> Callable[[str], Callable[..., None]]:
     return build("others", body)
 
 
-def test_random_numbers(others):
-    n, first, seed = 75, (1 << 40) + 3, -1234567890123456789
-    words = philox(torch.tensor(seed), torch.arange(first, first + n))
+@pytest.mark.parametrize("step", [1, 3, -1])
+@pytest.mark.parametrize("first", [1 << 40, (1 << 40) + 2, (1 << 40) + 3, -256])  # at the start of a block, within, unsigned
+def test_random_numbers(others, first, step):
+    n, seed = 75, -1234567890123456789
+    counter = torch.arange(first, first + n * step, step)
+    want = {kind: function(torch.tensor(seed), counter) for kind, function in RANDOM.items()}
     u, v, b = torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.int64)
-    for width in WIDTHS:
-        others(f"random_{width}")(u, v, b, seed, first, n)
-        assert torch.equal(u, RANDOM["rand"](words))
-        assert torch.equal(b, RANDOM["randbits"](words))
-        positive = ((words[0] >> 8) + 1).double() * 2.0**-24
-        normal = (-2 * positive.log()).sqrt() * (2 * math.pi * (words[1] >> 8).double() * 2.0**-24).cos()
-        torch.testing.assert_close(v.double(), normal, rtol=1e-5, atol=2e-6)
+    for width in RANDOM_WIDTHS:
+        others(f"random_{width}")(u, v, b, seed, first, step, n)
+        assert torch.equal(u, want["rand"])
+        assert torch.equal(b, want["randbits"])
+        torch.testing.assert_close(v, want["randn"], rtol=1e-5, atol=2e-6)
         if width == 1:
             scalars = v.clone()
         assert torch.equal(v, scalars)

@@ -232,9 +232,26 @@ def test_random_values_depend_on_seed_and_counter_only() -> None:
     bits = evaluate_value(vs.random("randbits", load("seed", 0, dtype=I64), counter), (i, j), seed)
     assert bits.dtype is I64
     assert bits.unique().numel() == 10000
-    words = _philox_by_hand(12345, 7)
-    assert int(bits.flatten()[7]) % 2**64 == words[0] | words[1] << 32
-    assert uniform.flatten()[7] == (words[0] >> 8) * 2.0**-24
+    for i in range(4, 8):  # the elements of block 1, for bits of the blocks 2 and 3
+        words, place = _philox_by_hand(12345, 1), i % 4
+        assert uniform.flatten()[i] == (words[place] >> 8) * 2.0**-24
+        low, high = (w >> 8 for w in words[place // 2 * 2 :][:2])
+        turn = (math.sin if i % 2 else math.cos)(2 * math.pi * high * 2.0**-24)
+        exact = math.sqrt(-2 * math.log((low + 1) * 2.0**-24)) * turn
+        torch.testing.assert_close(float(normal.flatten()[i]), exact, rtol=1e-5, atol=1e-6)
+        words, place = _philox_by_hand(12345, i // 2), i % 2
+        assert int(bits.flatten()[i]) % 2**64 == words[2 * place] | words[2 * place + 1] << 32
+
+
+def test_neighbouring_random_numbers_are_independent() -> None:
+    (i,) = axes(40000)
+    seed = {"seed": torch.tensor([99])}
+    for kind, mean, deviation in (("rand", 0.5, 1 / math.sqrt(12)), ("randn", 0.0, 1.0)):
+        x = evaluate_value(vs.random(kind, load("seed", 0, dtype=I64), vs.index_value(i.expr())), (i,), seed).double()
+        z = ((x - mean) / deviation).reshape(-1, 4)
+        torch.testing.assert_close(z.mean(0), torch.zeros(4).double(), rtol=0, atol=0.05)
+        for numbers in (z, z.square()):  # squares: cosine and sine of one angle
+            torch.testing.assert_close(torch.corrcoef(numbers.T), torch.eye(4).double(), rtol=0, atol=0.05)
 
 
 # ---- reductions and scans -------------------------------------------------------------------------------------------

@@ -488,3 +488,14 @@ def test_wide_integers_on_narrow_registers(monkeypatch: pytest.MonkeyPatch, isa:
     monkeypatch.setenv("KGEN_ISA", isa)
     rows = torch.tensor([3, 1, 4])
     check(lambda x, i: (x[i], i * 3, (i - 2).double()), rand(5, 7), rows)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"gpu_interpreter": True}, marks=pytest.mark.interpret)], ids=["cpu", "gpu"]
+)
+def test_the_tail_of_the_normal_distribution_has_digits(options: dict[str, Any]) -> None:
+    """torch takes `ndtr` apart into (1 + erf) / 2, which is 0 for -9."""
+    x = torch.tensor([-12.0, -9, -5, -4, -3, -1, -0.1, 0, 0.1, 1, 9, float("inf"), -float("inf")])
+    got = torch.compile(torch.special.ndtr, backend="kgen", options=options)(x)
+    want = torch.tensor([math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=0)

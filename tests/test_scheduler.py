@@ -238,6 +238,17 @@ def _nest(f: Callable[..., Any], *args: Tensor) -> Nest:
     return choose_loops(plan.kernels[0], plan.graph, Sizes({}), 64)
 
 
+@pytest.mark.parametrize(("kind", "lanes"), [("rand", 32), ("randbits", 16)])
+def test_random_numbers_fill_a_register_of_blocks(kind: str, lanes: int) -> None:
+    dtype = torch.int64 if kind == "randbits" else torch.float32
+    plan = plans(
+        lambda seeds: torch.ops.kgen.rand([4096], seeds, 0, kind, dtype) + 1, torch.zeros(1, dtype=torch.int64)
+    ).forward
+    [kernel] = plan.kernels
+    assert plan.graph is not None
+    assert choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), 64).lanes == lanes
+
+
 def test_groups_of_neighbouring_channels_are_lanes() -> None:
     images = r(19, 64, 28, 28).contiguous(memory_format=torch.channels_last)
     nest = _nest(lambda x, w, b: F.group_norm(x, 8, w, b), images, r(64), r(64))

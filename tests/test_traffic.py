@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kgen.record import recording
 from kgen.scheduler import Options
 from kgen.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
 from tests.kernels import plans
@@ -48,6 +49,21 @@ def test_a_gather_counts_what_it_gathers():
 
 def test_rows_walked_twice_are_read_once():
     assert only(lambda x: torch.softmax(x, -1), r(64, 100)) == (25600, 25600)
+
+
+def test_dropout_moves_no_mask():
+    """Forward and backward are a kernel each, which read a tensor and a seed and write a tensor."""
+    x = r(64, 128, requires_grad=True)
+    with recording() as seen:
+        run = torch.compile(lambda x: F.dropout(x.sin(), 0.5), backend="kgen", options={"cache": False})
+        run(x).sum().backward()
+    forward, backward = (g.plan for g in seen.graphs)
+    size = 64 * 128 * 4
+    for plan, most in ((forward, 2 * size), (backward, 3 * size)):  # the backward also reads x, of which the gradient depends
+        [kernel] = plan.kernels
+        found = kernel_traffic(kernel, plan)
+        assert found.written == size
+        assert size < found.read + found.written <= most + 8
 
 
 def test_row_writes_move_rows():

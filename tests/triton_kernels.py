@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kgen import ops
+from kgen.build.gpu_kernel import TritonKernel
 from kgen.templates.triton import interpret
 from kgen.templates.triton.table import (
     NARROW,
@@ -259,3 +260,20 @@ def every_kernel(dtype: torch.dtype) -> Iterator[Kernel]:
 
 def scans(op: str, dtype: torch.dtype) -> bool:
     return dtype is not torch.bool and (op != "logaddexp" or dtype.is_floating_point)
+
+
+def ptx_of(kernel: TritonKernel, folder: Path, capability: int) -> str:
+    """The PTX of a generated kernel, as kgen/build/triton_worker.py compiles it."""
+    path = folder / f"{kernel.name}.py"
+    path.write_text(kernel.source)
+    spec = importlib.util.spec_from_file_location(kernel.name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, kernel.name)
+    attributes = {(k,): [["tt.divisibility", 16]] for k, multiple in enumerate(kernel.divisible) if multiple}
+    signature = dict(zip(function.arg_names, kernel.signature, strict=True))
+    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
+    options = {**dict(kernel.options), "num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"]

@@ -61,7 +61,7 @@ def canonical_text(text: str, names: frozenset[str]) -> str:
         word = match.group()
         return order.setdefault(word, f"n{len(order)}") if word in names else word
 
-    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("//"))
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "# ")))
     return _WORD.sub(rename, body)
 
 

@@ -357,7 +357,7 @@ class Emitter:
             return f"bitcast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
         if value.op == "round_to":
             return f"round_to_<{CPP_TYPES[value.attr].storage}>({args[0]})"
-        if value.op in ("rand", "randn", "randbits"):
+        if value.op in ops.RANDOM:
             return f"{value.op}_({args[0]}, {args[1]})"
         row = CPP_OPS.get(value.op)
         if row is None:

@@ -24,7 +24,7 @@ def render_batch(batch: Batch, nests: list[Nest], graph: ir.Graph, name: str) ->
     bodies: dict[Hashable, _Body] = {}
     members: list[tuple[_Body, Form]] = []
     for nest in nests:
-        form = form_of(nest)
+        form = form_of(nest, graph)
         if form.key not in bodies:
             bodies[form.key] = _body(form, graph, len(bodies))
         members.append((bodies[form.key], form))

@@ -17,6 +17,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr
 from kgen.plan import Statement, Tiling
 from kgen.templates.triton.expression import IndexText
+from kgen.templates.triton.neighbours import of_neighbours
 from kgen.templates.triton.online import Rescaled, rescaled_sums
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import (
@@ -427,16 +428,33 @@ class Emitter:
         if value.op == "index":
             return f"({self.text(value.attr)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
+        if value.op in ops.RANDOM and not self.axes(value.args[0]):
+            shared = of_neighbours(value, self.tiling, self.graph)
+            if shared is not None:
+                return shared.format(*args)
         if value.op in STRUCTURAL:
             kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
             target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
             return STRUCTURAL[value.op].format(*args, type=target)
         row = TRITON_OPS.get(value.op)
         if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
+            if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
+                return f"{args[0]} * {self._reciprocal(value.args[1])}"
             row = FAST_OPS[value.op]
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)
+
+    def _reciprocal(self, value: Value) -> str:
+        """One over a divisor that many points share, made where the divisor is."""
+        key = ("reciprocal", value)
+        scope = self._scope_of(self.axes(value))
+        for one in (self.outer, scope):
+            if key in one.names:
+                return one.names[key]
+        name = scope.names[key] = self._fresh("reciprocal")
+        scope.lines.append(f"{name} = 1.0 / {self.emit(value)}")
+        return name
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr

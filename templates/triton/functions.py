@@ -2,6 +2,8 @@
 
 Triton links libdevice with subnormal float32 numbers flushed to zero. Where a flushed argument would change more than a last
 subnormal digit, as in log or atan2, the functions here scale it.
+
+Functions of float32 that lose digits next to their zeros and poles, or more than 4 ulp anywhere, compute in float64.
 """
 
 from __future__ import annotations
@@ -196,13 +198,13 @@ def erfcx(x):
 
 @triton.jit
 def lgamma(x):
-    size = tl.abs(x)  # near zero gamma(x) is 1 / x
-    return tl.where((size < 1e-37) & (size > 0), neg(log(size)), libdevice.lgamma(x))
+    return libdevice.lgamma(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
-def digamma(x):
+def digamma(number):
     """Reflection, recurrence up to 10, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18."""
+    x = number.to(tl.float64)
     mirrored = x < 0
     y = tl.where(mirrored, 1.0 - x, x)
     result = y * 0.0
@@ -219,17 +221,17 @@ def digamma(x):
     result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
     result = tl.where(mirrored & (fraction == 0), float("nan"), result)
     result = tl.where(x == float("inf"), x, result)
-    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result)
+    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result).to(number.dtype)
 
 
 @triton.jit
 def i0(x):
-    return libdevice.cyl_bessel_i0(x)
+    return libdevice.cyl_bessel_i0(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def i1(x):
-    return libdevice.cyl_bessel_i1(x)
+    return libdevice.cyl_bessel_i1(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -246,17 +248,18 @@ def scaled_bessel_tail(x, mu: tl.constexpr):
 
 @triton.jit
 def i0e(x):
-    size = tl.abs(x)
+    size = tl.abs(x).to(tl.float64)
     near = exp(0.0 - size) * i0(size)
-    return tl.where(size < 30.0, near, scaled_bessel_tail(tl.maximum(size, 30.0, propagate_nan=tl.PropagateNan.ALL), 0))
+    far = scaled_bessel_tail(tl.maximum(size, 30.0, propagate_nan=tl.PropagateNan.ALL), 0)
+    return tl.where(size < 30.0, near, far).to(x.dtype)
 
 
 @triton.jit
 def i1e(x):
-    size = tl.abs(x)
+    size = tl.abs(x).to(tl.float64)
     near = exp(0.0 - size) * i1(size)
     far = scaled_bessel_tail(tl.maximum(size, 30.0, propagate_nan=tl.PropagateNan.ALL), 4)
-    return copysign(tl.where(size < 30.0, near, far), x)
+    return copysign(tl.where(size < 30.0, near, far).to(x.dtype), x)
 
 
 @triton.jit
@@ -266,31 +269,29 @@ def ndtri(x):
 
 @triton.jit
 def log_ndtr(x):
-    scaled = x * 0.7071067811865476
+    scaled = x.to(tl.float64) * 0.7071067811865476
     low = log(erfcx(0.0 - scaled) * 0.5) - scaled * scaled
-    return tl.where(x < -1.0, low, log1p(erfc(scaled) * -0.5))
+    return tl.where(x < -1.0, low, log1p(erfc(scaled) * -0.5)).to(x.dtype)
 
 
 @triton.jit
 def bessel_j0(x):
-    return libdevice.j0(x)
+    return libdevice.j0(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_j1(x):
-    return libdevice.j1(x)
+    return libdevice.j1(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_y0(x):
-    near_zero = (log(x) - 0.11593151565841245) * 0.6366197723675814  # Abramowitz and Stegun, 9.1.13
-    known = tl.where((x < 1e-37) & (x > 0), near_zero, libdevice.y0(x))
-    return tl.where(x < 0, float("nan"), known)
+    return tl.where(x < 0, float("nan"), libdevice.y0(x.to(tl.float64))).to(x.dtype)
 
 
 @triton.jit
 def bessel_y1(x):
-    return tl.where(x < 0, float("nan"), libdevice.y1(x))
+    return tl.where(x < 0, float("nan"), libdevice.y1(x.to(tl.float64))).to(x.dtype)
 
 
 @triton.jit

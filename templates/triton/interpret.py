@@ -12,6 +12,7 @@ decides at decoration whether a function is compiled, so what was decorated befo
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -86,7 +87,12 @@ def _plain_library() -> ModuleType:
     for name, value in vars(library).items():
         if isinstance(value, triton.KernelInterface):
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
+    names["branch_constant"] = lambda value, program: value  # inline assembly, for the compiler's sake
     return plain
+
+
+def _half_turns(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: function(x.double() * math.pi).to(x.dtype)
 
 
 class _Libdevice:
@@ -94,7 +100,7 @@ class _Libdevice:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         known = _TORCH_NAMES.get(name, name)
-        function = _fmod if name == "fmod" else getattr(torch, known, None) or getattr(torch.special, known)
+        function: Any = _NOT_IN_TORCH.get(name) or getattr(torch, known, None) or getattr(torch.special, known)
 
         def call(*args: Any) -> Any:
             result = _flush(function(*(_flush(torch.from_numpy(np.array(a.handle.data))) for a in args))).numpy()
@@ -113,6 +119,9 @@ def _flush(x: torch.Tensor) -> torch.Tensor:
 def _fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """torch's own gives NaN where the quotient overflows."""
     return torch.from_numpy(np.fmod(a.numpy(), b.numpy()))
+
+
+_NOT_IN_TORCH = {"fmod": _fmod, "cospi": _half_turns(torch.cos), "sinpi": _half_turns(torch.sin)}
 
 
 def _as_torch(handle: Any) -> torch.Tensor:

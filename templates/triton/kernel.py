@@ -42,13 +42,10 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
     text = render(FOLDER, _template(tiling.kernel), k=slots)
     names = frozenset(emitter.made_names | {clean(s) for s in sizes})
     types = [TRITON_TYPES[graph.buffers[b].dtype].pointer for b in emitter.pointers] + ["i64"] * len(sizes)
-    options: tuple[tuple[str, object], ...] = (("enable_fp_fusion", False),)
-    if emitter.checks:
-        options += (("debug", True), ("sanitize_overflow", False))
     launch = TritonKernel(
         name, text, canonical_text(text.replace(name, "kernel"), names), tuple(types),
-        tuple(_aligned(graph.buffers[b]) for b in emitter.pointers) + (False,) * len(sizes),
-        tiling.blocks.warps, tiling.blocks.stages, options,
+        tuple(aligned(graph.buffers[b]) for b in emitter.pointers) + (False,) * len(sizes),
+        tiling.blocks.warps, tiling.blocks.stages, compile_options(emitter.checks),
     )  # fmt: skip
     return KernelCall(name, tuple(emitter.pointers), sizes, _grid(tiling), launch)
 
@@ -61,7 +58,13 @@ def _template(kernel: Kernel) -> str:
     return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
 
 
-def _aligned(buffer: ir.Buffer) -> bool:
+def compile_options(checks: bool) -> tuple[tuple[str, object], ...]:
+    """For Triton's compiler; `checks`: the kernel traps where an index is out of range."""
+    plain = (("enable_fp_fusion", False),)
+    return (*plain, ("debug", True), ("sanitize_overflow", False)) if checks else plain
+
+
+def aligned(buffer: ir.Buffer) -> bool:
     """Whether the first element lies at a multiple of ALIGNMENT: an own storage does, the host sees to inputs."""
     offset = buffer.offset if isinstance(buffer.offset, int) else buffer.offset.as_int()
     return offset is not None and offset * buffer.dtype.itemsize % ALIGNMENT == 0
@@ -81,21 +84,20 @@ def _slots(tiling: Tiling, emitter: Emitter) -> SimpleNamespace:
         blocks.append(("YBLOCK", tiling.blocks.y))
     if tiling.kernel.inner:
         blocks.append(("RBLOCK", tiling.blocks.r))
-    slots = SimpleNamespace(blocks=blocks, axes=_program_axes(tiling, emitter), persistent=tiling.persistent)
+    slots = SimpleNamespace(blocks=blocks, axes=program_axes(tiling, emitter), persistent=tiling.persistent)
     slots.inner = _inner_axis(tiling, emitter) if tiling.kernel.inner and tiling.persistent else []
     slots.length = emitter.text(ix.product(v.extent for v in tiling.kernel.inner))
-    slots.rows = emitter.text(ix.product(v.extent for v in tiling.x))
     share = tiling.kernel.share
-    slots.share = "" if share is None else share.name
-    slots.shares = "" if share is None else emitter.text(share.extent)
-    slots.stages = tiling.blocks.stages
-    slots.program = "tl.program_id(0).to(tl.int64)" if tiling.wide else "tl.program_id(0)"
+    if share is not None:
+        rows = emitter.text(ix.product(v.extent for v in tiling.x))
+        slots.share, slots.program = share.name, "tl.program_id(0)" + (".to(tl.int64)" if tiling.wide else "")
+        slots.range = f"{share.name} * XBLOCK, {rows}, {share.extent} * XBLOCK, num_stages={tiling.blocks.stages}"
     return slots
 
 
-def _program_axes(tiling: Tiling, emitter: Emitter) -> list[str]:
-    """The indices of a program's tile along its axes, the masks of their ends, and the loop variables."""
-    program = "tl.program_id(0).to(tl.int64)" if tiling.wide else "tl.program_id(0)"
+def program_axes(tiling: Tiling, emitter: Emitter, number: str = "tl.program_id(0)") -> list[str]:
+    """The indices along its axes of the tile of program `number`, the masks of their ends, and the loop variables."""
+    program = f"{number}.to(tl.int64)" if tiling.wide else number
     if tiling.kernel.share is not None:
         return _axis("x", tiling.x, "start", "[:, None]", tiling, emitter)
     if not tiling.y:
@@ -134,14 +136,22 @@ def _named(v: Atom, emitter: Emitter) -> bool:
 
 
 def _comments(tiling: Tiling) -> list[str]:
-    """Provenance: operators, the user's lines, and the tiling."""
-    kernel = tiling.kernel
-    lines = [", ".join(dict.fromkeys(op for o in kernel.origins for op in o.operators))]
-    lines += list(dict.fromkeys(o.line for o in kernel.origins if o.line))[:8]
+    return [*source_lines(tiling.kernel.origins), loop_line(tiling)]
+
+
+def source_lines(origins: tuple[ir.Origin, ...]) -> list[str]:
+    """Operators and the user's lines."""
+    lines = [", ".join(dict.fromkeys(op for o in origins for op in o.operators))]
+    lines += list(dict.fromkeys(o.line for o in origins if o.line))[:8]
+    return [line.replace("\n", " ") for line in lines]
+
+
+def loop_line(tiling: Tiling) -> str:
+    """The tiling, for people."""
 
     def loops(items: tuple[Var, ...]) -> str:
         return " ".join(f"{v.name}<{v.extent}" for v in items) or "-"
 
-    inner = f" | r {loops(kernel.inner)}{' in registers' if tiling.persistent else ''}" if kernel.inner else ""
-    lines.append(f"x {loops(tiling.x)}{f' | y {loops(tiling.y)}' if tiling.y else ''}{inner}")
-    return [line.replace("\n", " ") for line in lines]
+    inner = tiling.kernel.inner
+    rows = f" | r {loops(inner)}{' in registers' if tiling.persistent else ''}" if inner else ""
+    return f"x {loops(tiling.x)}{f' | y {loops(tiling.y)}' if tiling.y else ''}{rows}"

@@ -38,6 +38,7 @@ from kgen.templates.triton.arithmetic import (
     trunc,
     truncdiv,
 )
+from kgen.templates.triton.branches import branch_constant
 from kgen.templates.triton.folds import (
     combine_all,
     combine_any,
@@ -117,11 +118,20 @@ from kgen.templates.triton.functions import (
     tanh,
 )
 from kgen.templates.triton.random import (
+    box_muller,
+    halves,
+    interleaved,
+    joined_words,
     philox,
     rand,
+    rand_of_neighbours,
     randbits,
+    randbits_of_neighbours,
     randn,
+    randn_of_neighbours,
+    random_pair,
     unit_interval,
+    words_of_neighbours,
 )
 from kgen.templates.triton.walks import (
     fold_rescaled,

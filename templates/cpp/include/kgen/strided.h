@@ -34,6 +34,19 @@ KGEN_FN Vec<T, L / 2> even_lanes(Vec<T, L> v) {
   });
 }
 
+// Lanes a0, b0, a1, b1, ...
+template <class T, int L>
+KGEN_FN Vec<T, 2 * L> interleaved(Vec<T, L> a, Vec<T, L> b) {
+  constexpr int N = Vec<T, L>::W;
+  return from_pieces<T, 2 * L, N>([&](auto piece) KGEN_INLINE {
+    const auto x = piece_of<N, piece.value / 2>(a), y = piece_of<N, piece.value / 2>(b);
+    constexpr int first = piece.value % 2 * (N / 2);
+    return [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+      return __builtin_shufflevector(x, y, (first + I / 2 + I % 2 * N)...);
+    }(lane_numbers<N>{});
+  });
+}
+
 // Lane i at lane i * S; what stands between has no meaning.
 template <int S, class T, int L>
 KGEN_FN Vec<T, L * S> spread_lanes(Vec<T, L> v) {

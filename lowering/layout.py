@@ -1,0 +1,125 @@
+"""Strides of what leaves the loops: a tensor stored with exactly the strides that it has in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.ir import Sizes, TensorArg
+from kgen.lowering.builder import Builder, dense_strides, stride_order
+from kgen.lowering.tensor import Tensor, axes
+
+# Their results do not depend on how the operands lie, and a copy to eager's strides would be for nothing.
+_ANY_STRIDES = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
+
+
+def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Tensor], b: Builder) -> Tensor:
+    """The tensor in a buffer that `copy` makes, with strides `wanted` where they can be had: gaps stay gaps, and along a
+    dimension of stride 0 one element is stored."""
+    repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
+    kept = _without(tensor.sizes, repeated)
+    first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
+    made = copy(replace(tensor, sizes=kept, value=first))
+    if wanted is not None and is_storable(tensor.sizes, wanted):
+        b.freeze(made.value.attr[0], wanted)
+    return replace(made, sizes=tensor.sizes)
+
+
+def is_storable(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether a buffer may have these strides: no two elements in one place but along dimensions of stride 0."""
+    kept = _without(sizes, [k for k, s in enumerate(strides) if s == 0])
+    return is_dense(kept, strides) or _has_gaps(kept, strides)
+
+
+def _without(sizes: Sizes, repeated: list[int]) -> Sizes:
+    return tuple(ix.ONE if k in repeated else s for k, s in enumerate(sizes))
+
+
+def fix_strides(b: Builder, view: TensorArg, wanted: Sizes | None) -> bool:
+    """Whether the view has the strides, fixing the layout of its buffer so that it does when that is still open."""
+    if wanted is None:
+        return True
+    buffer = b.graph.buffers[view.buffer]
+    if buffer.strides is None and view.vars == axes(buffer.sizes) and all(
+        e is v.expr() for e, v in zip(view.index, view.vars, strict=True)
+    ) and is_dense(buffer.sizes, wanted):  # fmt: skip
+        b.freeze(view.buffer, wanted)
+        return True
+    linear = ix.linearize(view.index, dense_strides(buffer))
+    return all(v.extent == 1 or ix.stride_of(linear, v) is w for v, w in zip(view.vars, wanted, strict=True))
+
+
+# ---- operands of library calls --------------------------------------------------------------------------------------
+
+
+def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The call's arguments with the strides that the traced graph gave them. Operators may demand them (fused attention wants
+    the rows of its bias padded, which eager does by slicing a wider tensor), and those of the results follow from them."""
+    if getattr(node.target, "overloadpacket", None) in _ANY_STRIDES:
+        return args, dict(kwargs)
+    written = _written(node)
+    sources = (*node.args, *(None for _ in args[len(node.args) :]))
+    positional = tuple(a if k in written else placed(b, sources[k], a) for k, a in enumerate(args))
+    return positional, {k: a if k in written else placed(b, node.kwargs.get(k), a) for k, a in kwargs.items()}
+
+
+def _written(node: Node) -> set[int | str]:
+    """Positions and names of arguments that the operator writes or returns: they stay what they are."""
+    schema = getattr(node.target, "_schema", None)
+    found = () if schema is None else [(k, a.name) for k, a in enumerate(schema.arguments) if a.alias_info is not None]
+    return {key for pair in found for key in pair}
+
+
+def placed(b: Builder, source: Any, given: Any) -> Any:
+    """One argument, or a list of them, with the strides of what it is in the traced graph."""
+    if isinstance(source, list | tuple) and isinstance(given, list | tuple) and len(source) == len(given):
+        return tuple(placed(b, s, g) for s, g in zip(source, given, strict=True))
+    value = source.meta.get("val") if isinstance(source, Node) else None
+    if not isinstance(given, Tensor) or given.weak or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return given
+    wanted = b.symbols.sizes(value.stride())
+    if b.symbols.sizes(value.shape) != given.sizes or not is_storable(given.sizes, wanted):
+        return given
+    view = b.as_view(given)
+    if view is not None and fix_strides(b, view, wanted):
+        b.freeze(view.buffer)
+        return given
+    key = (given, wanted)
+    if key not in b.placed:
+        b.placed[key] = store_with(given, wanted, b.stored_operand, b)
+    return b.placed[key]
+
+
+# ---- strides --------------------------------------------------------------------------------------------------------
+
+
+def is_dense(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether some order of the dimensions makes the strides those of a packed array."""
+    dims = [k for k, s in enumerate(sizes) if s != 1]
+    total = ix.ONE
+    left = set(dims)
+    while left:
+        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
+        if found is None:
+            return any(sizes[k] == 0 for k in dims)
+        left.remove(found)
+        total = total * sizes[found]
+    return True
+
+
+def _has_gaps(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether the strides are known to be those of a part of a larger array, with no element in two places."""
+    span = ix.ONE
+    for k in reversed(stride_order(strides, sizes)):
+        if sizes[k] == 1:
+            continue
+        if not ix.known_nonnegative(strides[k] - span):
+            return False
+        span = span + strides[k] * (sizes[k] - 1)
+    return True
