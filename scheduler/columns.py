@@ -26,10 +26,12 @@ from kgen.sizes import Sizes
 from kgen.values import Value
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
-# Rows are at least and at most so long, and a program has so many accumulators at most: beyond, registers spill.
+# Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill.
 MIN_COLUMNS = 32
 MAX_COLUMNS = 8192
-MAX_ACCUMULATORS = 16384
+MAX_HELD = 65536
+
+ILLEGAL = (Reason.INDEX_MISMATCH, Reason.MUTATION, Reason.CYCLE)
 
 Mapping = dict[Atom, Expr]
 Element = tuple[str, tuple[Expr, ...]]
@@ -51,7 +53,8 @@ def carry_columns(steps: list[Step], setting: Setting, verdicts: list[Verdict]) 
     A sum that moved leaves the kernel that adds its partial results, with the same name."""
     run = _Carrier(setting, verdicts, [[step] for step in steps])
     for at, step in enumerate(steps):
-        if isinstance(step, Kernel) and _sums_columns(step, setting.graph):
+        carries = run.places[at][0] is not step  # then it stays, or what it carries would go with it
+        if isinstance(step, Kernel) and not carries and _sums_columns(step, setting.graph):
             run.place(at, step)
     run.keep_in_registers()
     return [step for place in run.places for step in place]
@@ -100,6 +103,7 @@ class _Carrier:
     verdicts: list[Verdict]
     places: list[list[Step]]  # what became of each step
     holders: dict[str, list[int]] = field(default_factory=dict)  # buffer -> places of kernels of rows that touch it
+    left: set[int] = field(default_factory=set)  # places whose sums have moved
 
     def __post_init__(self) -> None:
         for at, (step,) in enumerate(self.places):
@@ -110,7 +114,7 @@ class _Carrier:
     def place(self, at: int, kernel: Kernel) -> None:
         """Moves the sums of the kernel at a place into the kernel of rows where that saves most, if there is one."""
         found: list[tuple[int, int, Kernel, _Moved]] = []
-        for where in sorted({p for name in reads(kernel) for p in self.holders.get(name, ()) if p != at}):
+        for where in sorted({p for name in reads(kernel) for p in self.holders.get(name, ())} - {at} - self.left):
             rows = self.places[where][0]
             assert isinstance(rows, Kernel)
             moved = self._moved(rows, kernel)
@@ -120,8 +124,7 @@ class _Carrier:
             if reason is None:
                 found.append((moved.saved, where, rows, moved))
             else:
-                profit = reason in (Reason.NO_SAVING, Reason.TOO_LARGE, Reason.FORBIDDEN)
-                outcome = Outcome.UNPROFITABLE if profit else Outcome.ILLEGAL
+                outcome = Outcome.ILLEGAL if reason in ILLEGAL else Outcome.UNPROFITABLE
                 self.verdicts.append(Verdict(rows.name, kernel.name, outcome, reason))
         if found:
             _, where, rows, moved = max(found, key=lambda f: (f[0], -f[1]))
@@ -182,9 +185,12 @@ class _Carrier:
         reason = self._later(where, rows, at, kernel) if at < where else self._earlier(where, at, walked)
         if reason is not None:
             return reason
-        accumulators = len(moved.sums) + sum(s.kind == "column" for s in rows.statements)
+        accumulators = [*moved.sums, *(s for s in rows.statements if s.kind == "column")]
         length = self.setting.sizes.points(rows.inner)
-        if length > MAX_COLUMNS or length * accumulators > MAX_ACCUMULATORS:
+        read = {load.attr[:2] for load in vs.loads(moved.roots)} - _held(rows)
+        if any(_uses(e[1], rows.inner) and _uses(e[1], rows.outer) and not self._along_rows(e, rows) for e in read):
+            return Reason.LAYOUT_CONFLICT
+        if length > MAX_COLUMNS or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_HELD:
             return Reason.TOO_LARGE
         return Reason.NO_SAVING if moved.saved <= 0 else None
 
@@ -233,6 +239,7 @@ class _Carrier:
             rows, name=name, sections=section + 1, statements=(*rows.statements, *added),
             origins=tuple(dict.fromkeys((*rows.origins, *kernel.origins))), share=share,
         )  # fmt: skip
+        self.left.add(at)
         last = self._last(kernel, partials, share)
         if at < where:
             self.places[at].clear()

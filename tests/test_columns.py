@@ -283,6 +283,37 @@ def test_sums_that_a_step_before_the_rows_needs() -> None:
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("first", [0, 1])
+def test_sums_along_either_axis_of_two_layouts(first: int) -> None:
+    """The sums of rows carry those of columns; riding on the softmax, which walks the other way, they would stride through x."""
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        rows, columns = lambda: (x + y.t()).sum(1), lambda: x.sum(0)
+        one, two = (columns(), rows()) if first else (rows(), columns())
+        return one, two, y.softmax(-1)
+
+    with torch.no_grad():
+        args = r(400, 300), r(300, 400)
+        torch.testing.assert_close(run(f, *args), f(*args), rtol=1e-4, atol=1e-4)
+    plan = plan_of(f, *args)
+    [carrier] = carriers(plan)
+    assert "aten.amax.default" not in {op for o in carrier.origins for op in o.operators}
+
+
+@pytest.mark.interpret
+def test_scans_of_rows() -> None:
+    check(lambda x, y: (x.cumsum(-1), (x * y).sum(0)), r(600, 48), r(600, 48))
+
+
+@pytest.mark.interpret
+def test_integers_and_wide_numbers() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x - x.amax(-1, keepdim=True), x.sum(0), y - y.amax(-1, keepdim=True), (y * 2).sum(0)
+
+    check(f, torch.randint(-99, 99, (900, 40)), r(900, 40).double(), carrying=2)
+
+
+@pytest.mark.interpret
 def test_results_repeat() -> None:
     args = r(1000, 96), r(1000, 96), r(96)
     first, second = run(layer_norm_backward, *args), run(layer_norm_backward, *args)
@@ -345,6 +376,21 @@ def test_a_model_trains() -> None:
 
 
 # ---- machine code ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ptx
+def test_a_dynamic_number_of_rows_compiles() -> None:
+    compiled = torch.compile(softmax_backward, backend="kgen", options={"gpu_interpreter": True, "cache": False})
+    g, y = r(400, 64), r(400, 64)
+    for t in (g, y):
+        torch._dynamo.mark_dynamic(t, 0)
+    with recording() as recorder:
+        compiled(g, y)
+    [graph] = recorder.graphs
+    assert isinstance(graph, Record)
+    launches = [call.launch for call in graph.units.calls.values() if call.launch is not None]
+    assert any("i64" in launch.signature for launch in launches)
+    assert len(triton.compile_kernels(launches, 90)) == 2
 
 
 @pytest.mark.ptx
