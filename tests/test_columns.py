@@ -285,7 +285,7 @@ def test_sums_that_a_step_before_the_rows_needs() -> None:
 @pytest.mark.interpret
 @pytest.mark.parametrize("first", [0, 1])
 def test_sums_along_either_axis_of_two_layouts(first: int) -> None:
-    """The sums of rows carry those of columns; riding on the softmax, which walks the other way, they would stride through x."""
+    """The sums of rows carry those of columns; riding on the softmax, which walks the other way, they would stride over x."""
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         rows, columns = lambda: (x + y.t()).sum(1), lambda: x.sum(0)
