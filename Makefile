@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full fuzz bench lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz bench lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,11 +16,13 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:benchm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_EXAMPLES ?= 300
+SHARD ?= 1/1
 
 help:
 	@echo "make demo       compile and train a GPT: checked against eager, timed against eager and Inductor"
 	@echo "make test       the fast tests (what CI runs)"
 	@echo "make test-full  all tests this machine can run"
+	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make lint       ruff, mypy, import-linter"
@@ -44,6 +46,9 @@ test: $(STAMP)
 
 test-full: $(STAMP)
 	$(PYTEST) tests
+
+test-gpu: $(STAMP)
+	$(PYTEST) -m gpu --shard $(SHARD) tests
 
 fuzz: $(STAMP)
 	KGEN_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -k fuzz tests

@@ -79,6 +79,7 @@ NATIVE: tuple[Any, ...] = (
     aten.embedding_dense_backward,
     aten.gelu,
     aten.gelu_backward,
+    aten.logsumexp,
     aten.max_pool2d_with_indices,
     aten.mm,
     aten.native_group_norm,

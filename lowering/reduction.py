@@ -310,20 +310,18 @@ def norm(
 
 
 def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    """Shifted by the maximum, except where that is infinite."""
+    """The maximum is subtracted as it is, so that one walk can make it and the sum; where it is infinite, it is the result."""
     x = convert(reuse(b, x), x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
     dims, kind = dims_of(x, dim), accumulator(x.dtype)
     wide = Tensor(x.sizes, kind, x.device, x.value)
-    largest = _finite_largest(b, wide, dims)
+    largest = reduce(b, "max", wide, dims, True)
     shifted = pointwise(lambda p, m: vs.call("exp", vs.call("sub", p, m)), wide, expand_back(largest, x.sizes, dims))
-    added = reduce(b, "sum", shifted, dims, keepdim)
-    shift = drop(largest, dims, keepdim)
-    return narrowed(pointwise(lambda s, m: vs.call("add", vs.call("log", s), m), added, shift), x.dtype)
+    added = reduce(b, "sum", shifted, dims, True)
 
+    def body(m: Value, s: Value) -> Value:
+        return vs.where(vs.call("isinf", m), m, vs.call("add", vs.call("log", s), m))
 
-def _finite_largest(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
-    largest = reduce(b, "max", x, dims, True)
-    return pointwise(lambda p: vs.where(vs.call("isinf", p), number(0, p), p), largest)
+    return narrowed(drop(pointwise(body, largest, added), dims, keepdim), x.dtype)
 
 
 def dist(b: Builder, x: Tensor, y: Tensor, p: Operand = 2) -> Tensor:

@@ -198,14 +198,15 @@ def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) 
 
 
 def _step(length: int, most: int) -> int:
-    """Points of a step along a row: the largest that wastes least of the last one."""
+    """Points of a step along a row: the largest of which the last one is not wasted for more than an eighth of the row."""
     most = max(1, min(most, power_of_two(length)))
-    return min((most, most // 2, most // 4), key=lambda r: -(-length // r) * r if r else 2 * length + most)
+    sizes = [r for r in (most, most // 2, most // 4) if r]
+    return next((r for r in sizes if 8 * (-(-length // r) * r - length) <= length), sizes[-1])
 
 
 def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     """Short rows share a program, as long as enough programs are left."""
-    x = max(1, 2 * REDUCTION_POINTS // r)
+    x = max(1, REDUCTION_POINTS // 2 // r)
     if across:
         x = max(x, min(32, power_of_two(rows)))
     while x > 1 and rows < x * gpu.processors * 2:

@@ -2,7 +2,7 @@
 
 `run_rows` traces every row as AOTAutograd does, lowers, schedules and renders it, then builds the kernels of all rows together
 (equal kernels once), and runs each row through the native runtime against eager. One row's failure, a compile error too, is
-that row's alone.
+that row's alone. With ``gpu=True`` the kernels are Triton's and run in its interpreter.
 
 ``python tests/codegen.py NAME...`` runs the table's rows whose name starts with one of the arguments and prints their kernels.
 """
@@ -37,8 +37,10 @@ from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, render_step
-from kgen.plan import Schedule
-from kgen.scheduler import Options, schedule
+from kgen.plan import Kernel, Schedule
+from kgen.scheduler import Gpu, Options, choose_tiles, schedule
+from kgen.sizes import Sizes
+from kgen.templates.triton import kernel as triton_kernel
 from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
@@ -88,10 +90,10 @@ class _Job:
     error: str = ""
 
 
-def run_rows(rows: Iterable[Row], *, show: bool = False) -> dict[str, str]:
+def run_rows(rows: Iterable[Row], *, show: bool = False, gpu: bool = False) -> dict[str, str]:
     """The failures by row name: empty when every row agrees with eager."""
     jobs = [_Job(row) for row in rows]
-    functions = _Functions()
+    functions = _Functions(gpu)
     for job in jobs:
         _attempt(job, lambda job=job: _trace(job, functions))
     if show:
@@ -102,7 +104,7 @@ def run_rows(rows: Iterable[Row], *, show: bool = False) -> dict[str, str]:
             for symbol in graph.symbols & broken.keys():
                 job.error = job.error or broken[symbol]
         if not job.error:
-            _attempt(job, lambda job=job: _run(job, libraries))
+            _attempt(job, lambda job=job: _run(job, libraries, gpu))
     return {job.row.name: job.error for job in jobs if job.error}
 
 
@@ -127,7 +129,7 @@ def _trace(job: _Job, functions: _Functions) -> None:
 
     def compile_graph(gm: GraphModule, _: Any = None) -> Callable[..., Any]:
         with _disable_current_modes():  # as kgen.torch_adapter does: reading constants needs real tensors
-            graph = _Graph(plan_of(gm), gm)
+            graph = _Graph(plan_of(gm, functions.gpu), gm)
             functions.add(graph)
         job.graphs.append(graph)
         return graph
@@ -148,11 +150,12 @@ def _trace(job: _Job, functions: _Functions) -> None:
         assert not left, f"library calls: {left}"
 
 
-def plan_of(gm: GraphModule, options: Options | None = None) -> Schedule:
-    """The schedule of a traced graph, which stays as it is."""
+def plan_of(gm: GraphModule, gpu: bool = False, options: Options | None = None) -> Schedule:
+    """The schedule of a traced graph, which stays as it is. `gpu`: the CPU's tensors stand for a GPU's."""
     values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     env = next((v.fake_mode.shape_env for v in values if hasattr(v, "fake_mode")), None)
-    return schedule(verify(lower(reinplace(_copy(gm)), LoweringContext(shape_env=env)), "lower"), options)
+    context = LoweringContext(shape_env=env, gpu_everywhere=gpu)
+    return schedule(verify(lower(reinplace(_copy(gm)), context), "lower"), options or Options(gpu_everywhere=gpu))
 
 
 def _copy(gm: GraphModule) -> GraphModule:
@@ -164,7 +167,8 @@ def _copy(gm: GraphModule) -> GraphModule:
 class _Functions:
     """The distinct kernels of many graphs, and the libraries made of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: bool = False) -> None:
+        self.gpu = gpu
         self.texts: dict[str, str] = {}
         self.known: dict[str, str] = {}  # canonical text -> symbol
         self.serial = 0
@@ -174,6 +178,9 @@ class _Functions:
         width = REGISTER_BYTES[toolchain.isa().name]
         for number, kernel in enumerate(graph.plan.kernels):
             symbol = f"c{self.serial}_{number}_{kernel.name}"
+            if isinstance(kernel, Kernel) and kernel.target == "triton":
+                graph.calls[kernel.name] = gpu_call(kernel, graph.plan, symbol)
+                continue
             made = render_step(kernel, symbol, graph.plan.graph, width)
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
@@ -183,6 +190,8 @@ class _Functions:
 
     def build(self) -> tuple[dict[str, str], list[Any]]:
         """(compiler messages by symbol, loaded libraries)."""
+        if not self.texts:
+            return {}, []
         broken: dict[str, str] = {}
         while True:
             groups = _groups({s: t for s, t in self.texts.items() if s not in broken})
@@ -204,6 +213,12 @@ class _Functions:
         if not broken:
             raise AssertionError(f"a unit fails although each of its kernels compiles: {', '.join(group)}")
         return broken
+
+
+def gpu_call(kernel: Kernel, plan: Schedule, symbol: str) -> KernelCall:
+    """The Triton kernel of a step, tiled as for an H200."""
+    tiling = choose_tiles(kernel, plan.graph, Sizes(plan.graph.size_hints), Gpu())
+    return triton_kernel.render_kernel(tiling, plan.graph, symbol)
 
 
 def _groups(texts: dict[str, str]) -> list[dict[str, str]]:
@@ -231,9 +246,9 @@ def _blame(failure: KernelBuildFailed, symbols: set[str]) -> dict[str, str]:
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
-def _run(job: _Job, libraries: list[Any]) -> None:
+def _run(job: _Job, libraries: list[Any], gpu: bool) -> None:
     for graph in job.graphs:
-        assembled = assemble(graph.plan, graph.calls)
+        assembled = assemble(graph.plan, graph.calls, gpu)
         graph.run = native.load(assembled.program, libraries, assembled.constants, assembled.callables)
     for sample in job.row.samples:
         try:
@@ -282,7 +297,11 @@ def gradients(fn: Callable[..., Any]) -> Callable[..., Any]:
         leaves = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
         with torch.enable_grad():
             results = tensors(fn(*(leaf.clone() for leaf in leaves)))  # a leaf itself must not be written to
-            parts = [(r.double() * torch.linspace(0.5, 1, r.numel()).view(r.shape)).sum() for r in results if r.requires_grad]
+            parts = [
+                (r.double() * torch.linspace(0.5, 1, r.numel(), device=r.device).view(r.shape)).sum()
+                for r in results
+                if r.requires_grad
+            ]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         found = torch.autograd.grad(sum(parts), wanted, allow_unused=True) if parts else []
         return [
@@ -323,7 +342,7 @@ def _copied(arg: Any) -> Any:
         return type(arg)(_copied(a) for a in arg)
     if not isinstance(arg, torch.Tensor):
         return arg
-    storage = torch.empty(0, dtype=arg.dtype).set_(arg.untyped_storage().clone())  # type: ignore[call-overload]
+    storage = torch.empty(0, dtype=arg.dtype, device=arg.device).set_(arg.untyped_storage().clone())  # type: ignore[call-overload]
     return storage.as_strided(arg.size(), arg.stride(), arg.storage_offset())
 
 
@@ -461,7 +480,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 def misaligned(x: torch.Tensor) -> torch.Tensor:
     """Contiguous, one element behind an aligned address."""
-    return torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+    return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
 
 
 _LAYOUTS = {"stepped": stepped, "offset": offset, "turned": turned, "misaligned": misaligned}

@@ -21,6 +21,10 @@ MARKERS = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", metavar="K/N", help="run every N-th test only, from the K-th on")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
@@ -54,7 +58,10 @@ def _limit_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # what -m and -k leave is what is dealt out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    first, count = map(int, config.getoption("--shard").split("/"))
+    items[:] = items[first - 1 :: count]
     missing = _missing_requirements()
     for item in items:
         for marker, reason in missing.items():

@@ -78,7 +78,7 @@ def test_equal_kernels_are_launched_as_one():
         return [x + 1 for x in xs]
 
     traced = capture(separate, tuple(torch.randn(8 + k) for k in range(4)), "fake")
-    made_plan = plan_of(traced, Options(fusion=False))  # or they would be one batch
+    made_plan = plan_of(traced, options=Options(fusion=False))  # or they would be one batch
     named = {}
     for k, (step, item) in enumerate(zip(made_plan.kernels, made_plan.graph.inputs, strict=True)):
         [out] = {name for s in step.statements for name in s.outs}

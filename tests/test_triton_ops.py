@@ -87,8 +87,8 @@ def check(op: str, got: torch.Tensor, args: tuple[torch.Tensor, ...]) -> None:
     if not dtype.is_floating_point or (row.exact and op not in ("sqrt", "fma")):
         near(got, want)
     elif row.cost >= 60:
-        if dtype is torch.float32:  # eager's own overflow earlier than their results
-            want = torch.where(want.isinf(), row.reference(*(a.double() for a in args)).float(), want)
+        if dtype is torch.float32:  # eager's own overflow earlier than their results, and lose digits of large arguments
+            want = row.reference(*(a.double() for a in args)).float()
         near(got, want, 1e-4 if dtype is torch.float32 else 1e-10, 1e-6)
     else:
         exact = row.reference(*(a.double() for a in args)) if dtype is torch.float32 else want

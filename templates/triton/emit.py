@@ -282,18 +282,20 @@ class Emitter:
         return [acc]
 
     def _accumulate_welford(self, s: Statement, section: Section, acc: str, value: str) -> list[str]:
+        """Each column of the tile has seen as many points as steps were made: one reciprocal serves all."""
         dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
-        state = [acc, self._fresh("m2"), self._fresh("count")]
-        section.before += [f"{name} = tl.zeros({shape}, {dtype})" for name in state[1:]]
-        step = REDUCE[s.op].step.format(*state, value)
+        m2 = self._fresh("m2")
+        section.before.append(f"{m2} = tl.zeros({shape}, {dtype})")
+        inverse = self._bind("inverse", f"{literal(1.0, s.value.dtype)} / (start // RBLOCK + 1)")
+        step = f"lib.step_mean({acc}, {m2}, {value}, {inverse})"
         if "r" not in self.masked():
-            self._line(f"{', '.join(state)} = {step}")
-            return state
-        stepped = [self._fresh("next") for _ in state]
+            self._line(f"{acc}, {m2} = {step}")
+            return [acc, m2]
+        stepped = [self._fresh("next") for _ in range(2)]
         self._line(f"{', '.join(stepped)} = {step}")
-        for old, new in zip(state, stepped, strict=True):
+        for old, new in zip((acc, m2), stepped, strict=True):
             self._line(f"{old} = tl.where(in_r, {new}, {old})")
-        return state
+        return [acc, m2]
 
     def _accumulate_rescaled(self, s: Statement, pair: Rescaled, section: Section) -> list[str]:
         """A maximum and the sum of exponentials below it in one walk (online softmax, Milakov and Gimelshein 2018)."""
@@ -320,8 +322,11 @@ class Emitter:
         elif s.op in PAIRS:
             self._finish_pair(s, names[0], names[1])
         elif s.op == "welford":
-            mean, m2, count = self._fresh("mean"), self._fresh("m2"), self._fresh("count")
-            self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, axis=1)}")
+            mean, m2, count, seen = (self._fresh(stem) for stem in ("mean", "m2", "count", "seen"))
+            length = self.text(ix.product(v.extent for v in self.kernel.inner))
+            dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(frozenset("xr"))
+            self._line(f"{seen} = tl.broadcast_to(lib.points_seen({length}, RBLOCK), {shape}).to({dtype})")
+            self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, seen, axis=1)}")
             parts = [f"{name}[:, None]" for name in (mean, m2, count)]
             if self.tiling.group > 1:
                 self._line(f"{mean}, {m2} = lib.join_group_welford({', '.join(parts)}, {self.tiling.group})")
@@ -462,11 +467,14 @@ class Emitter:
         saved = self.guard
         self.guard = (self.emit(value.args[0]), self.axes(value.args[0])) if value.args else None
         level = axes | (self.guard[1] if self.guard else NONE)
+        wide = ops.compute_dtype(dtype)
+        if any(extent == 0 for extent in self.graph.buffers[name].sizes):  # what has no elements may have no address
+            self.guard = saved
+            return f"tl.full({self._shape(level)}, 0, {TRITON_TYPES[wide].compute})"
         mask = self._mask_argument(level)
         other = ", other=0" if self.guard else ""
         text = f"tl.load({self._place(name, offset, level)}{mask}{other})"
         self.guard = saved
-        wide = ops.compute_dtype(dtype)
         return text if wide == dtype else WIDEN.format(text, type=TRITON_TYPES[wide].compute)
 
     # ---- addresses and masks ----------------------------------------------------------------------------------------

@@ -145,6 +145,8 @@ from kgen.templates.triton.walks import (
     join_group_sum,
     join_group_welford,
     last_column,
+    points_seen,
+    step_mean,
     step_rescaled,
     to_members,
 )

@@ -42,6 +42,20 @@ def last_column(tile, width: tl.constexpr):
 
 
 @triton.jit
+def step_mean(mean, m2, value, inverse):
+    """Welford's step (1962); `inverse` is one over the number of points with this one."""
+    apart = value - mean
+    mean = mean + apart * inverse
+    return mean, m2 + apart * (value - mean)
+
+
+@triton.jit
+def points_seen(length, width: tl.constexpr):
+    """How many points of a row each column of its steps has met."""
+    return (length - tl.arange(0, width)[None, :] + (width - 1)) // width
+
+
+@triton.jit
 def step_rescaled(top, total, value, weight, width: tl.constexpr):
     """Running maxima, and sums of exp(value - maximum) * weight, one for `width` neighbouring columns: so many of one thread's
     values share a correction of the sum. The hardware's exponential is as exact here as any: where its relative error grows,
