@@ -152,6 +152,8 @@ def _kernel_lines(title: str, kernel: Kernel) -> list[str]:
     loops = [", ".join(f"{v} < {v.extent}" for v in group) or "-" for group in (kernel.outer, kernel.inner)]
     lines = [f"{title}: kernel {kernel.name}  (outer {loops[0]} | inner {loops[1]} | sections {kernel.sections})"]
     lines += [f"  # {line}" for line in dict.fromkeys(o.line for o in kernel.origins if o.line)]
+    if kernel.share is not None:
+        lines.append(f"  rows shared among {kernel.share.extent} programs ({kernel.share})")
     if kernel.rows:
         lines.append(f"  rows kept in cache: {', '.join(kernel.rows)}")
     for s in kernel.statements:

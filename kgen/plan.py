@@ -20,9 +20,10 @@ MAX_PERSISTENT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan
-    or scatter; `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1: before
-    all). `stored` says which outs are written to memory; the rest stay in registers."""
+    """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan,
+    scatter or column; `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1:
+    before all). `stored` says which outs are written to memory; the rest stay in registers. A column statement joins, for each
+    inner point, its values at all outer points of a program, by `op`; `store` begins with the kernel's `share`."""
 
     kind: str
     outs: tuple[str, ...]
@@ -49,7 +50,9 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
-    that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language."""
+    that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
+    `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
+    the other, and its column statements last from the first block to the last."""
 
     name: str
     outer: tuple[Var, ...]
@@ -59,6 +62,7 @@ class Kernel:
     rows: tuple[str, ...] = ()
     origins: tuple[ir.Origin, ...] = ()
     target: str = "cpp"  # or triton
+    share: Var | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Reason(Enum):
     EPILOGUE = "the consumer runs on the result while it is in registers"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     SIBLINGS = "they read the same data in one pass"
+    COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"
     INDEX_MISMATCH = "the consumer reads other elements than the producer has just written"
     SPACE_MISMATCH = "their loops cover different index spaces"
     REDUCED_AXES_DIFFER = "they reduce over different axes"

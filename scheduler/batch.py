@@ -167,7 +167,7 @@ class _Batches:
             return False
         if len(place.pointers | self._pointers(kernel)) > room.pointers:
             return False
-        return not any(_forbids(d, kernel, other) for d in self.forbidden for other in place.members)
+        return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
 
     def _home(self, kernel: Kernel) -> Hashable:
         """The language and the device of a kernel."""
@@ -196,7 +196,9 @@ def _points_only(kernel: Kernel) -> bool:
     return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
 
 
-def _forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
+def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
+    """Whether a demand that two operators stay apart keeps these kernels apart."""
+
     def has(kernel: Kernel, operator: str) -> bool:
         return any(operator in (op, op.rpartition(".")[0]) for origin in kernel.origins for op in origin.operators)
 

@@ -178,6 +178,8 @@ class Fuser:
                     if not isinstance(found, Reason):
                         return found
                     best = found if best is Reason.SPACE_MISMATCH else best
+        if best is Reason.REDUCED_AXES_DIFFER:
+            return best  # of a square, rows and columns have the same loops, but are at other elements
         found = self._legal(a, b, identity_space(a, b))
         return best if isinstance(found, Reason) else found
 

@@ -9,11 +9,12 @@ from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
+from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.layout import freeze_layouts
-from kgen.scheduler.memory import plan_memory
+from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.tiles import Gpu
@@ -60,8 +61,11 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     alive = fuser.run()
     verdicts = fuser.verdicts
     shared = _storage_shared(graph)
-    steps = [s for g in _ordered(alive, fuser) for s in _steps(g, fuser, outputs, shared, verdicts, options)]
-    steps = _distinct_names(steps)
+    steps = [_step(g, fuser, outputs, shared, verdicts, options) for g in _ordered(alive, fuser)]
+    if options.fusion:
+        setting = Setting(graph, sizes, options.gpu, outputs | shared, options.demands)
+        steps = carry_columns(steps, setting, verdicts)
+    steps = _distinct_names(_split(steps, graph, sizes, options.gpu))
     if options.fusion:
         steps = batch(steps, graph, options.demands, verdicts)
     result = Schedule(graph, steps, verdicts)
@@ -111,23 +115,31 @@ def _ordered(groups: list[Group], fuser: Fuser) -> list[Group]:
     return [by_number[k] for k in topological(after, fuser.graph.name)]
 
 
-def _steps(
+def _step(
     group: Group, fuser: Fuser, outputs: frozenset[str], shared: frozenset[str], verdicts: list[Verdict], options: Options
-) -> list[Step]:
+) -> Step:
     if group.call is not None:
         node = group.call
         call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
         assert isinstance(call, ir.Extern)
         reason = Reason.LIBRARY if call is not node else Reason.NO_LOWERING
         verdicts.append(Verdict(group.name, str(call.target), Outcome.EXTERN, reason, detail=call.reason))
-        return [Call(call)]
+        return Call(call)
     needed = frozenset(
         name for name in group.writes
         if name in outputs or any(r is not group for r in fuser.readers.get(name, {}).values()) or name in shared
     )  # fmt: skip
-    target = options.target(group.device)
-    kernel = make_kernel(group, fuser.sizes, needed, verdicts, target)
-    return [*split_reduction(kernel, fuser.graph, fuser.sizes, options.gpu)] if target == "triton" else [kernel]
+    return make_kernel(group, fuser.sizes, needed, verdicts, options.target(group.device))
+
+
+def _split(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> list[Step]:
+    """Few long rows of a kernel shared among the programs of a GPU. What adds partial sums has had its share of that."""
+    partial = {o for step in steps if isinstance(step, Kernel) for s in step.statements if s.kind == "column" for o in s.outs}
+    out: list[Step] = []
+    for step in steps:
+        divisible = isinstance(step, Kernel) and step.target == "triton" and not partial & reads(step)
+        out += split_reduction(step, graph, sizes, gpu) if isinstance(step, Kernel) and divisible else [step]
+    return out
 
 
 def _storage_shared(graph: ir.Graph) -> frozenset[str]:

@@ -30,6 +30,16 @@ MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
+# Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
+# many registers each as one operand of the row. The next block is on its way while one is computed.
+SHARED_POINTS = 4096
+SHARED_WARP = 512
+SHARED_STAGES = 2
+# Warps of 128 registers a thread that a processor holds: two programs of a full block. Should one need more registers, the
+# programs run in two rounds of equal size.
+RESIDENT_WARPS = 16
+# Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.
+MIN_BLOCKS = 4
 # A longer row is walked again, out of the L2 cache, rather than held by all the registers of a processor: then other programs'
 # loads fill the pauses of its arithmetic.
 HELD = 16384
@@ -63,6 +73,9 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     kernel = collapsed(kernel)
     touches = list(distinct_touches(kernel, graph, sizes))
     wide = not _fits_32(kernel)
+    if kernel.share is not None:
+        blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
+        return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
         for v in kernel.inner:
             joined = grouped(kernel, v, touches, sizes)
@@ -199,6 +212,25 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     while x > 1 and rows < x * gpu.processors * 2:
         x //= 2
     return x
+
+
+def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
+    """The tile of a kernel whose programs share out the rows."""
+    r = power_of_two(length)
+    x = max(1, SHARED_POINTS // r)
+    while x > 1 and rows < x * gpu.processors:
+        x //= 2
+    return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
+
+
+def shares(rows: int, length: int, gpu: Gpu) -> int:
+    """Programs among which rows are shared out: not more than run side by side, all with the same number of blocks."""
+    blocks = shared_blocks(rows, length, gpu)
+    count = -(-rows // blocks.x)
+    most = gpu.processors * max(1, RESIDENT_WARPS // blocks.warps)
+    programs = min(most, max(count // MIN_BLOCKS, min(count, gpu.processors)))
+    rounds = -(-count // max(1, programs))
+    return -(-count // max(1, rounds))
 
 
 def _warps(points: int) -> int:

@@ -294,3 +294,10 @@ def test_long_columns_are_walked_once(rows: int, columns: int, axis: int, kernel
     plan = plans(lambda x: x - x.mean(axis, keepdim=True), torch.zeros(rows, columns)).forward
     assert len(plan.kernels) == kernels
     assert any(v.reason is Reason.COLUMNS for v in plan.verdicts) == (kernels == 2)
+
+
+@pytest.mark.parametrize("f", [lambda x: (x.softmax(1), x.sum(0)), lambda x: (x.sum(1), x.sum(0))])
+def test_rows_and_columns_of_a_square_stay_apart(f: Callable[..., Any]) -> None:
+    """Their loops are as long, but are at other elements: one kernel would read the square twice, once with strides."""
+    square, oblong = (plans(f, r(n, 512)).forward for n in (512, 300))
+    assert [[s.op for s in k.statements] for k in square.kernels] == [[s.op for s in k.statements] for k in oblong.kernels]

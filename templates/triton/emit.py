@@ -76,6 +76,9 @@ class Emitter:
         self.looped = bool(self.kernel.inner) and not tiling.persistent
         self.outer = Scope()
         self.inner = Scope() if self.looped else self.outer
+        # what is the same for all rows stands before the loop over them, where a program has one
+        self.fixed = Scope() if self.kernel.share is not None else self.outer
+        self.columns: list[tuple[Statement, str]] = []  # with their accumulators
         self.scope = self.outer
         self.locals: dict[str, tuple[str, Axes]] = {}
         self.inner_locals: set[str] = set()
@@ -152,6 +155,8 @@ class Emitter:
             self._scan(s, section.before)
         elif s.kind == "scatter":
             self._scatter(s)
+        elif s.kind == "column":
+            self._column(s)
         else:
             self._pointwise(s)
         return []
@@ -340,6 +345,26 @@ class Emitter:
                 self._store(out, s.store[0], name)
         self.level = level
 
+    # ---- columns ----------------------------------------------------------------------------------------------------
+
+    def _column(self, s: Statement) -> None:
+        """A step of an accumulator that outlives the block of rows. Threads keep their own points, folded at the end."""
+        value, acc = self._tile(s.value), self._fresh("acc")
+        start = literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        if "x" in self.masked():
+            value = f"tl.where(in_x, {value}, {start})"
+        kind = TRITON_TYPES[s.value.dtype].compute
+        self.fixed.lines.append(f"{acc} = tl.full({self._shape(self.level)}, {start}, {kind})")
+        self._line(f"{acc} = {REDUCE[s.op].step.format(acc, value)}")
+        self.columns.append((s, acc))
+
+    def finish_columns(self) -> list[str]:
+        """Statements after the last block of rows: the program's share of each column's result."""
+        self.scope, self.level = Scope(), frozenset("r")
+        for s, acc in self.columns:
+            self._store(s.outs[0], s.store[0], self._bind(s.op, f"{REDUCE[s.op].across.format(acc, axis=0)}[None, :]"))
+        return self.scope.lines
+
     # ---- scans ------------------------------------------------------------------------------------------------------
 
     def _scan(self, s: Statement, before: list[str]) -> None:
@@ -380,11 +405,14 @@ class Emitter:
     def _find(self, value: Value) -> str | None:
         if value.op == "load" and value.attr[0] in self.locals:
             return self.locals[value.attr[0]][0]
-        if value in self.outer.names:
-            return self.outer.names[value]
+        for scope in (self.outer, self.fixed):
+            if value in scope.names:
+                return scope.names[value]
         return self.inner.names.get(value) if self.scope is self.inner else None
 
     def _scope_of(self, axes: Axes) -> Scope:
+        if "x" not in axes and self.fixed is not self.outer:
+            return self.fixed
         return self.scope if "r" in axes else self.outer
 
     def _emit_one(self, value: Value) -> None:
@@ -495,7 +523,7 @@ class Emitter:
         key = ("checked", value, extent, self.guard)
         axes = self.axes(value) | (self.guard[1] if self.guard else NONE)
         scope = self._scope_of(axes)
-        found = self.outer.names.get(key) or (self.inner.names.get(key) if self.scope is self.inner else None)
+        found = scope.names.get(key) or self.outer.names.get(key)
         if found is None:
             self.checks = True
             found = self._fresh("at")

@@ -25,7 +25,9 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
     """The Triton function of one tiling; `exact` as for `Emitter`."""
     emitter = Emitter(tiling, graph, exact)
     body, sections = emitter.run()
+    ends = emitter.finish_columns()
     slots = _slots(tiling, emitter)
+    slots.fixed, slots.ends = emitter.fixed.lines, ends
     slots.name, slots.body = name, body
     slots.comments = _comments(tiling)
     slots.sections = [
@@ -49,6 +51,8 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
 
 
 def _template(kernel: Kernel) -> str:
+    if kernel.share is not None:
+        return "columns.py.jinja"
     if any(s.kind == "scan" for s in kernel.statements):
         return "scan.py.jinja"
     return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
@@ -67,6 +71,8 @@ def aligned(buffer: ir.Buffer) -> bool:
 
 
 def _grid(tiling: Tiling) -> tuple[Expr, Expr, Expr]:
+    if tiling.kernel.share is not None:
+        return tiling.kernel.share.extent, ix.ONE, ix.ONE
     x = ix.ceildiv(ix.product(v.extent for v in tiling.x), tiling.blocks.x)
     y = ix.ceildiv(ix.product(v.extent for v in tiling.y), tiling.blocks.y)
     return x * y, ix.ONE, ix.ONE
@@ -81,12 +87,19 @@ def _slots(tiling: Tiling, emitter: Emitter) -> SimpleNamespace:
     slots = SimpleNamespace(blocks=blocks, axes=program_axes(tiling, emitter), persistent=tiling.persistent)
     slots.inner = _inner_axis(tiling, emitter) if tiling.kernel.inner and tiling.persistent else []
     slots.length = emitter.text(ix.product(v.extent for v in tiling.kernel.inner))
+    share = tiling.kernel.share
+    if share is not None:
+        rows = emitter.text(ix.product(v.extent for v in tiling.x))
+        slots.share, slots.program = share.name, "tl.program_id(0)" + (".to(tl.int64)" if tiling.wide else "")
+        slots.range = f"{share.name} * XBLOCK, {rows}, {share.extent} * XBLOCK, num_stages={tiling.blocks.stages}"
     return slots
 
 
 def program_axes(tiling: Tiling, emitter: Emitter, number: str = "tl.program_id(0)") -> list[str]:
     """The indices along its axes of the tile of program `number`, the masks of their ends, and the loop variables."""
     program = f"{number}.to(tl.int64)" if tiling.wide else number
+    if tiling.kernel.share is not None:
+        return _axis("x", tiling.x, "start", "[:, None]", tiling, emitter)
     if not tiling.y:
         tail = "[:, None]" if tiling.kernel.inner else ""
         return _axis("x", tiling.x, f"{program} * XBLOCK", tail, tiling, emitter)
