@@ -23,8 +23,8 @@ from kgen.values import Value
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
-# Programs for each processor: enough that all of them load at any time.
-PROGRAMS = 8
+# Warps that a processor runs at once: with so many, some load at any time.
+WARPS = 64
 
 
 def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
@@ -32,9 +32,10 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     if not _may_split(kernel):
         return (kernel,)
     kernel = unflattened(kernel)
-    programs = _programs(choose_tiles(kernel, graph, sizes, gpu), sizes)
+    tiling = choose_tiles(kernel, graph, sizes, gpu)
+    programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    wanted = min(gpu.processors * PROGRAMS // programs, work // MIN_CHUNK)
+    wanted = min(gpu.processors * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
     if wanted < 2:
         return (kernel,)
     loop = next((v for v in kernel.inner if sizes.of(v.extent) >= wanted), None)

@@ -30,6 +30,8 @@ MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
+# Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers.
+COLUMNS = 64
 # Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
 # many registers each as one operand of the row. The next block is on its way while one is computed.
 SHARED_POINTS = 4096
@@ -174,8 +176,7 @@ def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wid
     across = _contiguous_across(kernel, touches, sizes)
     whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else HELD) and (bool(kernel.rows) or not across or length <= 64)
     if across and not whole:
-        x = min(128, power_of_two(max(1, sizes.of(kernel.outer[-1].extent))))
-        blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
+        blocks = _column_blocks(kernel.outer[-1], length, sizes)
     elif whole:
         r = power_of_two(length)
         x = _rows_per_program(rows, r, gpu, across)
@@ -192,9 +193,14 @@ def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) 
     """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
     outer = (*(v for v in kernel.outer if v is not merged), merged)
     length = sizes.points(kernel.inner)
-    x = min(128, power_of_two(sizes.of(merged.extent)))
-    blocks = Blocks(x=x, r=_step(length, 2 * REDUCTION_POINTS // x), warps=8)
+    blocks = _column_blocks(merged, length, sizes)
     return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
+
+
+def _column_blocks(columns: Var, length: int, sizes: Sizes) -> Blocks:
+    """Few points a thread: accumulators are tiles, and folding them at the end costs their size."""
+    x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
+    return Blocks(x=x, r=_step(length, REDUCTION_POINTS // 8 // x), warps=4)
 
 
 def _step(length: int, most: int) -> int:
