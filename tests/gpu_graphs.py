@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from codegen import copied, gradients, near, tensors
 from torch import Tensor
 
 import kgen.record
-from kgen.plan import Kernel, Schedule, Tiling
+from kgen.plan import Kernel, Schedule, Tiling, members
 from kgen.scheduler import Gpu, choose_tiles, cost, split, tiles
 from kgen.sizes import Sizes
 
@@ -63,9 +62,9 @@ def kinds_of(plan: Schedule) -> set[str]:
 
 
 def tilings(plan: Schedule) -> Iterator[tuple[Kernel, Tiling]]:
-    for step in plan.kernels:
-        if isinstance(step, Kernel) and step.target == "triton":
-            yield step, choose_tiles(step, plan.graph, Sizes(plan.graph.size_hints), Gpu())
+    for kernel in (kernel for step in plan.kernels for kernel in members(step)):
+        if kernel.target == "triton":
+            yield kernel, choose_tiles(kernel, plan.graph, Sizes(plan.graph.size_hints), Gpu())
 
 
 def _kind(step: Kernel, tiling: Tiling) -> str:
@@ -83,8 +82,9 @@ def short_rows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         limits = replace(cost.LIMITS["triton"], long_row=16, max_row=16, min_rows=1)
         patch.setitem(cost.LIMITS, "triton", limits)
-        patch.setattr(tiles, "persistent", partial(tiles.persistent, limit=16))
-        patch.setattr(tiles, "REDUCTION_POINTS", 16)
+        holds = tiles.persistent
+        patch.setattr(tiles, "persistent", lambda kernel, _limit=0: holds(kernel, 16))
+        patch.setattr(tiles, "REDUCTION_POINTS", 4)
         yield
 
 
@@ -93,7 +93,6 @@ def short_shares() -> Iterator[None]:
     """Rows are cut in two kernels from 32 points on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split, "MIN_CHUNK", 16)
-        patch.setattr(split, "COLUMNS", 4)
         yield
 
 
@@ -114,7 +113,7 @@ class Ran:
 
     @property
     def loops(self) -> int:
-        return sum(text.count("for step in range") for text in self.texts)
+        return sum(text.count("for start in range") for text in self.texts)
 
 
 def run(fn: Callable[..., Any], *args: Any, backward: bool = False, dynamic: bool | None = None, **options: Any) -> Ran:

@@ -47,7 +47,7 @@ def test_rows_that_two_kernels_share(name: str) -> None:
 def test_wide_indices(name: str) -> None:
     with wide_indices():
         ran = interpreted(name)
-    assert all("tl.program_id(0).to(tl.int64)" in text for text in ran.texts)
+    assert all(".to(tl.int64)" in text for text in ran.texts)
 
 
 INFINITE = torch.tensor(

@@ -188,7 +188,10 @@ def floordiv(a, b):
 
 @triton.jit
 def gcd(a, b):
-    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
+    a, b = tl.broadcast(a, b)
+    if a.dtype.is_int_signed():  # tl.abs would let LLVM assume that the most negative number does not occur
+        a = tl.where(a < 0, 0 - a, a)
+        b = tl.where(b < 0, 0 - b, b)
     for _ in range(a.dtype.primitive_bitwidth * 3 // 2):  # Fibonacci numbers take the most steps
         rest = a % tl.where(b == 0, 1, b)
         a, b = tl.where(b == 0, a, b), tl.where(b == 0, b, rest)

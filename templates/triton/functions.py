@@ -226,12 +226,14 @@ def digamma(number):
 
 @triton.jit
 def i0(x):
-    return libdevice.cyl_bessel_i0(x.to(tl.float64)).to(x.dtype)
+    value = libdevice.cyl_bessel_i0(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), value)  # as torch has it
 
 
 @triton.jit
 def i1(x):
-    return libdevice.cyl_bessel_i1(x.to(tl.float64)).to(x.dtype)
+    value = libdevice.cyl_bessel_i1(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), value)
 
 
 @triton.jit
