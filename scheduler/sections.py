@@ -92,10 +92,10 @@ def _crossings(
             source = made.get(read.buffer)
             if source is None or not item.inner or places[source] >= places[k] or read.buffer in inline:
                 continue
-            if read.buffer in rows or (read.buffer in stored and not keeping.cheap(items[source])):
-                continue
             producer = items[source]
             how = keeping.how(producer, _changed_before(items, places, places[k]))
+            if read.buffer in rows or (read.buffer in stored and how != "inline"):
+                continue  # a row is no memory for others: what is stored is read back
             outcome, reason = Outcome.STORED, Reason.EXPENSIVE
             if how == "inline":
                 inline[read.buffer] = producer

@@ -37,6 +37,8 @@ COLUMNS = 64
 SHARED_POINTS = 4096
 SHARED_WARP = 512
 SHARED_STAGES = 2
+# Shared memory that the next block may take: GPUs with little of it still hold a program with a long row.
+SHARED_BYTES = 65536
 # Warps of 128 registers a thread that a processor holds: two programs of a full block. Should one need more registers, the
 # programs run in two rounds of equal size.
 RESIDENT_WARPS = 16
@@ -77,6 +79,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     wide = not _fits_32(kernel)
     if kernel.share is not None:
         blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
+        if blocks.x * blocks.r * _bytes_per_point(kernel) > SHARED_BYTES:
+            blocks = replace(blocks, stages=1)
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
         for v in kernel.inner:
@@ -227,6 +231,14 @@ def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
     while x > 1 and rows < x * gpu.processors:
         x //= 2
     return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
+
+
+def _bytes_per_point(kernel: Kernel) -> int:
+    """What the kernel reads from memory for each row and column."""
+    made = {o for s in kernel.statements for o in s.outs}
+    read = {load.attr for s in kernel.statements for load in vs.loads(s.roots) if load.attr[0] not in made}
+    rows, columns = set(kernel.outer), set(kernel.inner)
+    return sum(dtype.itemsize for _, (at,), dtype in read if rows & ix.free_atoms(at) and columns & ix.free_atoms(at))
 
 
 def shares(rows: int, length: int, gpu: Gpu) -> int:

@@ -394,6 +394,24 @@ def test_a_dynamic_number_of_rows_compiles() -> None:
 
 
 @pytest.mark.ptx
+@pytest.mark.parametrize("operands", [2, 5])
+def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
+    def f(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        x = sum(tensors[1:], tensors[0])
+        return x.softmax(-1), x.sum(0)
+
+    plan = plan_of(f, *(r(512, 8192) for _ in range(operands)))
+    [carrier] = carriers(plan)
+    tiling = choose_tiles(carrier, plan.graph, Sizes({}), Gpu())
+    assert tiling.blocks.stages == (2 if operands == 2 else 1)
+    launch = render_kernel(tiling, plan.graph, "rows").launch
+    assert launch is not None
+    [made] = triton.compile_kernels([launch], 80)
+    assert (made.shared > 60_000) == (operands == 2)
+    assert made.shared < 99 * 1024
+
+
+@pytest.mark.ptx
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("columns", [1024, 4096, 8192])
 def test_accumulators_stay_in_registers(arch: int, columns: int) -> None:

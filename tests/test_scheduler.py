@@ -21,7 +21,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.pipeline import render_step
-from kgen.plan import Launch, Nest, Schedule
+from kgen.plan import Kernel, Launch, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.memory import plan_memory
@@ -301,3 +301,26 @@ def test_rows_and_columns_of_a_square_stay_apart(f: Callable[..., Any]) -> None:
     """Their loops are as long, but are at other elements: one kernel would read the square twice, once with strides."""
     square, oblong = (plans(f, r(n, 512)).forward for n in (512, 300))
     assert [[s.op for s in k.statements] for k in square.kernels] == [[s.op for s in k.statements] for k in oblong.kernels]
+
+
+def _kept_and_stored(x: Tensor) -> tuple[Tensor, Tensor]:
+    new = x.tanh()
+    rows = x.softmax(-1)
+    x.copy_(new)  # after the last use of x, so `new` crosses a section and cannot be computed again
+    return rows, new[:5].t().contiguous().sum(-1)
+
+
+def test_what_others_read_is_not_kept_in_a_row() -> None:
+    for kernel in plans(_kept_and_stored, r(600, 33), options=Options(gpu_everywhere=True)).forward.kernels:
+        assert isinstance(kernel, Kernel)
+        stored = {o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+        assert stored.isdisjoint(kernel.rows)
+
+
+@pytest.mark.interpret
+def test_what_is_read_again_and_by_others_is_stored() -> None:
+    x = r(600, 33)
+    mine, theirs = x.clone(), x.clone()
+    with torch.no_grad():
+        got = torch.compile(_kept_and_stored, backend="kgen", options={"gpu_interpreter": True})(mine)
+        torch.testing.assert_close((*got, mine), (*_kept_and_stored(theirs), theirs))
