@@ -62,6 +62,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     verdicts = fuser.verdicts
     shared = _storage_shared(graph)
     steps = [_step(g, fuser, outputs, shared, verdicts, options) for g in _ordered(alive, fuser)]
+    steps = [step for step in steps if not _is_dead(step)]
     if options.fusion:
         setting = Setting(graph, sizes, options.gpu, outputs | shared, options.demands)
         steps = carry_columns(steps, setting, verdicts)
@@ -130,6 +131,11 @@ def _step(
         if name in outputs or any(r is not group for r in fuser.readers.get(name, {}).values()) or name in shared
     )  # fmt: skip
     return make_kernel(group, fuser.sizes, needed, verdicts, options.target(group.device))
+
+
+def _is_dead(step: Step) -> bool:
+    """Whether nobody reads what a kernel makes: a rule may store more than the graph then needs."""
+    return isinstance(step, Kernel) and not any(any(s.stored) for s in step.statements)
 
 
 def _split(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> list[Step]:

@@ -324,3 +324,14 @@ def test_what_is_read_again_and_by_others_is_stored() -> None:
     with torch.no_grad():
         got = torch.compile(_kept_and_stored, backend="kgen", options={"gpu_interpreter": True})(mine)
         torch.testing.assert_close((*got, mine), (*_kept_and_stored(theirs), theirs))
+
+
+def test_a_kernel_that_nobody_reads_is_left_out():
+    """Interpolation at the midpoint stores an index that it then does not need; a kernel without results has no device."""
+
+    def midpoints(x: torch.Tensor) -> torch.Tensor:
+        return torch.nanquantile(x, torch.tensor([0.03, 0.4]), dim=2, keepdim=True, interpolation="midpoint")
+
+    x = torch.randn(3, 2, 1, 2)
+    compiled = torch.compile(midpoints, backend="kgen", options={"gpu_interpreter": True, "cache": False})
+    torch.testing.assert_close(compiled(x), midpoints(x))

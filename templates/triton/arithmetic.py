@@ -187,6 +187,19 @@ def floordiv(a, b):
 
 
 @triton.jit
+def floor(x):
+    """Triton's takes subnormal float32 numbers for zero."""
+    low = tl.floor(x)
+    return tl.where((low == 0) & (x < 0), -1.0, low)
+
+
+@triton.jit
+def ceil(x):
+    high = tl.ceil(x)
+    return tl.where((high == 0) & (x > 0), 1.0, high)
+
+
+@triton.jit
 def gcd(a, b):
     a, b = tl.broadcast(a, b)
     if a.dtype.is_int_signed():  # tl.abs would let LLVM assume that the most negative number does not occur

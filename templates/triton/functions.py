@@ -278,22 +278,22 @@ def log_ndtr(x):
 
 @triton.jit
 def bessel_j0(x):
-    return libdevice.j0(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), libdevice.j0(x.to(tl.float64))).to(x.dtype)  # of infinity as torch has it
 
 
 @triton.jit
 def bessel_j1(x):
-    return libdevice.j1(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), libdevice.j1(x.to(tl.float64))).to(x.dtype)  # of infinity as torch has it
 
 
 @triton.jit
 def bessel_y0(x):
-    return tl.where(x < 0, float("nan"), libdevice.y0(x.to(tl.float64))).to(x.dtype)
+    return tl.where((x < 0) | isinf(x), float("nan"), libdevice.y0(x.to(tl.float64))).to(x.dtype)
 
 
 @triton.jit
 def bessel_y1(x):
-    return tl.where(x < 0, float("nan"), libdevice.y1(x.to(tl.float64))).to(x.dtype)
+    return tl.where((x < 0) | isinf(x), float("nan"), libdevice.y1(x.to(tl.float64))).to(x.dtype)
 
 
 @triton.jit

@@ -7,8 +7,10 @@ function means what its row of `kgen.ops.OPS` says. Arguments are tensors of any
 from kgen.templates.triton.arithmetic import (
     bits_of,
     cast,
+    ceil,
     copysign,
     divide_integers,
+    floor,
     floordiv,
     floordiv_floats,
     fmax,

@@ -64,8 +64,8 @@ TRITON_OPS: dict[str, str] = {
     "not": "~{0}",
     "invert": "~{0}",
     "isnan": "{0} != {0}",
-    "floor": "tl.floor({0})",
-    "ceil": "tl.ceil({0})",
+    "floor": "lib.floor({0})",
+    "ceil": "lib.ceil({0})",
     "where": "tl.where({0}, {1}, {2})",
     "fma": "tl.fma({0}, {1}, {2})",
 }
