@@ -27,8 +27,7 @@ SHUFFLED = (2, 4)
 
 @dataclass(slots=True)
 class Scope:
-    """Statements of one block and the values they have named. `lanes` is the text of the lane count of memory operations,
-    `active` of the lanes that are real."""
+    """Statements of one block and the values they have named."""
 
     lines: list[str] = field(default_factory=list)
     names: dict[Value, str] = field(default_factory=dict)

@@ -94,6 +94,7 @@ class Emitter:
         self._axes: dict[Value, Axes] = {}
         self.online: dict[str, Rescaled] = {}
         self.text = IndexText(self._variable, self._indirect)
+        self._masked = self._ragged()
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
@@ -395,10 +396,12 @@ class Emitter:
 
     def emit(self, root: Value) -> str:
         """The name of a value in the current scope, with everything it needs emitted before."""
-        for value in vs.topological([root]):
-            if self._find(value) is None:
-                self._emit_one(value)
         found = self._find(root)
+        if found is None:  # or every operation would walk again all that its arguments are made of
+            for value in vs.topological([root]):
+                if self._find(value) is None:
+                    self._emit_one(value)
+            found = self._find(root)
         assert found is not None
         return found
 
@@ -494,6 +497,9 @@ class Emitter:
 
     def masked(self) -> Axes:
         """Axes whose last tile reaches past the end."""
+        return self._masked
+
+    def _ragged(self) -> Axes:
         blocks, found = self.tiling.blocks, set()
         for axis, loops, block in (
             ("x", self.tiling.x, blocks.x), ("y", self.tiling.y, blocks.y), ("r", self.kernel.inner, blocks.r)
@@ -540,7 +546,7 @@ class Emitter:
 
     def axes(self, value: Value) -> Axes:
         """The axes along which a value differs."""
-        for v in vs.topological([value]):
+        for v in () if value in self._axes else vs.topological([value]):
             if v not in self._axes:
                 if v.op == "load" and v.attr[0] in self.locals:
                     self._axes[v] = self.locals[v.attr[0]][1]

@@ -10,7 +10,7 @@ from kgen import ir
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import canonical_text
 from kgen.host.assemble import KernelCall
-from kgen.index import Atom, Expr, Var
+from kgen.index import Expr, Var
 from kgen.plan import Kernel, Tiling
 from kgen.templates.render import render
 from kgen.templates.triton.emit import Emitter, clean
@@ -123,16 +123,12 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
         lines.append(f"in_{letter} = {index} < {emitter.text(ix.product(v.extent for v in loops))}")
     divisor = ix.ONE
     for v in reversed(loops):
-        if _named(v, emitter):
+        if v in emitter.variables:
             quotient = index if divisor == 1 else f"({index} // ({emitter.text(divisor)}))"
             rest = "" if v is loops[0] else f" % ({emitter.text(v.extent)})"
             lines.append(f"{v.name} = {quotient}{rest}")
         divisor = divisor * v.extent
     return lines
-
-
-def _named(v: Atom, emitter: Emitter) -> bool:
-    return v in emitter.variables
 
 
 def _comments(tiling: Tiling) -> list[str]:
