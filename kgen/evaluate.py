@@ -18,6 +18,7 @@ import torch
 
 from kgen import errors, ir
 from kgen import index as ix
+from kgen import values as vs
 from kgen.evaluate_reduction import reduce, scan
 from kgen.evaluate_value import EXACT, FAST, Points, Policy, Tensor, apply, evaluate_value, int_of
 from kgen.index import Expr, Size, Var
@@ -229,13 +230,15 @@ class _Machine:
                 target.copy_(new.reshape(()))
 
     def contraction(self, node: ir.Contraction) -> None:
-        operands = list(ir.tensor_args((node.vendor.args, tuple(v for _, v in node.vendor.kwargs))))
-        if len(operands) > 2:  # more than the product (a bias): the call is the definition
+        if node.operands is None:
+            assert node.vendor is not None
             self.extern(node.vendor)
             return
         self.store(node.out, self._contract(node))
-        if self.policy.check_vendor and all(a.buffer in self.tensors for a in operands):
-            self._check_vendor(node, self.tensors[node.out])
+        if node.vendor is not None and self.policy.check_vendor:
+            operands = ir.tensor_args((node.vendor.args, tuple(v for _, v in node.vendor.kwargs)))
+            if all(a.buffer in self.tensors for a in operands):
+                self._check_vendor(node, node.vendor, self.tensors[node.out])
 
     def _contract(self, node: ir.Contraction) -> Tensor:
         """The sum of products. An operand keeps size 1 on axes that it does not depend on, so the product is never stored."""
@@ -244,22 +247,31 @@ class _Machine:
         kept, count = len(node.out_vars), len(variables)
         if points.empty:
             return torch.zeros(points.extents[:kept], dtype=points.value(node.lhs).dtype)
-        lhs, rhs = points.value(node.lhs), points.value(node.rhs)
+        assert node.operands is not None
+        lhs, rhs = (points.value(vs.cast(v, node.operands)) for v in (node.lhs, node.rhs))
         if not lhs.dtype.is_floating_point:
             lhs, rhs = lhs.to(torch.int64), rhs.to(torch.int64)
         # a reduced axis that neither operand depends on still counts its points
         full = [points.extents[k] if k >= kept else 1 for k in range(count)]
         lhs = lhs.expand([max(a, b) for a, b in zip(lhs.shape, full, strict=True)])
         axes = list(range(count))
-        return torch.einsum(lhs, axes, rhs, axes, axes[:kept]).expand(points.extents[:kept])
+        total = torch.einsum(lhs, axes, rhs, axes, axes[:kept]).expand(points.extents[:kept])
+        return self._finished(node, total)
 
-    def _check_vendor(self, node: ir.Contraction, ours: Tensor) -> None:
-        theirs = self._call(node.vendor)[0]
+    def _finished(self, node: ir.Contraction, total: Tensor) -> Tensor:
+        """The sum with its scale and its addend."""
+        points = self.points(node.out_vars, [v for v in (node.scale, node.addend) if v is not None])
+        if node.scale is not None:
+            total = total * points.value(node.scale)
+        return total if node.addend is None else total + points.value(node.addend)
+
+    def _check_vendor(self, node: ir.Contraction, vendor: ir.Extern, ours: Tensor) -> None:
+        theirs = self._call(vendor)[0]
         tolerance = _VENDOR_TOLERANCE.get(ours.dtype if self.policy.float64 else theirs.dtype, 1e-3)
         scale = float(theirs.double().abs().nan_to_num(0, 0, 0).max()) if theirs.numel() else 0.0
         if not torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True):
             error = float((ours.double() - theirs.double()).abs().max())
-            problem = f"its sum of products differs from {node.vendor.target} by {error:g}"
+            problem = f"its sum of products differs from {vendor.target} by {error:g}"
             raise errors.InvalidIR(stage="evaluate", node=node.out, problem=problem)
 
     # ---- externs ----------------------------------------------------------------------------------------------------
@@ -402,7 +414,7 @@ def _widened(graph: Graph) -> frozenset[str]:
     groups: dict[str, list[Buffer]] = {}
     for buffer in graph.buffers.values():
         groups.setdefault(_root(graph, buffer.name), []).append(buffer)
-    calls = [n.vendor if isinstance(n, ir.Attention | ir.Contraction) else n for n in graph.nodes]
+    calls = [c for n in graph.nodes if (c := ir.call_of(n)) is not None]
     mutated = {_root(graph, old) for call in calls if isinstance(call, ir.Extern) for old, _ in call.mutates}
     wide = (
         members

@@ -30,10 +30,11 @@ accumulates in float32. `welford` gives (mean, m2); a variance is ``m2 / (n - co
 define version `out` of the same storage: every reader of the old version runs before, every reader of the new one after.
 For `Scatter`, points are applied in row-major order of `vars`, so the last write wins and float accumulation is in order.
 
-*Contraction.* ``out[o...] = sum over reduced axes of lhs[...] * rhs[...]``, accumulated in float32 (int32 for int8); `lhs`
-and `rhs` are values over the axes, so an operand may be any pointwise computation. `vendor` is the equivalent library call,
-used when no template takes the node. Where `vendor` takes more tensors than the two operands (the bias of addmm), the call
-is the definition, and a template has to add the rest.
+*Contraction.* ``out[o...] = scale * (sum over reduced axes of lhs[...] * rhs[...]) + addend``, accumulated in float32 (float64
+for float64, int32 for 8-bit integers); `lhs` and `rhs` are values over the axes, so an operand may be any pointwise
+computation; before it is multiplied it is rounded to `operands`, the type that the program's product has. `scale` and
+`addend` are values over `out_vars`. `vendor` is the equivalent library call, used when no template takes the node; its
+operands are buffers of their own, computed before it. Where `operands` is None the call alone is the definition.
 
 *Extern.* A call of a torch operator on materialised operands, in program order among externs with effects.
 """
@@ -197,15 +198,19 @@ class Extern:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """``out[out_vars] = sum(lhs * rhs)`` over the axes in `reduced`; see the module docstring."""
+    """``out[out_vars] = scale * sum(lhs * rhs) + addend``, the sum over the axes in `reduced`; see the module docstring.
+    Without a `vendor` it is a template's to compute."""
 
     out: str
     out_vars: tuple[Var, ...]
     reduced: tuple[Var, ...]
     lhs: Value
     rhs: Value
-    vendor: Extern
+    vendor: Extern | None
     origin: Origin = Origin()
+    operands: torch.dtype | None = None
+    scale: Value | None = None
+    addend: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +251,21 @@ class Graph:
     derived: dict[Size, Expr] = field(default_factory=dict)
 
 
+def call_of(node: Node) -> Extern | None:
+    """The library call that the node is, or that is equivalent to it."""
+    if isinstance(node, Contraction | Attention):
+        return node.vendor
+    return node if isinstance(node, Extern) else None
+
+
 def outs(node: Node) -> tuple[str, ...]:
     """Names of the buffers (or buffer versions) that the node defines."""
     if isinstance(node, Pointwise | Scatter | Contraction):
         return (node.out,)
     if isinstance(node, Reduction | Scan):
         return node.outs
-    call = node.vendor if isinstance(node, Attention) else node
+    call = call_of(node)
+    assert call is not None
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
 
 
@@ -264,7 +277,7 @@ def roots(node: Node) -> tuple[Value, ...]:
         from_index = tuple(v for e in node.index for v in _indirect_values(e))
         return (node.value, *from_index, *(() if node.mask is None else (node.mask,)))
     if isinstance(node, Contraction):
-        return (node.lhs, node.rhs)
+        return (node.lhs, node.rhs, *(v for v in (node.scale, node.addend) if v is not None))
     return ()
 
 
@@ -289,7 +302,7 @@ def reads(node: Node) -> tuple[str, ...]:
         names = [a.buffer for a in tensor_args((call.args, tuple(v for _, v in call.kwargs)))]
         return tuple(dict.fromkeys(names + [old for old, _ in call.mutates]))
     names = [v.attr[0] for v in loads(roots(node))]
-    if isinstance(node, Contraction):  # the library call may read more than the product does: a bias
+    if isinstance(node, Contraction) and node.vendor is not None:  # it reads its operands as buffers
         names += [a.buffer for a in tensor_args((node.vendor.args, tuple(v for _, v in node.vendor.kwargs)))]
     if isinstance(node, Scatter):
         names.append(node.target)
@@ -299,14 +312,14 @@ def reads(node: Node) -> tuple[str, ...]:
 def sizes_used(graph: Graph, node: Node) -> set[Size]:
     """The size symbols whose values the node needs, by its results' shapes, its loops, its indices or its arguments. Derived
     symbols are replaced by what they are computed from; those that the node defines itself are not among them."""
-    call = node.vendor if isinstance(node, Contraction | Attention) else node if isinstance(node, Extern) else None
+    call = call_of(node)
     exprs: list[Expr] = []
     for name in (*outs(node), *reads(node)):
         buffer = graph.buffers[name]
         exprs += [*buffer.sizes, *(buffer.strides or ())]
     for value in topological(roots(node)):
         exprs += index_exprs(value)
-    if isinstance(node, Pointwise | Reduction | Scan | Scatter):
+    if isinstance(node, Pointwise | Reduction | Scan | Scatter | Contraction):
         exprs += [v.extent for loops in iteration(node) for v in loops]
     if isinstance(node, Scatter):
         exprs += node.index
@@ -343,6 +356,8 @@ def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
             found.add(atom)
 
 
-def iteration(node: Loop) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def iteration(node: Loop | Contraction) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(outer variables, reduced variables) of a loop node."""
+    if isinstance(node, Contraction):
+        return node.out_vars, node.reduced
     return (node.vars, node.rvars) if isinstance(node, Reduction) else (node.vars, ())

@@ -175,10 +175,13 @@ def _scatter(node: ir.Scatter, graph: Graph) -> str:
 
 
 def _contraction(node: ir.Contraction, graph: Graph) -> str:
-    body = _Body([node.lhs, node.rhs])
+    body = _Body(ir.roots(node))
     loops = f"{_loops(node.out_vars)} | {_loops(node.reduced)}"
-    head = f"{_defined([node.out], graph)} = contraction({loops}) as {_call(node.vendor)}{_origin(node.origin)}"
-    return _with_body(head, body, f"sum {body.name(node.lhs)} * {body.name(node.rhs)}")
+    call = "" if node.vendor is None else f" as {_call(node.vendor)}"
+    head = f"{_defined([node.out], graph)} = contraction({loops}){call}{_origin(node.origin)}"
+    scale = "" if node.scale is None else f"{body.name(node.scale)} * "
+    addend = "" if node.addend is None else f" + {body.name(node.addend)}"
+    return _with_body(head, body, f"{scale}sum {body.name(node.lhs)} * {body.name(node.rhs)}{addend}")
 
 
 def _attention(node: ir.Attention, graph: Graph) -> str:

@@ -154,9 +154,9 @@ class _Verifier:
         return self.versions[at]
 
     def defines(self, node: ir.Node) -> None:
-        call = node.vendor if isinstance(node, ir.Attention | ir.Contraction) else node
+        call = ir.call_of(node)
         mutated = [(node.target, node.out)] if isinstance(node, ir.Scatter) else []
-        if isinstance(call, ir.Extern):
+        if call is not None:
             mutated = list(call.mutates)
             self.symbols.update(symbol for symbol, _, _ in call.binds)
         for old, new in mutated:
@@ -279,6 +279,10 @@ class _Verifier:
         self.values([node.lhs, node.rhs], self.variables((*node.out_vars, *node.reduced)))
         self.require(node.lhs.dtype == node.rhs.dtype, f"multiplies {node.lhs.dtype} by {node.rhs.dtype}")
         self.same_sizes(node.out, self.buffer(node.out).sizes, _extents(node.out_vars))
+        self.values([v for v in (node.scale, node.addend) if v is not None], self.variables(node.out_vars))
+        if node.vendor is None:
+            self.require(node.operands is not None, "nothing says how to compute it")
+            return
         self.require(node.vendor.outs == (node.out,), f"its library call defines {node.vendor.outs}")
         self.call(node.vendor)
 

@@ -3,60 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from kgen import index as ix
-from kgen import ir
+from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
-from kgen.lowering.tensor import Tensor, at
+from kgen.lowering.tensor import Tensor, at, broadcast
 from kgen.values import Value
 
 
-def _product(
-    b: Builder,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    lhs: Tensor,
-    rhs: Tensor,
-    out_vars: tuple[Var, ...],
-    k: Var,
-    where: Callable[..., tuple[list[Expr], list[Expr]]],
-) -> Tensor:
-    """The vendor call of the current node, wrapped as a Contraction over ``out_vars + (k,)``."""
-    left, right = where(*(v.expr() for v in out_vars), k.expr())
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A sum of products over `k` at the points of `out_vars`: the two operands' indices as functions of all of these, and what
+    happens to the sum."""
 
-    def wrap(call: ir.Extern) -> ir.Node:
-        out = call.outs[0]
-        assert out is not None
-        return ir.Contraction(out, out_vars, (k,), at(lhs, left), at(rhs, right), call, b.origin)
+    lhs: Tensor
+    rhs: Tensor
+    out_vars: tuple[Var, ...]
+    k: Var
+    left: tuple[Expr, ...]
+    right: tuple[Expr, ...]
+    scale: Value | None = None
+    addend: Value | None = None
 
-    result: Tensor = fallback.extern(b, b.current, args, kwargs, "contraction without a template", wrap)
-    return result
+
+def _node(b: Builder, product: Product, call: ir.Extern) -> ir.Contraction:
+    out = call.outs[0]
+    assert out is not None
+    lhs, rhs = at(product.lhs, product.left), at(product.rhs, product.right)
+    plain = product.lhs.dtype == product.rhs.dtype
+    return ir.Contraction(
+        out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
+        product.lhs.dtype if plain else None, product.scale, product.addend,
+    )  # fmt: skip
 
 
 def mm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
-    m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[1]), ix.var("k", x.sizes[1])
-    return _product(b, (x, y), kwargs, x, y, (m, n), k, lambda i, j, r: ([i, r], [r, j]))
+    return _matrix_product(b, (x, y), kwargs, x, y)
 
 
-def bmm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
-    batch, m, n, k = ix.var("b", x.sizes[0]), ix.var("m", x.sizes[1]), ix.var("n", y.sizes[2]), ix.var("k", x.sizes[2])
-    return _product(b, (x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, r: ([h, i, r], [h, r, j]))
+def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1, **kwargs: Any) -> Tensor:
+    return _matrix_product(b, (bias, x, y), {"beta": beta, "alpha": alpha, **kwargs}, x, y, bias, beta, alpha)
 
 
-def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
-    m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[1]), ix.var("k", x.sizes[1])
-    return _product(b, (bias, x, y), kwargs, x, y, (m, n), k, lambda i, j, r: ([i, r], [r, j]))
+bmm, baddbmm = mm, addmm
 
 
-def baddbmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
-    batch, m, n, k = ix.var("b", x.sizes[0]), ix.var("m", x.sizes[1]), ix.var("n", y.sizes[2]), ix.var("k", x.sizes[2])
-    return _product(b, (bias, x, y), kwargs, x, y, (batch, m, n), k, lambda h, i, j, r: ([h, i, r], [h, r, j]))
+def _matrix_product(
+    b: Builder, args: tuple[Tensor, ...], kwargs: dict[str, Any], x: Tensor, y: Tensor,
+    bias: Tensor | None = None, beta: Any = 1, alpha: Any = 1,
+) -> Tensor:  # fmt: skip
+    """``alpha * x @ y + beta * bias`` of matrices, or of as many matrices as a leading dimension counts."""
+    batch = tuple(ix.var("b", s) for s in x.sizes[:-2])
+    m, n, k = ix.var("m", x.sizes[-2]), ix.var("n", y.sizes[-1]), ix.var("k", x.sizes[-1])
+    out_vars = (*batch, m, n)
+    lead = [v.expr() for v in batch]
+    product = Product(x, y, out_vars, k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+    if bias is not None:
+        whole = broadcast(bias, tuple(v.extent for v in out_vars))
+        added = None if beta == 0 else _times(at(whole, [v.expr() for v in out_vars]), beta)
+        kind = ops.compute_dtype(x.dtype)
+        product = replace(product, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
+    plain = all(isinstance(number, int | float) for number in (alpha, beta))
+    used = {name: number for name, number in kwargs.items() if number != 1 or name not in ("alpha", "beta")}
+    wrap = partial(_node, b, product) if plain else None
+    result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
+    return result
+
+
+def _times(value: Value, number: float) -> Value:
+    return value if number == 1 else vs.call("mul", value, vs.const(number, value.dtype))
 
 
 def convolution(
@@ -86,10 +109,13 @@ def convolution(
     lhs = vs.masked(inside, at(x, [n.expr(), channel, *place]), vs.const(0, x.dtype))
     rhs = at(weight, [o.expr(), c.expr(), *(t.expr() for t in taps)])
 
+    addend = None if bias is None else at(bias, [o.expr()])
+
     def wrap(call: ir.Extern) -> ir.Node:
         out = call.outs[0]
         assert out is not None
-        return ir.Contraction(out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin)
+        kind = x.dtype if x.dtype == weight.dtype else None
+        return ir.Contraction(out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend)
 
     made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
     return made
@@ -135,5 +161,3 @@ RULES: dict[str, Callable[..., Any]] = {
     **{f"aten._scaled_dot_product_{name}": attention for name in _ATTENTION},
     **{f"aten._scaled_dot_product_{name}_backward": attention for name in _ATTENTION},
 }
-
-_ = Value

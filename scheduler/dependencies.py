@@ -65,8 +65,8 @@ def overwritten(node: ir.Node) -> tuple[str, ...]:
     """Buffer versions whose storage the node changes."""
     if isinstance(node, ir.Scatter):
         return (node.target,)
-    call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
-    return tuple(old for old, _ in call.mutates) if isinstance(call, ir.Extern) else ()
+    call = ir.call_of(node)
+    return () if call is None else tuple(old for old, _ in call.mutates)
 
 
 def topological(after: list[set[int]], what: str) -> list[int]:

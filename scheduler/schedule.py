@@ -121,8 +121,8 @@ def _step(
 ) -> Step:
     if group.call is not None:
         node = group.call
-        call = node.vendor if isinstance(node, ir.Contraction | ir.Attention) else node
-        assert isinstance(call, ir.Extern)
+        call = ir.call_of(node)
+        assert call is not None
         reason = Reason.LIBRARY if call is not node else Reason.NO_LOWERING
         verdicts.append(Verdict(group.name, str(call.target), Outcome.EXTERN, reason, detail=call.reason))
         return Call(call)

@@ -459,7 +459,7 @@ def matmul_graph(target: Any = torch.ops.aten.mm.default) -> Made:
     m.buffer("c", F32, 6, n.expr(), strides=(n.expr(), ix.ONE))
     i, j, r = ix.var("m", 6), ix.var("n", n.expr()), ix.var("k", k.expr())
     call = ir.Extern(("c",), target, (m.whole("a"), m.whole("b")))
-    m.graph.nodes = [ir.Contraction("c", (i, j), (r,), load("a", i, r), load("b", r, j), call)]
+    m.graph.nodes = [ir.Contraction("c", (i, j), (r,), load("a", i, r), load("b", r, j), call, operands=F32)]
     return m
 
 
@@ -476,7 +476,7 @@ def test_operands_of_a_contraction_may_be_computed() -> None:
     m = matmul_graph()
     node = m.graph.nodes[0]
     lhs = vs.call("mul", node.lhs, vs.const(2, F32))
-    m.graph.nodes = [ir.Contraction("c", node.out_vars, node.reduced, lhs, vs.const(1.0, F32), node.vendor)]
+    m.graph.nodes = [ir.Contraction("c", node.out_vars, node.reduced, lhs, vs.const(1.0, F32), node.vendor, operands=F32)]
     a, b = torch.randn(6, 5), torch.randn(5, 4)
     found = m.run([a, b], "c", policy=Policy(check_vendor=False))
     torch.testing.assert_close(found, (2 * a).sum(1, keepdim=True).expand(6, 4))
