@@ -16,13 +16,17 @@ __version__ = "0.1.0.dev0"
 _PUBLIC = {
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
+    "contraction": "kgen.templates.contract:contraction",
     "coverage": "kgen.coverage:coverage",
     "coverage_reset": "kgen.coverage:coverage_reset",
     "errors": "kgen.errors",
     "explain": "kgen.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",
+    "knob": "kgen.templates.contract:knob",
+    "operand": "kgen.templates.contract:operand",
     "require_fused": "kgen.verdict:require_fused",
-    "template": "kgen.templates.registry:template",
+    "result": "kgen.templates.contract:result",
+    "template": "kgen.templates.contract:template",
     "testing": "kgen.testing",
 }
 

@@ -143,6 +143,21 @@ class MissingOp(InternalError):
     template = "the {backend} back end has no text for scalar op {op!r}"
 
 
+class BadTemplate(UserError):
+    template = "template {template}: {problem}"
+    hint = "see docs/templates.md for what a template declares"
+
+
+class DuplicateTemplate(UserError):
+    template = "two templates are called {template}: {first} and {second}"
+    hint = "give one of them another name: @kgen.template(name=...)"
+
+
+class UnknownTemplate(UserError):
+    template = "no template is called {template}"
+    hint = "use one of: {valid}"
+
+
 class FusionRequired(UserError):
     template = "{producer} and {consumer} must be fused (require_fused), but: {reason}"
     hint = "{change}"

@@ -211,6 +211,7 @@ class Contraction:
     operands: torch.dtype | None = None
     scale: Value | None = None
     addend: Value | None = None
+    stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them, for who would rather not compute them
 
 
 @dataclass(frozen=True, slots=True)

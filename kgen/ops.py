@@ -70,6 +70,13 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in NARROW_FLOATS else dtype
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a contraction adds up products of operands of `dtype`."""
+    if dtype.is_floating_point:
+        return torch.float64 if dtype is torch.float64 else torch.float32
+    return torch.int32 if dtype.itemsize == 1 else dtype
+
+
 def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, torch.where(b == 0, torch.ones_like(b), b), rounding_mode="floor")
 

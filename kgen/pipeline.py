@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from kgen import debug, ir, lowering, torch_adapter, verify
@@ -16,19 +17,24 @@ from kgen.counters import counters
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
-from kgen.plan import Batch, Kernel, Launch, Schedule, members
+from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
-from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles
+from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
+from kgen.templates.problem import Device, Problem
 from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
+from kgen.templates.triton import template as triton_template
 from kgen.torch_adapter import GraphInfo
 from kgen.verdict import demands
 
+# Operations a second of a core's float32 units, and bytes a second of the memory: what the cost model begins with.
+FLOPS = {"avx512": 100e9, "avx2": 60e9, "generic": 10e9}
+BANDWIDTH = 20e9
 REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 
 
@@ -60,10 +66,22 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     return gm, graph
 
 
+def _options(graph: ir.Graph, config: Config) -> Options:
+    templates = config.templates and config.fusion
+    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device())
+
+
+def cpu_device() -> Device:
+    """This machine's processors as templates see them."""
+    isa = toolchain.isa().name
+    threads = torch.get_num_threads()
+    return Device("cpu", 0, threads, 0, 0, isa, FLOPS[isa] * threads, BANDWIDTH)
+
+
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    plan = make_schedule(graph, Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter))
+    plan = make_schedule(graph, _options(graph, config))
     debug.write_schedule(plan, info, config)
     return gm, plan
 
@@ -73,8 +91,12 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     gm, plan = work
     width = REGISTER_BYTES[toolchain.isa().name]
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
+    options = _options(plan.graph, config)
 
     def one(step: Launch, symbol: str) -> Rendered | KernelCall:
+        if isinstance(step, Kernel) and step.choice is not None:
+            problem = chosen_problem(step, plan.graph, options.device(plan.graph, product_of(step)))
+            return render_choice(problem, step.choice, symbol, config.numerics == "eager")
         if step.target != "triton":
             return render_step(step, symbol, plan.graph, width, config.loop_reordering)
         exact = config.numerics == "eager"
@@ -93,6 +115,12 @@ def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int,
     nests = [choose_loops(kernel, graph, sizes, register_bytes, reorder) for kernel in members(step)]
     made = render_batch(step, nests, graph, symbol) if isinstance(step, Batch) else render_kernel(nests[0], graph, symbol)
     return Rendered(made.text, made.buffers, made.sizes, made.names)
+
+
+def render_choice(problem: Problem, choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
+    """The kernel of a template that was chosen for a product."""
+    config = problem.template.config(**dict(choice.config))
+    return triton_template.render_template(problem, config, symbol, exact)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:

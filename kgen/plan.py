@@ -21,7 +21,7 @@ MAX_PERSISTENT = 32768
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan,
-    scatter or column; `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1:
+    scatter, column or contraction (the sum over the inner loops of `value` times `factors`, each rounded to `operands`); `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1:
     before all). `stored` says which outs are written to memory; the rest stay in registers. A column statement joins, for each
     inner point, its values at all outer points of a program, by `op`; `store` begins with the kernel's `share`."""
 
@@ -37,6 +37,8 @@ class Statement:
     target: str | None = None
     axis: Var | None = None
     rank: Expr | None = None  # argmax and argmin: what counts as the index of a point
+    factors: tuple[Value, ...] = ()  # contraction: further operands
+    operands: torch.dtype | None = None
 
     @property
     def roots(self) -> tuple[Value, ...]:
@@ -44,7 +46,18 @@ class Statement:
         ranked = () if self.rank is None or self.op not in ("argmax", "argmin") else (self.rank,)
         inside = [a for e in (*self.store, *ranked) for a in sorted(free_atoms(e), key=lambda a: a.order)]
         indirect = (a.value for a in inside if isinstance(a, Indirect))
-        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)))
+        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A registered template and the values of its knobs."""
+
+    template: str
+    config: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        return " ".join([self.template, *(f"{name}={value}" for name, value in self.config)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,8 @@ class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
     that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
     `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
-    the other, and its column statements last from the first block to the last."""
+    the other, and its column statements last from the first block to the last. `choice` is the template that renders a
+    contraction."""
 
     name: str
     outer: tuple[Var, ...]
@@ -63,6 +77,12 @@ class Kernel:
     origins: tuple[ir.Origin, ...] = ()
     target: str = "cpp"  # or triton
     share: Var | None = None
+    choice: Choice | None = None
+
+    @property
+    def contracts(self) -> bool:
+        """Whether its main loop is a contraction, so that a template has to render it."""
+        return any(s.kind == "contraction" for s in self.statements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,11 @@ class Reason(Enum):
     ONE_REPLAY = "all of its launches then cost as much as one"
     NOT_ONE_GPU = "it does not run on one GPU alone"
     NOTHING_RUNS = "it launches nothing"
+    TEMPLATE = "a template computes it, with what is fused"
+    VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
+    NO_TEMPLATE = "no template takes it"
+    TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
+    NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 

@@ -12,7 +12,7 @@ import torch
 from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Expr, Var
+from kgen.index import Atom, Expr, Var
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor, at, broadcast
@@ -39,10 +39,18 @@ def _node(b: Builder, product: Product, call: ir.Extern) -> ir.Contraction:
     assert out is not None
     lhs, rhs = at(product.lhs, product.left), at(product.rhs, product.right)
     plain = product.lhs.dtype == product.rhs.dtype
+    stored = tuple(_loaded(arg, at) for arg, at in zip(call.args[-2:], (product.left, product.right), strict=True))
     return ir.Contraction(
         out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
-        product.lhs.dtype if plain else None, product.scale, product.addend,
+        product.lhs.dtype if plain else None, product.scale, product.addend, stored,
     )  # fmt: skip
+
+
+def _loaded(arg: ir.TensorArg, where: tuple[Expr, ...]) -> Value:
+    """The element of a library call's operand at a logical index."""
+    memo: dict[Expr, Expr] = {}
+    mapping: dict[Atom, Expr] = dict(zip(arg.vars, where, strict=True))
+    return vs.load(arg.buffer, (ix.substitute(e, mapping, memo) for e in arg.index), arg.dtype)
 
 
 def mm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:

@@ -1,7 +1,10 @@
 """The scheduler: which loops become one kernel, in which order, and where buffers live. `schedule` is the stage."""
 
+from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.scheduler.loops import choose_loops
 from kgen.scheduler.schedule import Options, schedule
 from kgen.scheduler.tiles import Gpu, choose_batch_tiles, choose_tiles
 
-__all__ = ["Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "schedule"]
+__all__ = [
+    "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "product_of", "schedule",
+]  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kgen import errors, ir
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space
+from kgen.scheduler.contractions import is_product
 from kgen.scheduler.items import Group, Members
 from kgen.scheduler.legality import illegal, moved
 from kgen.sizes import Sizes
@@ -132,6 +133,8 @@ class Fuser:
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
         joint = self._joint(a, b, buffer, common)
+        if not isinstance(joint, Reason) and (is_product(a) or is_product(b)):
+            joint = self._epilogue(a, b, joint, flows)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
             return
@@ -152,16 +155,29 @@ class Fuser:
         if not self._rerank(a, b):
             self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
             return
-        self._say(a, b, Outcome.FUSED, self._why(a, flows), saved)
+        self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
         joined = left.joined(right)
         if len(a.items) >= len(b.items):
             self._merge(a, b, space, joined)
         else:
             self._merge(b, a, space, joined)
 
-    def _why(self, a: Group, flows: bool) -> Reason:
+    def _epilogue(
+        self, a: Group, b: Group, joint: tuple[Space, Members, Members], flows: bool
+    ) -> tuple[Space, Members, Members] | Reason:
+        """What may run on the tiles of a product: independent points, one for each of the product's."""
+        if is_product(a) and is_product(b):
+            return Reason.TWO_PRODUCTS
+        if not flows:
+            return Reason.NO_SAVING
+        others = joint[2] if is_product(a) else joint[1]
+        return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
+
+    def _why(self, a: Group, b: Group, flows: bool) -> Reason:
         if not flows:
             return Reason.SIBLINGS
+        if is_product(a) or is_product(b):
+            return Reason.EPILOGUE
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
     def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:

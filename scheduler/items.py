@@ -27,7 +27,7 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop
+    node: ir.Loop | ir.Contraction
     position: int
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -36,14 +36,19 @@ class Item:
     mask: Value | None = None
     rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
     in_order: bool = True  # some loop's points must run one after the other
+    factors: tuple[Value, ...] = ()  # further operands of a contraction
 
     @property
     def reduces(self) -> bool:
-        return isinstance(self.node, ir.Reduction)
+        return isinstance(self.node, ir.Reduction | ir.Contraction)
+
+    @property
+    def contracts(self) -> bool:
+        return isinstance(self.node, ir.Contraction)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return ir.outs(self.node)
+        return (accumulator(self.node.out),) if isinstance(self.node, ir.Contraction) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -55,7 +60,7 @@ class Item:
         indirect = tuple(
             a.value for e in self.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)
         )
-        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)))
+        return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
@@ -69,16 +74,25 @@ class Item:
         """The item over other loop variables; itself when nothing changes, so that what it has cached stays."""
         if outer == self.outer and inner == self.inner and all(mapping.get(v, e) is e for v, e in self.own):
             return self
-        roots = vs.substitute_all([self.value, *([] if self.mask is None else [self.mask])], mapping)
+        masks = [] if self.mask is None else [self.mask]
+        value, *rest = vs.substitute_all([self.value, *masks, *self.factors], mapping)
+        mask = rest.pop(0) if masks else None
         memo: dict[Expr, Expr] = {}
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
         rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
-        mask = roots[1] if len(roots) > 1 else None
-        return replace(self, value=roots[0], mask=mask, store=store, outer=outer, inner=inner, rank=rank)
+        return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, outer=outer, inner=inner, rank=rank)
 
 
-def make_item(node: ir.Loop, position: int) -> Item:
+def accumulator(out: str) -> str:
+    """The buffer of a contraction's sum, before it is scaled and rounded: it lives in registers only."""
+    return f"{out}_sum"
+
+
+def make_item(node: ir.Loop | ir.Contraction, position: int) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+    if isinstance(node, ir.Contraction):
+        inner = node.reduced or (ix.var("y0", 1),)
+        return Item(node, position, node.out_vars, inner, node.lhs, tuple(v.expr() for v in node.out_vars), factors=(node.rhs,))
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
         rank = ix.linearize([v.expr() for v in node.rvars], ix.contiguous_strides(v.extent for v in node.rvars))

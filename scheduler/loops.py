@@ -97,8 +97,11 @@ def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
         new = vs.rewrite(s.roots, visit)
         store = tuple(ix.substitute(e, {}, memo, new.__getitem__) for e in s.store)
         mask = None if s.mask is None else new[s.mask]
+        factors = tuple(new[v] for v in s.factors)
         rank = None if s.rank is None else ix.substitute(s.rank, {}, memo, new.get)
-        statements.append(replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask, rank=rank))
+        statements.append(
+            replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask, rank=rank, factors=factors)
+        )
     return replace(kernel, statements=tuple(statements))
 
 
@@ -212,11 +215,13 @@ def collapsed(kernel: Kernel) -> Kernel:
 
 
 def _substituted(s: Statement, mapping: dict[Atom, Expr]) -> Statement:
-    roots = vs.substitute_all([s.value, *([] if s.mask is None else [s.mask])], mapping)
+    masks = [] if s.mask is None else [s.mask]
+    value, *rest = vs.substitute_all([s.value, *masks, *s.factors], mapping)
+    mask = rest.pop(0) if masks else None
     memo: dict[Expr, Expr] = {}
     store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
     rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo, lambda v: vs.substitute(v, mapping))
-    return replace(s, value=roots[0], mask=roots[1] if len(roots) > 1 else None, store=store, rank=rank)
+    return replace(s, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank)
 
 
 def _all_exprs(kernel: Kernel) -> list[Expr]:

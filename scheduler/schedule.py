@@ -9,7 +9,9 @@ from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
+from kgen.scheduler.choose import choose_template, product_of
 from kgen.scheduler.columns import Setting, carry_columns
+from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
@@ -19,6 +21,8 @@ from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
+from kgen.templates import registry
+from kgen.templates.problem import Device
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
@@ -30,16 +34,71 @@ class Options:
     demands: tuple[FusionDemand, ...] = ()
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
+    templates: bool = True
+    cpu: Device = field(default_factory=lambda: Device("cpu"))
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
         return "triton" if self.gpu_everywhere or device.startswith("cuda") else "cpp"
 
+    def device(self, graph: ir.Graph, buffer: str) -> Device:
+        """What templates need to know of the device that a buffer is on."""
+        if self.target(str(graph.buffers[buffer].device)) == "cpp":
+            return self.cpu
+        return Device("cuda", self.gpu.arch, self.gpu.processors)
+
 
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
-    """Groups the graph's nodes into kernels and orders them."""
+    """Groups the graph's nodes into kernels and orders them.
+
+    Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower than
+    the library call and separate kernels go back to the library, and the rest of the graph is scheduled anew around the calls."""
     options = options or Options()
     freeze_layouts(graph)
+    offered = _offered(graph, options)
+    refusals: list[Verdict] = []
+    while True:
+        result = _attempt(graph, offered, options)
+        refused = _choose(result, options)
+        if not refused:
+            result.verdicts[:0] = refusals
+            return plan_memory(result)
+        refusals += refused.values()
+        offered = offered - set(refused)
+
+
+def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
+    """Results of the contractions that templates may compute."""
+    found = (n for n in graph.nodes if isinstance(n, ir.Contraction) and n.operands is not None)
+    return frozenset(n.out for n in found if options.templates and registry.every(options.device(graph, n.out).kind))
+
+
+def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
+    """Gives every product its template; the results of those that are better off in the library, with the reason."""
+    refused: dict[str, Verdict] = {}
+    for k, step in enumerate(plan.steps):
+        if not isinstance(step, Kernel) or not step.contracts:
+            continue
+        out = product_of(step)
+        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands)
+        if isinstance(chosen, Kernel):
+            plan.steps[k] = chosen
+            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
+        else:
+            refused[out] = chosen
+    return refused
+
+
+def _attempt(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
+    """A schedule without a memory plan, in which templates are to compute the contractions in `offered`."""
+    nodes, graph.nodes = graph.nodes, offer(graph, offered)
+    try:
+        return _scheduled(graph, options)
+    finally:
+        graph.nodes = nodes
+
+
+def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
@@ -77,23 +136,23 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
         if isinstance(g.call, ir.Extern)
         for o in ir.outs(g.call)  # may alias what they were given
     )
-    return plan_memory(result)
+    return result
 
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     group = Group(position, first=position, last=position, rank=position)
-    if isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
-        item = make_item(node, position)
+    if isinstance(node, ir.Extern | ir.Attention) or (isinstance(node, ir.Contraction) and node.vendor is not None):
+        group.call = node
+    else:
+        items = items_of(node, position, graph) if isinstance(node, ir.Contraction) else [make_item(node, position)]
         renamed: dict[ix.Atom, ix.Expr] = {}
-        outer = _renamed("x", item.outer, renamed)
-        inner = _renamed("y", item.inner, renamed)
-        if item.inner and not inner:
+        outer = _renamed("x", items[0].outer, renamed)
+        inner = _renamed("y", items[0].inner, renamed)
+        if items[0].inner and not inner:
             inner = (ix.var("y0", 1),)
-        group.members = Members.of([item.substituted(renamed, outer, inner)])
+        group.members = Members.of([item.substituted(renamed, outer, inner if item.inner else ()) for item in items])
         group.outer, group.inner = outer, inner
         group.device = str(graph.buffers[ir.outs(node)[0]].device)
-    else:
-        group.call = node
     return group
 
 
@@ -143,7 +202,7 @@ def _split(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> list[S
     partial = {o for step in steps if isinstance(step, Kernel) for s in step.statements if s.kind == "column" for o in s.outs}
     out: list[Step] = []
     for step in steps:
-        divisible = isinstance(step, Kernel) and step.target == "triton" and not partial & reads(step)
+        divisible = isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step)
         out += split_reduction(step, graph, sizes, gpu) if isinstance(step, Kernel) and divisible else [step]
     return out
 

@@ -148,6 +148,11 @@ def _inlined(item: Item, place: int, items: list[Item], places: list[int], inlin
 def _statement(item: Item, section: int, stored: set[str]) -> Statement:
     node = item.node
     flags = tuple(o in stored for o in item.outs)
+    if isinstance(node, ir.Contraction):
+        return Statement(
+            "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
+            factors=item.factors, operands=node.operands,
+        )  # fmt: skip
     if isinstance(node, ir.Reduction):
         return Statement("reduction", node.outs, item.value, item.store, True, section, flags, node.op, rank=item.rank)
     if isinstance(node, ir.Scan):

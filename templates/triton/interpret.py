@@ -70,6 +70,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fma", _fma
+    yield builder, "create_dot", _dot
     yield builder, "create_atomic_rmw", functools.partialmethod(_atomic, builder.create_atomic_rmw)
     yield builder, "get_all_ones_value", _all_ones
     yield builder, "create_maxnumf", lambda self, a, b: self.binary_op(a, b, np.fmax)
@@ -149,6 +150,15 @@ def _all_ones(_self: Any, kind: Any) -> Any:
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
     wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
     return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+
+def _dot(_self: Any, left: Any, right: Any, acc: Any, *_precision: Any) -> Any:
+    """Of bfloat16 the interpreter would multiply the bits."""
+    wide = torch.float32 if acc.data.dtype.kind == "f" else torch.int32
+    if acc.data.dtype == np.float64:
+        wide = torch.float64
+    total = torch.matmul(_as_torch(left).to(wide), _as_torch(right).to(wide)).numpy()
+    return interpreter.TensorHandle((total + acc.data).astype(acc.data.dtype), acc.dtype.scalar)
 
 
 def _atomic(self: Any, original: Callable[..., Any], mode: Any, pointers: Any, value: Any, mask: Any, *order: Any) -> Any:

@@ -119,6 +119,7 @@ from kgen.templates.triton.functions import (
     tan,
     tanh,
 )
+from kgen.templates.triton.products import dot, grouped_tile
 from kgen.templates.triton.random import (
     box_muller,
     halves,

@@ -1,0 +1,71 @@
+"""Chooses the template and the configuration of a product, or leaves it to the library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen import ir
+from kgen.plan import Choice, Kernel
+from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
+from kgen.sizes import Sizes
+from kgen.templates import registry
+from kgen.templates.problem import Device, Problem, problem_of
+from kgen.tuning import model
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+def product_of(kernel: Kernel) -> str:
+    """The result of the kernel's contraction: what its first epilogue makes of the sum."""
+    main = next(k for k, s in enumerate(kernel.statements) if s.kind == "contraction")
+    return kernel.statements[main + 1].outs[0]
+
+
+def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """The kernel with linear offsets and as few loops as walk through memory alike."""
+    sizes = Sizes(graph.size_hints)
+    kernel = unflattened(linearized(kernel, graph))
+    return collapsed(ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes))
+
+
+def problems(kernel: Kernel, graph: ir.Graph, device: Device) -> tuple[list[Problem], list[str]]:
+    """What the registered templates could make of a kernel, and why the others could not."""
+    found: list[Problem] = []
+    refusals: list[str] = []
+    ready = prepared(kernel, graph)
+    for template in registry.every(device.kind):
+        problem = problem_of(template, ready, graph, device)
+        reason = problem if isinstance(problem, str) else template.refuse(problem)
+        if isinstance(problem, str) or reason is not None:
+            refusals.append(f"{template.name}: {reason}")
+        else:
+            found.append(problem)
+    return found, refusals
+
+
+def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
+    """The problem of a kernel that has its template."""
+    assert kernel.choice is not None
+    problem = problem_of(registry.find(kernel.choice.template), prepared(kernel, graph), graph, device)
+    assert isinstance(problem, Problem)
+    return problem
+
+
+def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...]) -> Kernel | Verdict:
+    """The kernel with the template and the configuration that the cost model likes best, or why the library has it."""
+    out = product_of(kernel)
+    found, refusals = problems(kernel, graph, device)
+    priced = [(model.seconds(p, c), k, p, c) for k, p in enumerate(found) for c in model.feasible(p)]
+    if not priced:
+        return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
+    seconds, _, problem, config = min(priced, key=lambda row: row[:2])
+    vendor = model.vendor_seconds(problem)
+    times = (seconds * 1e6, vendor * 1e6)
+    if vendor < seconds and not _demanded(kernel, demands):
+        return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=problem.template.name, measured=times)
+    return replace(kernel, choice=Choice(problem.template.name, config.values))
+
+
+def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
+    """Whether a require_fused asks for two operators of the kernel."""
+    names = {part for o in kernel.origins for op in o.operators for part in (op, op.rpartition(".")[0])}
+    return any(d.wanted and d.producer in names and d.consumer in names for d in demands)

@@ -1,0 +1,251 @@
+"""What the author of a template writes: operands, results, named axes, knobs, and what the kernel computes.
+
+    @kgen.template(implements=contraction("m,k", "k,n -> m,n"), device="cuda", source="matmul.py.jinja")
+    class Matmul:
+        A, B, C = operand("m", "k"), operand("k", "n"), result("m", "n")
+        BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 128), knob(64, 128), knob(32, 64)
+
+An axis is named by a letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index of the
+program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The class
+may define
+
+- ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
+- ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
+  is never offered;
+- ``configs(self, problem)``: the configurations worth trying, in place of all combinations of the knobs;
+- ``grid(self, problem, config)``: the number of programs, in place of one for each tile of the first result;
+- ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jinja2
+import jinja2.meta
+
+from kgen import errors
+from kgen.templates import registry
+from kgen.templates.render import environment
+
+DEVICES = ("cuda", "cpu")
+# Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
+GIVEN = frozenset({"kernel", "config", "problem"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma"."""
+
+    axes: tuple[str, ...]
+    access: str = "pointer"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the main loop computes, a slot for epilogues."""
+
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A number that a configuration fixes."""
+
+    values: tuple[Any, ...]
+
+
+def operand(*axes: str, access: str = "pointer") -> Operand:
+    """An operand over the named axes, outermost first."""
+    return Operand(axes, access)
+
+
+def result(*axes: str) -> Result:
+    """A result over the named axes, outermost first."""
+    return Result(axes)
+
+
+def knob(*values: Any) -> Knob:
+    """A knob with the values worth trying."""
+    return Knob(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A sum of products over the axes that no result has: ``contraction("m,k", "k,n -> m,n")``."""
+
+    operands: tuple[tuple[str, ...], ...]
+    results: tuple[tuple[str, ...], ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a for axes in (*self.operands, *self.results) for a in axes))
+
+
+def contraction(first: str, rest: str) -> Pattern:
+    """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be empty in
+    a problem, so one pattern covers matrices and batches of them."""
+    second, _, out = rest.partition("->")
+    axes = [tuple(name.strip() for name in part.split(",") if name.strip()) for part in (first, second, out)]
+    if not all(axes):
+        raise errors.BadTemplate(
+            template="contraction", problem=f"{first!r}, {rest!r} is no pattern such as 'm,k', 'k,n -> m,n'"
+        )
+    return Pattern((axes[0], axes[1]), (axes[2],))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Values of a template's knobs, as attributes."""
+
+    values: tuple[tuple[str, Any], ...]
+
+    def __getattr__(self, name: str) -> Any:
+        for key, value in object.__getattribute__(self, "values"):
+            if key == name:
+                return value
+        raise AttributeError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return dict(self.values).get(name, default)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one program of a configuration needs: shared memory in bytes, 32-bit registers of a thread."""
+
+    shared: int = 0
+    registers: int = 0
+
+
+@dataclass(frozen=True)
+class Template:
+    """A registered template. `version` changes with its source, so that caches and tuning files never mistake one for another."""
+
+    name: str
+    implements: Pattern
+    device: str
+    source: Path
+    operands: Mapping[str, Operand]
+    results: Mapping[str, Result]
+    knobs: Mapping[str, Knob]
+    author: Any  # an instance of the decorated class
+    version: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        return self.implements.axes
+
+    def block(self, axis: str) -> str | None:
+        """The knob that is the tile along an axis, if there is one."""
+        name = f"BLOCK_{axis.upper()}"
+        return name if name in self.knobs else None
+
+    def refuse(self, problem: Any) -> str | None:
+        method = getattr(self.author, "refuse", None)
+        return method(problem) if method else None
+
+    def configs(self, problem: Any) -> Iterator[Config]:
+        """The configurations on offer."""
+        method = getattr(self.author, "configs", None)
+        if method is not None:
+            yield from (c if isinstance(c, Config) else self.config(**c) for c in method(problem))
+            return
+        names = list(self.knobs)
+        for values in itertools.product(*(self.knobs[n].values for n in names)):
+            yield Config(tuple(zip(names, values, strict=True)))
+
+    def config(self, **values: Any) -> Config:
+        """A configuration: named knobs, the first value of every other one."""
+        unknown = sorted(set(values) - set(self.knobs))
+        if unknown:
+            raise errors.BadTemplate(template=self.name, problem=f"a configuration names {unknown}, which are no knobs")
+        return Config(tuple((name, values.get(name, k.values[0])) for name, k in self.knobs.items()))
+
+    def resources(self, problem: Any, config: Config) -> Resources:
+        method = getattr(self.author, "resources", None)
+        return method(problem, config) if method else Resources()
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """An optional method of the author's."""
+        return getattr(self.author, name, None)
+
+
+T = TypeVar("T", bound=type)
+
+
+def template(*, implements: Pattern, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+    """Registers the decorated class as a template.
+
+    `implements` is what it computes, `device` "cuda" (Triton) or "cpu" (C++), `source` the Jinja file beside the module.
+    Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
+
+    def register(cls: T) -> T:
+        registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        return cls
+
+    return register
+
+
+def _checked(cls: type, implements: Pattern, device: str, source: str, name: str) -> Template:
+    def fail(problem: str) -> errors.BadTemplate:
+        return errors.BadTemplate(template=name, problem=problem)
+
+    members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items()}
+    operands = {k: v for k, v in members.items() if isinstance(v, Operand)}
+    results = {k: v for k, v in members.items() if isinstance(v, Result)}
+    knobs = {k: v for k, v in members.items() if isinstance(v, Knob)}
+    if device not in DEVICES:
+        raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
+    for what, found, wanted in (("operands", operands, implements.operands), ("results", results, implements.results)):
+        axes = tuple(v.axes for v in found.values())
+        if axes != wanted:
+            raise fail(f"its {what} are over {axes}, but it implements {wanted}")
+    for knob_name, one in knobs.items():
+        axis = knob_name.removeprefix("BLOCK_").lower()
+        if knob_name.startswith("BLOCK_") and axis not in implements.axes:
+            raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
+        if not one.values:
+            raise fail(f"knob {knob_name} has no values")
+    path = Path(inspect.getfile(cls)).parent / source
+    if not path.is_file():
+        raise fail(f"there is no file {path}")
+    _check_source(path, (*operands, *results), (*knobs, *implements.axes), fail)
+    version = _version(cls, path)
+    return Template(name, implements, device, path, operands, results, knobs, cls(), version)
+
+
+def _check_source(path: Path, slots: Iterable[str], names: Iterable[str], fail: Callable[[str], Exception]) -> None:
+    """Every slot is rendered, and nothing that nobody defines."""
+    try:
+        used = _names_used(path)
+    except jinja2.TemplateSyntaxError as error:
+        raise fail(f"{path.name}, line {error.lineno}: {error.message}") from error
+    for slot in slots:
+        if slot not in used:
+            raise fail(f"{path.name} never renders the slot {slot}")
+    unknown = sorted(used - set(slots) - set(names) - GIVEN)
+    if unknown:
+        raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
+
+
+def _names_used(path: Path) -> set[str]:
+    return set(jinja2.meta.find_undeclared_variables(environment(path.parent).parse(path.read_text())))
+
+
+def _version(cls: type, path: Path) -> str:
+    """A digest of the Jinja file and of the module that declares the template."""
+    digest = hashlib.sha256(path.read_bytes())
+    digest.update(Path(inspect.getfile(cls)).read_bytes())
+    return digest.hexdigest()[:12]

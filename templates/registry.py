@@ -1,0 +1,55 @@
+"""The registered templates: the one registry, filled by the `@kgen.template` decorator."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+from kgen import errors
+
+if TYPE_CHECKING:
+    from kgen.templates.contract import Template
+
+# Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
+BUILT_IN = ("kgen.templates.triton.matmul",)
+
+_templates: dict[str, Template] = {}
+
+
+def add(template: Template) -> None:
+    """Registers a template. A module that is loaded again may register its own once more."""
+    known = _templates.get(template.name)
+    if known is not None and known.source != template.source:
+        raise errors.DuplicateTemplate(template=template.name, first=known.source, second=template.source)
+    _templates[template.name] = template
+
+
+def remove(name: str) -> None:
+    """Takes a template out again: for tests, and for an author who replaces one."""
+    _templates.pop(name, None)
+
+
+def every(device: str | None = None) -> list[Template]:
+    """The templates of a device, built-in ones included, in order of registration."""
+    _load()
+    return [t for t in _templates.values() if device in (None, t.device)]
+
+
+def find(name: str) -> Template:
+    """The template of that name; raises UnknownTemplate."""
+    _load()
+    if name not in _templates:
+        raise errors.UnknownTemplate(template=name, valid=", ".join(_templates))
+    return _templates[name]
+
+
+def fingerprint() -> tuple[tuple[str, str], ...]:
+    """Names and versions: what a cached graph depends on."""
+    return tuple((t.name, t.version) for t in every())
+
+
+@cache
+def _load() -> None:
+    for module in BUILT_IN:
+        importlib.import_module(module)

@@ -1,0 +1,81 @@
+"""What a template's Jinja file sees: one object for each operand, result and axis, whose calls become text.
+
+The two languages fill the slots in their own ways; what they share is here: the context of a rendering, and the rule that a
+slot on a line of its own takes that line's indentation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension
+
+from kgen.templates.contract import Config, Template
+from kgen.templates.problem import Problem
+
+Lines = list[str]
+
+
+class IndentedSlots(Extension):
+    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text alike."""
+
+    _line = re.compile(r"^([ \t]+)\{\{-?(.*?)-?\}\}[ \t]*$", re.MULTILINE)
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return self._line.sub(lambda m: f"{m[1]}{{{{ ({m[2].strip()}) | indent({len(m[1])}) }}}}", source)
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSlot:
+    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it."""
+
+    name: str
+    fill: Callable[[str, str, Sequence[str]], Lines]
+    facts: dict[str, Any]
+
+    def tile(self, name: str, *indices: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, "facts")[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSlot:
+    """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
+    result has to come by exactly once, after all of its sum."""
+
+    name: str
+    fill: Callable[[str, str, Sequence[str]], Lines]
+
+    def store(self, name: str, *indices: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices))
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSlot:
+    """``{{ k.size }}`` is the text of the axis' length, ``{{ k.static }}`` whether that is a number."""
+
+    name: str
+    size: str
+    static: bool
+
+
+def render(problem: Problem, config: Config, head: Callable[[], str], operands: Sequence[OperandSlot], **more: Any) -> str:
+    """The template's text. `more` are the result and axis slots by name."""
+    template: Template = problem.template
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        extensions=[IndentedSlots], loader=jinja2.FileSystemLoader(template.source.parent), autoescape=False,
+    )  # fmt: skip
+    slots = {slot.name: slot for slot in operands}
+    names = {**dict(config.values), **slots, **more, "kernel": head, "config": config, "problem": problem}
+    text = environment.get_template(template.source.name).render(names)
+    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"

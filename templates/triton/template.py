@@ -1,0 +1,94 @@
+"""From a problem and a configuration to a Triton kernel: renders a template's Jinja file."""
+
+from __future__ import annotations
+
+import torch
+
+from kgen import index as ix
+from kgen import ir
+from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.unit import canonical_text
+from kgen.host.assemble import KernelCall
+from kgen.index import Expr
+from kgen.templates import slots as sl
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem, buffers_of
+from kgen.templates.triton.kernel import aligned, compile_options, source_lines
+from kgen.templates.triton.point import clean
+from kgen.templates.triton.table import TRITON_TYPES
+from kgen.templates.triton.tile import Parameters, Slots
+
+WARPS, STAGES = 4, 3
+
+
+def render_template(problem: Problem, config: Config, name: str, exact: bool = False) -> KernelCall:
+    """The kernel of a problem. It is rendered twice: only its slots know which sizes the kernel needs."""
+    parameters = Parameters(pointers=dict.fromkeys(buffers_of(problem.kernel.statements)))
+    _text(problem, config, name, Slots(problem, config, exact, parameters))
+    parameters = Parameters(parameters.pointers, parameters.sizes)
+    text = _text(problem, config, name, Slots(problem, config, exact, parameters))
+    graph, sizes = problem.graph, tuple(parameters.sizes)
+    names = frozenset(parameters.made_names | {clean(s) for s in sizes})
+    launch = TritonKernel(
+        name, text, canonical_text(text.replace(name, "kernel"), names),
+        tuple(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in parameters.pointers) + ("i64",) * len(sizes),
+        tuple(aligned(graph.buffers[b]) for b in parameters.pointers) + (False,) * len(sizes),
+        config.get("WARPS", WARPS), config.get("STAGES", STAGES), compile_options(parameters.checks),
+    )  # fmt: skip
+    return KernelCall(name, tuple(parameters.pointers), sizes, grid(problem, config), launch)
+
+
+def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
+    """The author's number of programs, or one for each tile of the first result."""
+    own = problem.template.method("grid")
+    if own is not None:
+        return ix.as_expr(own(problem, config)), ix.ONE, ix.ONE
+    count = ix.ONE
+    for axis in problem.template.implements.results[0]:
+        block = problem.template.block(axis)
+        count = count * (problem.extent(axis) if block is None else problem.tiles(axis, config.get(block)))
+    return count, ix.ONE, ix.ONE
+
+
+def _text(problem: Problem, config: Config, name: str, filler: Slots) -> str:
+    template = problem.template
+    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n)) for n in template.operands]
+    results = {n: sl.ResultSlot(n, filler.store) for n in template.results}
+    axes = {a: sl.AxisSlot(a, filler.size(a), problem.static(a)) for a in template.axes}
+    return sl.render(problem, config, lambda: _head(problem, config, name, filler), operands, **results, **axes)
+
+
+def _facts(problem: Problem, operand: str) -> dict[str, object]:
+    one = problem.inputs[operand]
+    return {"type": TRITON_TYPES[one.dtype].storage, "plain": one.load is not None, "contiguous": problem.contiguous(operand)}
+
+
+def _head(problem: Problem, config: Config, name: str, filler: Slots) -> str:
+    """Everything up to the body: where the kernel comes from, imports, signature, knobs, and the lengths of the axes."""
+    kernel = problem.kernel
+    comments = [*source_lines(kernel.origins), f"{problem.template.name} {config} | {_axes_line(problem)}"]
+    pointers = [f"p_{clean(b)}" for b in filler.parameters.pointers]
+    lines = [f"# {line}" for line in comments]
+    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib", "", ""]
+    lines += ["@triton.jit", f"def {name}({', '.join(pointers + [clean(s) for s in filler.parameters.sizes])}):"]
+    constants = [(k, v) for k, v in config.values if k not in ("WARPS", "STAGES")]
+    constants += [("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute), ("PRECISION", repr(_precision(problem)))]
+    lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
+    for axis in problem.template.axes:
+        kind = ": tl.constexpr" if problem.static(axis) else ""
+        lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
+    return "\n".join(lines)
+
+
+def _axes_line(problem: Problem) -> str:
+    loops = {axis: "".join(f" {v.name}<{v.extent}" for v in found) or " -" for axis, found in problem.loops.items()}
+    return " | ".join(f"{axis}{text}" for axis, text in loops.items())
+
+
+def _precision(problem: Problem) -> str:
+    """How float32 operands are multiplied: as torch's setting for matrix products allows."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if problem.main_dtype is torch.float32 and allowed else "ieee"
+
+
+_ = ir

@@ -1,0 +1,184 @@
+"""Slots of Triton templates: operand tiles with their prologues, result stores with their epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.index import Atom, Expr, Var
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.templates.triton.point import Axes, PointEmitter, Scope
+from kgen.templates.triton.precision import exact_values
+from kgen.templates.triton.table import TRITON_TYPES, literal
+from kgen.values import Value
+
+
+@dataclass(slots=True)
+class Parameters:
+    """What the slots of one kernel have in common: its pointers and sizes, and the names that are taken."""
+
+    pointers: dict[str, None] = field(default_factory=dict)
+    sizes: dict[str, None] = field(default_factory=dict)
+    made_names: set[str] = field(default_factory=set)
+    count: int = 0
+    checks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """An axis of a tile: its letter, its loops, the knob that is its length, and the text of its indices (one dimension)."""
+
+    axis: str
+    loops: tuple[Var, ...]
+    block: str
+    index: str
+    ragged: bool
+
+
+class TileEmitter(PointEmitter):
+    """Emits values on the tile that `dimensions` span; `scalars` are axes of which a program has one index."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        parameters: Parameters,
+        dimensions: Sequence[Dimension],
+        scalars: Sequence[Dimension],
+        exact: bool,
+    ) -> None:
+        statements = problem.kernel.statements
+        everything = (v for s in statements for v in vs.topological(s.roots))
+        super().__init__(problem.graph, set(everything) if exact else exact_values(statements, problem.graph))
+        self.problem, self.dimensions, self.scalars = problem, tuple(dimensions), tuple(scalars)
+        self.parameters = parameters
+        self.pointers, self.sizes, self.made_names = parameters.pointers, parameters.sizes, parameters.made_names
+        self.counter = parameters.count
+        self.order = "".join(d.axis for d in dimensions)
+        self.wide = is_wide(problem)
+        self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
+        self.level = frozenset(self.order)
+        self._masked = frozenset(d.axis for d in dimensions if d.ragged)
+
+    def masked(self) -> Axes:
+        return self._masked
+
+    def _shape(self, axes: Axes) -> str:
+        return "[" + ", ".join(d.block if d.axis in axes else "1" for d in self.dimensions) + "]"
+
+    def finish(self) -> list[str]:
+        """The statements, after those that work out the loop variables they need."""
+        lines = self.outer.lines
+        self.outer = self.inner = self.fixed = self.scope = Scope()
+        head = [line for d in self.scalars for line in self._loops(d, d.index)]
+        for k, d in enumerate(self.dimensions):
+            lift = ", ".join(":" if j == k else "None" for j in range(len(self.dimensions)))
+            lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
+            head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
+            if d.ragged:
+                head.append(f"in_{d.axis} = {lifted} < ({self.text(self.problem.extent(d.axis))})")
+        self.parameters.count = self.counter
+        self.parameters.checks |= self.checks
+        return [*head, *lines]
+
+    def _loops(self, d: Dimension, index: str) -> list[str]:
+        """The loops of a composite axis as digits of its index, the last one fastest."""
+        lines: list[str] = []
+        divisor = ix.ONE
+        for v in reversed(d.loops):
+            if v in self.variables:
+                quotient = index if divisor == 1 else f"({index} // ({self.text(divisor)}))"
+                rest = "" if v is d.loops[0] else f" % ({self.text(v.extent)})"
+                lines.append(f"{v.name} = {quotient}{rest}")
+                self.made_names.add(v.name)
+            divisor = divisor * v.extent
+        return lines
+
+
+def is_wide(problem: Problem) -> bool:
+    """Whether offsets may need 64 bits."""
+    room = 2**31 - (1 << 20)
+    exprs: list[Expr] = [problem.extent(axis) for axis in problem.loops]
+    for s in problem.kernel.statements:
+        exprs += s.store if any(s.stored) else ()
+        exprs += [e for v in vs.topological(s.roots) if v.op == "load" for e in vs.index_exprs(v)]
+    return any(not -room <= bound <= room for e in exprs for bound in e.bounds())
+
+
+@dataclass(slots=True)
+class Slots:
+    """Renders the slots of one problem under one configuration."""
+
+    problem: Problem
+    config: Config
+    exact: bool = False
+    parameters: Parameters = field(default_factory=Parameters)
+
+    def emitter(self, axes: Sequence[str], indices: Sequence[str]) -> TileEmitter:
+        """An emitter for the tile that the author's indices span."""
+        template = self.problem.template
+        if len(indices) != len(axes):
+            raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
+        dimensions: list[Dimension] = []
+        scalars: list[Dimension] = []
+        for axis, index in zip(axes, indices, strict=True):
+            block = template.block(axis)
+            if block is None:
+                scalars.append(Dimension(axis, self.problem.loops[axis], "1", index, False))
+                continue
+            extent = self.problem.extent(axis).as_int()
+            ragged = extent is None or extent % self.config.get(block) != 0
+            dimensions.append(Dimension(axis, self.problem.loops[axis], block, index, ragged))
+        return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
+
+    def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Statements that make `name` the operand's tile, zero beyond the ends of its axes."""
+        one = self.problem.inputs[operand]
+        emitter = self.emitter(one.axes, indices)
+        if one.load is not None:
+            text = raw_load(emitter, one.load, one.dtype)
+        else:
+            value = emitter.emit(one.value)
+            if emitter.axes(one.value) != emitter.level:
+                value = f"tl.broadcast_to({value}, {emitter._shape(emitter.level)})"
+            masks = [f"in_{d.axis}" for d in emitter.dimensions if d.ragged]
+            if masks:
+                value = f"tl.where({' & '.join(masks)}, {value}, {literal(_zero(one.value.dtype), one.value.dtype)})"
+            text = f"({value}).to({TRITON_TYPES[one.dtype].storage})"
+        emitter.outer.lines.append(f"{name} = {text}")
+        return emitter.finish()
+
+    def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """The epilogue of a result's tile `name`, with everything that it stores."""
+        emitter = self.emitter(self.problem.template.results[result].axes, indices)
+        emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
+        for s in self.problem.epilogue:
+            emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
+        return emitter.finish()
+
+    def size(self, axis: str) -> str:
+        """The text of an axis' length."""
+        emitter = self.emitter((), ())
+        return emitter.text(self.problem.extent(axis))
+
+
+def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
+    """A tile as it lies in memory, so that the compiler can copy it to shared memory without a detour through registers."""
+    name, (offset,), _ = load.attr
+    if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
+        return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"
+    mask = emitter._mask_argument(emitter.level)
+    other = ", other=0" if mask else ""
+    return f"tl.load({emitter._place(name, offset, emitter.level)}{mask}{other})"
+
+
+def _zero(dtype: torch.dtype) -> float | int:
+    return 0.0 if dtype.is_floating_point else 0
+
+
+__all__ = ["Atom", "Parameters", "Slots", "TileEmitter", "ir", "is_wide", "raw_load"]
