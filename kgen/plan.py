@@ -21,9 +21,10 @@ MAX_PERSISTENT = 32768
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan,
-    scatter, column or contraction (the sum over the inner loops of `value` times `factors`, each rounded to `operands`); `section` numbers the inner loop it runs in (inner statements) or after which it runs (outer ones, -1:
-    before all). `stored` says which outs are written to memory; the rest stay in registers. A column statement joins, for each
-    inner point, its values at all outer points of a program, by `op`; `store` begins with the kernel's `share`."""
+    scatter, column or contraction; `section` numbers the inner loop it runs in (inner statements) or after which it runs
+    (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A column
+    statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
+    kernel's `share`. A contraction sums `value` times `factors` over the inner loops, each rounded to `operands` before."""
 
     kind: str
     outs: tuple[str, ...]

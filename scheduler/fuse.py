@@ -130,11 +130,7 @@ class Fuser:
         if any(not d.wanted and _matches(d, a, b) for d in self.demands):
             self._say(a, b, Outcome.UNPROFITABLE, Reason.FORBIDDEN)
             return
-        common = self._common(a, b)
-        flows = any(n in a.members.made or n in b.members.made for n in common)
-        joint = self._joint(a, b, buffer, common)
-        if not isinstance(joint, Reason) and (is_product(a) or is_product(b)):
-            joint = self._epilogue(a, b, joint, flows)
+        flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
             return
@@ -162,10 +158,19 @@ class Fuser:
         else:
             self._merge(b, a, space, joined)
 
+    def _together(self, a: Group, b: Group, buffer: str) -> tuple[bool, tuple[Space, Members, Members] | Reason]:
+        """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
+        common = self._common(a, b)
+        flows = any(n in a.members.made or n in b.members.made for n in common)
+        joint = self._joint(a, b, buffer, common)
+        return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
+
     def _epilogue(
-        self, a: Group, b: Group, joint: tuple[Space, Members, Members], flows: bool
+        self, a: Group, b: Group, joint: tuple[Space, Members, Members] | Reason, flows: bool
     ) -> tuple[Space, Members, Members] | Reason:
         """What may run on the tiles of a product: independent points, one for each of the product's."""
+        if isinstance(joint, Reason):
+            return joint
         if is_product(a) and is_product(b):
             return Reason.TWO_PRODUCTS
         if not flows:

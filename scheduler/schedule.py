@@ -51,8 +51,8 @@ class Options:
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     """Groups the graph's nodes into kernels and orders them.
 
-    Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower than
-    the library call and separate kernels go back to the library, and the rest of the graph is scheduled anew around the calls."""
+    Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower
+    than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls."""
     options = options or Options()
     freeze_layouts(graph)
     offered = _offered(graph, options)

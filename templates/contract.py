@@ -90,8 +90,8 @@ class Pattern:
 
 
 def contraction(first: str, rest: str) -> Pattern:
-    """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be empty in
-    a problem, so one pattern covers matrices and batches of them."""
+    """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
+    empty in a problem, so one pattern covers matrices and batches of them."""
     second, _, out = rest.partition("->")
     axes = [tuple(name.strip() for name in part.split(",") if name.strip()) for part in (first, second, out)]
     if not all(axes):
@@ -130,7 +130,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Template:
-    """A registered template. `version` changes with its source, so that caches and tuning files never mistake one for another."""
+    """A registered template. `version` changes with its source: caches and tuning files never mistake one for another."""
 
     name: str
     implements: Pattern

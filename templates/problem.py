@@ -20,9 +20,9 @@ from kgen.values import Value
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its
-    multiprocessors or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a
-    thread; `isa` names the CPU's instruction set. Rates: `flops` of a matrix product in 16-bit floats and `bandwidth` in bytes, a second."""
+    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
+    or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
+    names the CPU's instruction set. Rates, a second: `flops` of a matrix product in 16-bit floats, and `bandwidth` in bytes."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -37,13 +37,14 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class Input:
     """An operand of a problem. `dtype` is the type in which it is multiplied; `load` the load that it is, if it is one and
-    nothing else, of that very type."""
+    nothing else, of that very type. `loops` are those of each of its axes: one, wherever memory allows."""
 
     name: str
     axes: tuple[str, ...]
     value: Value
     dtype: torch.dtype
     load: Value | None
+    loops: Mapping[str, tuple[Var, ...]]
 
 
 class Problem:
@@ -58,9 +59,25 @@ class Problem:
         values = (self.main.value, *self.main.factors)
         assert self.main.operands is not None
         self.inputs = {
-            name: Input(name, operand.axes, value, self.main.operands, _plain(value, self.main.operands))
+            name: self._input(name, operand.axes, value)
             for (name, operand), value in zip(template.operands.items(), values, strict=True)
         }
+
+    def _input(self, name: str, axes: tuple[str, ...], value: Value) -> Input:
+        """The operand with the loops of an axis joined where it walks through memory as if they were one: what the epilogue
+        makes of a result's rows, say two dimensions of them, need not concern the operands."""
+        exprs = [e for v in vs.topological([value]) for e in vs.index_exprs(v)]
+        loops: dict[str, tuple[Var, ...]] = {}
+        mapping: dict[Atom, Expr] = {}
+        for axis in axes:
+            loops[axis] = self.loops[axis]
+            if len(loops[axis]) > 1 and all(_as_one(e, loops[axis]) for e in exprs):
+                *rest, last = loops[axis]
+                whole = ix.var(axis, self.extent(axis))
+                mapping |= {**dict.fromkeys(rest, ix.ZERO), last: whole.expr()}
+                loops[axis] = (whole,)
+        value = vs.substitute(value, mapping) if mapping else value
+        return Input(name, axes, value, self.main_dtype, _plain(value, self.main_dtype), loops)
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
@@ -92,7 +109,7 @@ class Problem:
 
     def stride(self, name: str, axis: str) -> Expr | None:
         """Elements from one index of an axis to the next, where the operand is one load and the axis one loop."""
-        load, loops = self.inputs[name].load, self.loops[axis]
+        load, loops = self.inputs[name].load, self.inputs[name].loops[axis]
         if load is None or len(loops) > 1:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
@@ -146,6 +163,15 @@ class Problem:
         read = {v.attr[0] for s in self.epilogue for v in vs.loads(s.roots)} - made
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read | written)
+
+
+def _as_one(expr: Expr, loops: tuple[Var, ...]) -> bool:
+    """Whether the index walks through the loops, the last one fastest, as through one. Indices from data are left alone."""
+    if any(isinstance(a, ix.Indirect) for a in ix.free_atoms(expr)):
+        return False
+    strides = [ix.stride_of(expr, v) for v in loops]
+    pairs = zip(strides, strides[1:], loops[1:], strict=False)
+    return all(a is not None and b is not None and a is b * v.extent for a, b, v in pairs)
 
 
 def _plain(value: Value, dtype: torch.dtype) -> Value | None:

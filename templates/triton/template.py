@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from kgen import index as ix
-from kgen import ir
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import canonical_text
 from kgen.host.assemble import KernelCall
@@ -89,6 +88,3 @@ def _precision(problem: Problem) -> str:
     """How float32 operands are multiplied: as torch's setting for matrix products allows."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     return "tf32" if problem.main_dtype is torch.float32 and allowed else "ieee"
-
-
-_ = ir

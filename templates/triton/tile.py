@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from kgen import index as ix
-from kgen import ir
 from kgen import values as vs
-from kgen.index import Atom, Expr, Var
+from kgen.index import Expr, Var
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
@@ -45,12 +44,7 @@ class TileEmitter(PointEmitter):
     """Emits values on the tile that `dimensions` span; `scalars` are axes of which a program has one index."""
 
     def __init__(
-        self,
-        problem: Problem,
-        parameters: Parameters,
-        dimensions: Sequence[Dimension],
-        scalars: Sequence[Dimension],
-        exact: bool,
+        self, problem: Problem, parameters: Parameters, dimensions: list[Dimension], scalars: list[Dimension], exact: bool
     ) -> None:
         statements = problem.kernel.statements
         everything = (v for s in statements for v in vs.topological(s.roots))
@@ -119,7 +113,7 @@ class Slots:
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
 
-    def emitter(self, axes: Sequence[str], indices: Sequence[str]) -> TileEmitter:
+    def emitter(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> TileEmitter:
         """An emitter for the tile that the author's indices span."""
         template = self.problem.template
         if len(indices) != len(axes):
@@ -129,17 +123,17 @@ class Slots:
         for axis, index in zip(axes, indices, strict=True):
             block = template.block(axis)
             if block is None:
-                scalars.append(Dimension(axis, self.problem.loops[axis], "1", index, False))
+                scalars.append(Dimension(axis, loops[axis], "1", index, False))
                 continue
             extent = self.problem.extent(axis).as_int()
             ragged = extent is None or extent % self.config.get(block) != 0
-            dimensions.append(Dimension(axis, self.problem.loops[axis], block, index, ragged))
+            dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes."""
         one = self.problem.inputs[operand]
-        emitter = self.emitter(one.axes, indices)
+        emitter = self.emitter(one.axes, indices, one.loops)
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
         else:
@@ -155,7 +149,7 @@ class Slots:
 
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores."""
-        emitter = self.emitter(self.problem.template.results[result].axes, indices)
+        emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops)
         emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
         for s in self.problem.epilogue:
             emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
@@ -163,7 +157,7 @@ class Slots:
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
-        emitter = self.emitter((), ())
+        emitter = self.emitter((), (), {})
         return emitter.text(self.problem.extent(axis))
 
 
@@ -179,6 +173,3 @@ def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
 
 def _zero(dtype: torch.dtype) -> float | int:
     return 0.0 if dtype.is_floating_point else 0
-
-
-__all__ = ["Atom", "Parameters", "Slots", "TileEmitter", "ir", "is_wide", "raw_load"]
