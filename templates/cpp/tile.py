@@ -1,7 +1,7 @@
 """Slots of C++ templates: operands of the matrix product engine (`include/kgen/matmul.h`), and what becomes of its results.
 
-An operand is memory with strides, or a function that computes a block of its values into a thread's memory. A result's tile lies in
-a thread's cache, and its epilogue is a loop nest over it like that of any pointwise kernel, with the tile as one more input.
+An operand is memory with strides, or a function that computes a block of its values into a thread's memory. A result's tile
+lies in a thread's cache, and its epilogue is a loop nest over it like that of any pointwise kernel, the tile one more input.
 """
 
 from __future__ import annotations
@@ -36,13 +36,23 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One side of a rectangle: the axis, its loops, and C++ names: of the first index, of the number of indices, and of the loop."""
+    """One side of a rectangle: the axis, its loops, and C++ names: of the first index, the number of indices, and the loop."""
 
     axis: str
     loops: tuple[Var, ...]
     first: str
     count: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rectangle:
+    """A block of values in a thread's memory: `buffer` holds rows of `ld` elements apart."""
+
+    slow: Block
+    fast: Block
+    buffer: str
+    ld: str
 
 
 @dataclass(slots=True)
@@ -107,7 +117,7 @@ class Slots:
         kind = CPP_TYPES[one.dtype].storage
         value = vs.substitute(one.value, fixed)
         statement = Statement("pointwise", (buffer,), value, (ix.ZERO,), False, -1, (True,))
-        body = self._nest([statement], slow, fast, {buffer: one.dtype}, buffer)
+        body = self._nest([statement], _Rectangle(slow, fast, buffer, "ld"), {buffer: one.dtype})
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{buffer}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
@@ -115,8 +125,8 @@ class Slots:
     # ---- results ----------------------------------------------------------------------------------------------------
 
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
-        """The epilogue of the rectangle `name`. `indices` are those of the batch axes, then the first row, the first column, the
-        numbers of rows and of columns, and the tile's leading dimension."""
+        """The epilogue of the rectangle `name`. `indices` are those of the batch axes, then the first row, the first column,
+        the numbers of rows and of columns, and the tile's leading dimension."""
         axes = self.problem.template.results[result].axes
         batch, (rows, columns) = axes[:-2], axes[-2:]
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
@@ -125,20 +135,14 @@ class Slots:
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
         total = self.problem.main.outs[0]
         statements = [_moved(s, fixed) for s in self.problem.epilogue]
-        return [f"const auto* const p_{_clean(total)} = {name};"] + self._nest(statements, slow, fast, {}, total, ld)
+        rectangle = _Rectangle(slow, fast, total, ld)
+        return [f"const auto* const p_{_clean(total)} = {name};", *self._nest(statements, rectangle, {})]
 
     # ---- nests ------------------------------------------------------------------------------------------------------
 
-    def _nest(
-        self,
-        statements: list[Statement],
-        slow: Block,
-        fast: Block,
-        local: Mapping[str, torch.dtype],
-        block: str,
-        ld: str = "ld",
-    ) -> list[str]:
-        """A loop nest over a rectangle; `block` is the buffer that holds it, rows of `ld` elements apart."""
+    def _nest(self, statements: list[Statement], over: _Rectangle, local: Mapping[str, torch.dtype]) -> list[str]:
+        """A loop nest over a rectangle. `local` are buffers that only the nest knows."""
+        slow, fast, block, ld = over.slow, over.fast, over.buffer, over.ld
         lanes = self.problem.device.lanes
         r, j = ix.var(slow.name, self.problem.extent(slow.axis)), ix.var(fast.name, self.problem.extent(fast.axis))
         first = ix.size(fast.first)
