@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from kgen import errors, ir
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.tensor_map import TensorMap, is_pointer, map_rank
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.index import Atom, Expr, Size
@@ -20,13 +22,15 @@ from kgen.plan import Call, Launch, Schedule
 @dataclass(frozen=True, slots=True)
 class KernelCall:
     """How a kernel is called: buffers in pointer order, size symbols in integer order. `symbol` names a C++ function; a GPU
-    kernel has a `launch` instead, and a `grid` of programs along x, y and z."""
+    kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any order; `maps`
+    are those of its signature that are TMA descriptors."""
 
     symbol: str
     buffers: tuple[str, ...]
     sizes: tuple[str, ...]
     grid: tuple[Expr, ...] = ()
     launch: TritonKernel | None = None
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(slots=True)
@@ -148,7 +152,7 @@ class _Assembler:
             if not isinstance(step, Call):
                 call = self.calls[step.name]
                 if call.launch is not None:
-                    aligned.update(name for name, must in zip(call.buffers, call.launch.divisible, strict=False) if must)
+                    aligned.update(_aligned_buffers(call, call.launch))
                 written.update(out for s in step.statements for out in s.outs)
             else:
                 written.update(new for _, new in step.node.mutates)
@@ -265,24 +269,51 @@ class _Assembler:
 
     def _kernel(self, step: Launch) -> None:
         call = self.calls[step.name]
+        if call.launch is not None:
+            self.code.append(self._launch(call, call.launch))
+            return
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(self._symbol(name) for name in call.sizes)
-        if call.launch is not None:
-            self.code.append(self._launch(call.launch, slots, registers, self._regs(call.grid)))
-            return
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
         self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
 
-    def _launch(self, kernel: TritonKernel, slots: hp.Regs, registers: hp.Regs, grid: hp.Regs) -> hp.Instruction:
+    def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Instruction:
+        slots, registers = self._parameters(call, kernel)
+        grid, names = self._regs(call.grid), tuple(item.buffer for item in call.maps)
         if self.interpret:
-            self.callables.append(Interpreted(kernel))
+            self.callables.append(Interpreted(kernel, names))
             tensors = tuple(map(hp.ArgTensor, slots))
             return hp.PythonCall(len(self.callables) - 1, (*tensors, *map(hp.ArgInt, (*registers, *grid))))
         number = self.launches.setdefault(kernel.identity, len(self.launches))
         if number == len(self.gpu_kernels):
             self.gpu_kernels.append(kernel)
-        return hp.Launch(number, slots, registers, grid)
+        return hp.Launch(number, slots, registers, grid, names)
+
+    def _parameters(self, call: KernelCall, kernel: TritonKernel) -> tuple[hp.Regs, hp.Regs]:
+        """The slots and the registers in the order of the kernel's signature."""
+        slots: list[int] = []
+        registers: list[int] = []
+        buffers, sizes, maps = iter(call.buffers), iter(call.sizes), iter(call.maps)
+        for kind in kernel.signature:
+            if is_pointer(kind):
+                slots += map(self._define, islice(buffers, 1))
+            elif map_rank(kind):
+                item = next(maps, None)
+                if item is None or item.type != kind:
+                    raise errors.InvalidProgram(
+                        where=f"kernel {kernel.name}", rule=f"gets a descriptor of type {kind}, not {item}"
+                    )
+                slots.append(self._define(item.buffer))
+                registers += self._regs(item.numbers)
+            else:
+                registers += map(self._symbol, islice(sizes, 1))
+        rest = (*buffers, *sizes, *maps)
+        if rest:
+            raise errors.InvalidProgram(
+                where=f"kernel {kernel.name}", rule=f"has parameters for all it is given, not for {rest}"
+            )
+        return tuple(slots), tuple(registers)
 
     def _symbol(self, name: str) -> int:
         for symbol in self.graph.derived:
@@ -384,6 +415,13 @@ class _Assembler:
         if isinstance(item, ir.Number):
             return hp.OutInt(self._reg(item.expr), item.kind)
         return hp.OutConst(item)
+
+
+def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:
+    """Those whose data a GPU kernel needs at multiples of 16 bytes."""
+    flags = (must for kind, must in zip(kernel.signature, kernel.divisible, strict=True) if is_pointer(kind))
+    yield from (name for name, must in zip(call.buffers, flags, strict=False) if must)
+    yield from (item.buffer for item in call.maps)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
