@@ -222,6 +222,15 @@ def test_a_copy_of_every_size_and_stride(stub):
 
 
 @pytest.mark.cpu
+def test_a_part_of_a_buffer(stub):
+    x = torch.randn(40, 88)
+    run = loaded(tma.assembled(tma.tail, tma.tail_call, (x,), dynamic=True), *[copy_format(torch.float32)] * 2)
+    assert torch.equal(run([x])[0], x[:, 16:])
+    x = torch.randn(3, 24)
+    assert torch.equal(run([x])[0], x[:, 16:])
+
+
+@pytest.mark.cpu
 def test_equal_launches_encode_once(stub):
     run = copy_program(torch.randn(40, 72))
     x = torch.randn(40, 72)
@@ -355,6 +364,20 @@ def test_interpreted_parameters_in_any_order():
     for rows, columns in ((20, 40), (33, 64), (5, 68)):
         x, y, bias = torch.randn(rows, columns), torch.randn(rows, columns), torch.randn(columns)
         assert torch.equal(run([x, y, bias])[0], x + y + bias)
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_interpreted_part_of_a_buffer():
+    x = torch.randn(40, 88)
+    assert torch.equal(interpreted(tma.tail, tma.tail_call, x)([x])[0], x[:, 16:])
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_interpreted_images():
+    x = torch.randn(3, 7, 10, 24)
+    assert torch.equal(interpreted(tma.copied, tma.shift_call, x)([x])[0], tma.shifted(x))
 
 
 @pytest.mark.interpret

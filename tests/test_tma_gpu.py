@@ -44,11 +44,25 @@ def test_copies_of_every_size(dtype):
         assert torch.equal(run([x])[0], x), shape
 
 
-@pytest.mark.parametrize("block", [(16, 16), (8, 256), (256, 8), (64, 128)])
+@pytest.mark.parametrize("block", [(16, 16), (8, 256), (256, 8), (64, 128), (512, 16)])
 def test_blocks_of_every_swizzle(block):
     run = graph(tma.copied, lambda *a: tma.copy_call(*a, block), random((300, 520), torch.bfloat16))
     x = random((300, 520), torch.bfloat16)
     assert torch.equal(run([x])[0], x)
+
+
+def test_images():
+    run = graph(tma.copied, tma.shift_call, random((3, 7, 10, 24), torch.bfloat16))
+    for shape in ((3, 7, 10, 24), (2, 4, 8, 16), (5, 33, 17, 200)):
+        x = random(shape, torch.bfloat16)
+        assert torch.equal(run([x])[0], tma.shifted(x)), shape
+
+
+def test_a_part_of_a_buffer():
+    run = graph(tma.tail, tma.tail_call, random((40, 88)))
+    for shape in ((40, 88), (3, 24), (200, 1000)):
+        x = random(shape)
+        assert torch.equal(run([x])[0], x[:, 16:]), shape
 
 
 def test_strides_between_rows():

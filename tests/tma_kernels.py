@@ -39,6 +39,14 @@ MATMUL = """def matmul(x, y, out):
     out.store([row, column], total.to({result}))
 """
 
+# A convolution's tile: one row and one column before the image, where there is nothing.
+SHIFT = """def shift(x, out):
+    tiles = tl.cdiv(x.shape[1], 4)
+    image, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * 4
+    column, channel = tl.program_id(1) * 8, tl.program_id(2) * 16
+    out.store([image, row, column, channel], x.load([image, row - 1, column - 1, channel]))
+"""
+
 _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8"}
 
 
@@ -61,6 +69,20 @@ def copy_call(names: Sequence[str], graph: Any, dtypes: Sequence[torch.dtype], b
     source = COPY.format(rows=block[0], columns=block[1])
     kernel = tk.kernel(source, (x.type, out.type))
     return KernelCall("", (), (), blocks_of(x.sizes, block), kernel, (x, out))
+
+
+def tail_call(names: Sequence[str], graph: Any, dtypes: Sequence[torch.dtype]) -> KernelCall:
+    """Copies all but the first 16 columns: a descriptor of a part of a buffer."""
+    made = copy_call(names, graph, dtypes)
+    x, out = made.maps
+    return replace(made, maps=(replace(x, sizes=out.sizes, offset=16 * x.strides[1]), out))
+
+
+def shift_call(names: Sequence[str], graph: Any, dtypes: Sequence[torch.dtype]) -> KernelCall:
+    x, out = maps(graph, names, dtypes, [(1, 4, 8, 16)] * 2)
+    images, rows, columns, channels = x.sizes
+    grid = (images * ix.floordiv(rows + 3, 4), ix.floordiv(columns + 7, 8), ix.floordiv(channels + 15, 16))
+    return KernelCall("", (), (), grid, tk.kernel(SHIFT, (x.type, out.type)), (x, out))
 
 
 def add_call(names: Sequence[str], graph: Any, dtypes: Sequence[torch.dtype]) -> KernelCall:
@@ -86,6 +108,15 @@ def matmul_call(
 
 def copied(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+def tail(x: torch.Tensor) -> torch.Tensor:
+    return x[:, 16:] + 1
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """What `shift_call` computes of images with channels last."""
+    return torch.nn.functional.pad(x, (0, 0, 1, 0, 1, 0))[:, :-1, :-1]
 
 
 def added(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
