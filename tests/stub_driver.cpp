@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -91,6 +93,27 @@ int64_t* stub_numbers(const char* name) {
   return wanted == "config" ? config_seen : arguments_seen;
 }
 char* stub_types() { return types; }
+
+// Three threads copy matrices of their own by `copy_blocks` at one launch site. How often a copy went elsewhere.
+int64_t stub_race(int (*launch)(void*, int, void*, void**, const int64_t*, const int64_t*, void**), void* site, int rounds) {
+  std::atomic<int64_t> wrong{0};
+  auto work = [&](float mark) {
+    alignas(64) float x[16], out[16];
+    void* pointers[] = {x, out};
+    const int64_t integers[] = {0, 4, 4, 4, 1, 0, 4, 4, 4, 1}, grid[] = {1, 1, 1};
+    for (int round = 0; round < rounds; ++round, mark += 3) {
+      std::fill_n(x, 16, mark);
+      std::fill_n(out, 16, -1.0f);
+      const int status = launch(site, 0, nullptr, pointers, integers, grid, nullptr);
+      wrong += status != 0 || std::count(out, out + 16, mark) != 16;
+    }
+  };
+  std::thread first(work, 0.0f), second(work, 1.0f);
+  work(2.0f);
+  first.join();
+  second.join();
+  return wrong;
+}
 
 int cuInit(unsigned) { return 0; }
 int cuGetErrorName(int code, const char** text) {

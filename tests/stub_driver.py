@@ -39,7 +39,7 @@ class Stub:
 def build(folder: Path) -> Path:
     """The driver as a shared library in `folder`."""
     source, made = Path(__file__).with_suffix(".cpp"), folder / "stub_driver.so"
-    command = [*toolchain.compiler().command, "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(made)]
+    command = [*toolchain.compiler().command, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", str(source), "-o", str(made)]
     subprocess.run(command, check=True)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import re
 import threading
@@ -58,6 +59,12 @@ def test_what_no_descriptor_can_be(block, sizes, strides, rule):
         TensorMap("x", "fp32", block, numbers(*sizes), numbers(*strides))
 
 
+@pytest.mark.none
+def test_a_descriptor_is_no_multiple_of_16():
+    with pytest.raises(InvalidTensorMap, match="kernel copy needs False among its `divisible`"):
+        tk.kernel(tma.COPY, ("*fp32", BF16), divisible=(True, True))
+
+
 # ---- compiling --------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +104,7 @@ def test_the_launcher_passes_what_the_machine_code_takes(make, tmp_path):
 
 
 @pytest.mark.ptx
-def test_what_the_compiler_decides_about_descriptors():
+def test_what_the_compiler_decides_about_descriptors(fresh_cache):
     """A row of the box is at most what swizzling knows, 128 bytes, so boxes can be smaller than blocks."""
     kernels = [matmul(num_warps=8), copy(), copy(torch.float16), copy(torch.int8)]
     made = triton.compile_kernels(kernels, 90)
@@ -271,21 +278,13 @@ def test_each_launch_of_one_kernel_keeps_its_own_descriptors(stub):
 
 @pytest.mark.cpu
 def test_threads_share_a_launch(stub):
-    run = copy_program(torch.randn(40, 72))
-    wrong = []
-
-    def work():
-        for _ in range(200):
-            x = torch.randn(40, 72)
-            if not torch.equal(run([x])[0], x):
-                wrong.append(x)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    kernel = by_hand("tensordesc<fp32[4, 4]>", "tensordesc<fp32[4, 4]>", function="copy_blocks",
+                     formats=(copy_format(torch.float32, (4, 4)),) * 2)  # fmt: skip
+    run, _, create, destroy = launch.launch_functions()
+    site = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(create)(kernel.handle)
+    wrong = stub.library.stub_race(ctypes.c_void_p(run), ctypes.c_void_p(site), 300_000)
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroy)(site)
+    assert wrong == 0
 
 
 @pytest.mark.cpu

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.build.tensor_map import MapFormat
+from kgen.build.tensor_map import MapFormat, map_rank
+from kgen.errors import InvalidTensorMap
 
 __all__ = ["CompiledKernel", "TritonKernel"]
 
@@ -29,6 +30,11 @@ class TritonKernel:
     num_warps: int
     num_stages: int
     options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, multiple in zip(self.signature, self.divisible, strict=True):
+            if multiple and map_rank(kind):
+                raise InvalidTensorMap(buffer=f"kernel {self.name}", rule="False among its `divisible`")
 
     @property
     def identity(self) -> tuple[Any, ...]:

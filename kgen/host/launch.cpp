@@ -30,10 +30,8 @@ struct Format {  // MapFormat in kgen/build/tensor_map.py
 struct Parameter {
   Kind kind;
   bool divisible;  // compiled for multiples of 16
-  Format format;   // of a map
-
-  int pointers() const { return kind == Kind::Pointer || kind == Kind::Map; }
-  int integers() const { return kind == Kind::Map ? 1 + 2 * format.rank : kind != Kind::Pointer; }
+  // What a launch gives for it.
+  uint8_t pointers, integers;
 };
 
 constexpr int kMaxDevices = 64;
@@ -48,7 +46,8 @@ struct Kernel {
   std::string name, function, image;
   unsigned threads, shared;
   std::vector<Parameter> parameters;
-  size_t maps = 0, arguments = 0;  // descriptors; parameters in machine code, scratch included
+  std::vector<Format> formats;  // of the maps in order
+  size_t arguments = 0;         // parameters in machine code, scratch included
   int scratch;
   std::mutex loading;
   Loaded loaded[kMaxDevices];
@@ -96,9 +95,9 @@ CUfunction load(Kernel& kernel, int device) {
 void check_arguments(const Kernel& kernel, void* const* pointers, const int64_t* integers) {
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
     const Parameter& parameter = kernel.parameters[i];
-    const int64_t value = parameter.pointers() ? reinterpret_cast<int64_t>(*pointers) : *integers;
-    pointers += parameter.pointers();
-    integers += parameter.integers();
+    const int64_t value = parameter.pointers ? reinterpret_cast<int64_t>(*pointers) : *integers;
+    pointers += parameter.pointers;
+    integers += parameter.integers;
     if (parameter.kind == Kind::Map) continue;
     const bool fits = parameter.kind != Kind::Int32 || value == static_cast<int32_t>(value);
     if (fits && !(parameter.divisible && value % 16 != 0)) continue;
@@ -188,7 +187,7 @@ struct Site {
   };
   Kernel& kernel;
   std::mutex lock;
-  std::vector<Kept> kept;  // of tensors at address 0 at first: without elements or not, that is no valid one
+  std::vector<Kept> kept;  // in order of the kernel's maps: at first of no tensor, with an unusable descriptor
 };
 
 void make_maps(Site& site, int device, void* const* pointers, const int64_t* integers, CUtensorMap* made) {
@@ -197,12 +196,13 @@ void make_maps(Site& site, int device, void* const* pointers, const int64_t* int
   for (const Parameter& parameter : site.kernel.parameters) {
     if (parameter.kind == Kind::Map) {
       Site::Kept& kept = site.kept[static_cast<size_t>(number)];
-      const Place place = place_of(parameter.format, *pointers, integers);
-      if (!(kept.place == place)) kept = {place, encode(site.kernel, device, parameter.format, place, number)};
+      const Format& format = site.kernel.formats[static_cast<size_t>(number)];
+      const Place place = place_of(format, *pointers, integers);
+      if (!(kept.place == place)) kept = {place, encode(site.kernel, device, format, place, number)};
       made[number++] = kept.map;
     }
-    pointers += parameter.pointers();
-    integers += parameter.integers();
+    pointers += parameter.pointers;
+    integers += parameter.integers;
   }
 }
 
@@ -225,9 +225,9 @@ void list_arguments(const Kernel& kernel, void** pointers, const int64_t* intege
     if (parameter.kind == Kind::Pointer) *next++ = static_cast<void*>(pointers);
     if (parameter.kind == Kind::Map) *next++ = maps++;
     // after a map's offset, which is in its address
-    for (int i = parameter.kind == Kind::Map; i < parameter.integers(); ++i) *next++ = const_cast<int64_t*>(integers + i);
-    pointers += parameter.pointers();
-    integers += parameter.integers();
+    for (int i = parameter.kind == Kind::Map; i < parameter.integers; ++i) *next++ = const_cast<int64_t*>(integers + i);
+    pointers += parameter.pointers;
+    integers += parameter.integers;
   }
   for (int i = 0; i < kernel.scratch; ++i) *next++ = static_cast<void*>(scratch++);
 }
@@ -238,8 +238,8 @@ void launch(Site& site, int device, CUstream stream, void** pointers, const int6
   Kernel& kernel = site.kernel;
   check_arguments(kernel, pointers, integers);
   CUfunction function = load(kernel, device);
-  Room<CUtensorMap, 4> maps(kernel.maps);
-  if (kernel.maps) make_maps(site, device, pointers, integers, maps.data);
+  Room<CUtensorMap, 4> maps(kernel.formats.size());
+  if (!kernel.formats.empty()) make_maps(site, device, pointers, integers, maps.data);
   Room<void*, 64> arguments(kernel.arguments);
   list_arguments(kernel, pointers, integers, maps.data, scratch, arguments.data);
   auto say = [&] {
@@ -283,7 +283,7 @@ int kgen_open_driver(const char* path) {
 // `kinds` has one byte for each of the kernel's own parameters: Kind, plus 128 where it is compiled for multiples of 16.
 // `formats` has those of the maps in order.
 void* kgen_create_kernel(const char* name, const char* function, const char* image, int64_t image_size, const uint8_t* kinds,
-                         int kinds_size, const void* formats, int threads, int shared, int scratch) {
+                         int kinds_size, const Format* formats, int threads, int shared, int scratch) {
   auto made = std::make_unique<Kernel>();
   made->name = name;
   made->function = function;
@@ -293,17 +293,21 @@ void* kgen_create_kernel(const char* name, const char* function, const char* ima
   made->scratch = scratch;
   made->arguments = static_cast<size_t>(scratch);
   for (int i = 0; i < kinds_size; ++i) {
-    Parameter parameter{static_cast<Kind>(kinds[i] & 127), (kinds[i] & 128) != 0, {}};
-    if (parameter.kind == Kind::Map) parameter.format = static_cast<const Format*>(formats)[made->maps++];
-    made->arguments += parameter.kind == Kind::Map ? static_cast<size_t>(parameter.integers()) : 1;
-    made->parameters.push_back(parameter);
+    const auto kind = static_cast<Kind>(kinds[i] & 127);
+    uint8_t integers = kind != Kind::Pointer;
+    if (kind == Kind::Map) {
+      made->formats.push_back(*formats++);
+      integers = static_cast<uint8_t>(1 + 2 * made->formats.back().rank);
+    }
+    made->arguments += kind == Kind::Pointer ? 1 : integers;  // a map itself takes the place of its offset
+    made->parameters.push_back({kind, (kinds[i] & 128) != 0, kind == Kind::Pointer || kind == Kind::Map, integers});
   }
   return made.release();
 }
 
 void* kgen_create_site(void* kernel) {
   auto* launched = static_cast<Kernel*>(kernel);
-  return new Site{*launched, {}, std::vector<Site::Kept>(launched->maps)};
+  return new Site{*launched, {}, std::vector<Site::Kept>(launched->formats.size())};
 }
 
 void kgen_destroy_site(void* site) { delete static_cast<Site*>(site); }
