@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 
 import torch
 
 from kgen import index as ix
-from kgen import ir, ops
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement
@@ -58,14 +59,14 @@ class Problem:
         self.template, self.kernel, self.graph, self.loops, self.device = template, kernel, graph, loops, device
         self.sizes = Sizes(graph.size_hints)
         self.main = next(s for s in kernel.statements if s.kind == "contraction")
+        self.arguments = SimpleNamespace(**dict(self.main.arguments))
         values = (self.main.value, *self.main.factors)
-        assert self.main.operands is not None
         self.inputs = {
-            name: self._input(name, operand.axes, value)
-            for (name, operand), value in zip(template.operands.items(), values, strict=True)
+            name: self._input(name, operand.axes, value, dtype)
+            for (name, operand), value, dtype in zip(template.operands.items(), values, self.main.operands, strict=True)
         }
 
-    def _input(self, name: str, axes: tuple[str, ...], value: Value) -> Input:
+    def _input(self, name: str, axes: tuple[str, ...], value: Value, dtype: torch.dtype) -> Input:
         """The operand with the loops of an axis joined where it walks through memory as if they were one: what the epilogue
         makes of a result's rows, say two dimensions of them, need not concern the operands."""
         exprs = [e for v in vs.topological([value]) for e in vs.index_exprs(v)]
@@ -79,7 +80,7 @@ class Problem:
                 mapping |= {**dict.fromkeys(rest, ix.ZERO), last: whole.expr()}
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value
-        return Input(name, axes, value, self.main_dtype, _plain(value, self.main_dtype), loops)
+        return Input(name, axes, value, dtype, _plain(value, dtype), loops)
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
@@ -89,8 +90,7 @@ class Problem:
     @cached_property
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""
-        assert self.main.operands is not None
-        return ops.sum_dtype(self.main.operands)
+        return self.graph.buffers[self.main.outs[0]].dtype
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
@@ -144,9 +144,8 @@ class Problem:
 
     @property
     def main_dtype(self) -> torch.dtype:
-        """The type of the operands."""
-        assert self.main.operands is not None
-        return self.main.operands
+        """The type of the first operand, and of both factors of a contraction."""
+        return self.main.operands[0]
 
     @property
     def finishing(self) -> bool:
@@ -187,19 +186,20 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
     if len(main) != 1:
         return f"{len(main)} products in one kernel"
     pattern = template.implements
+    if main[0].op != (pattern.operator or "sum"):
+        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
+    if pattern.operator:
+        named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
+        if None in named.values():
+            return "an axis whose loops are no digits of one number"
+        return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
     values = (main[0].value, *main[0].factors)
     if len(values) != len(pattern.operands):
         return f"{len(values)} operands, where the template has {len(pattern.operands)}"
     if _contiguous_first(kernel, graph, values):
         values = values[::-1]
-        turned = Statement(
-            "contraction", main[0].outs, values[0], main[0].store, True, main[0].section, main[0].stored, "sum",
-            factors=values[1:], operands=main[0].operands,
-        )  # fmt: skip
-        statements = tuple(turned if s is main[0] else s for s in kernel.statements)
-        kernel = Kernel(
-            kernel.name, kernel.outer, kernel.inner, kernel.sections, statements, kernel.rows, kernel.origins, kernel.target
-        )
+        turned = replace(main[0], value=values[0], factors=values[1:])
+        kernel = replace(kernel, statements=tuple(turned if s is main[0] else s for s in kernel.statements))
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     used = [variables_of(v) for v in values]
     for v in (*kernel.outer, *kernel.inner):
@@ -208,6 +208,21 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+
+
+def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
+    """The loops that an axis consists of, outermost first; None where it is not their number, the last one fastest."""
+    steps = {v: ix.stride_of(expr, v) for v in (*kernel.outer, *kernel.inner)}
+    digits = {v: stride for v, stride in steps.items() if stride is None or stride.terms}
+    total, found = ix.ONE, []
+    while digits:
+        v = next((v for v, stride in digits.items() if stride is total), None)
+        if v is None:
+            return None
+        del digits[v]
+        found.append(v)
+        total = total * v.extent
+    return tuple(reversed(found))
 
 
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:

@@ -150,7 +150,7 @@ class Slots:
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores."""
         emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops)
-        emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
+        emitter.locals |= {out: (one, emitter.level) for out, one in zip(self.problem.main.outs, name.split(), strict=True)}
         for s in self.problem.epilogue:
             emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
         return emitter.finish()
