@@ -11,7 +11,7 @@ import mmap
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ struct Problem {{
 
 template <class A, class B>
 void multiply(const Problem& p, const A& a, const B& b) {{
-  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts)}};
+  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts), .few_rows = p.few_rows}};
   matmul(int(p.threads), {{p.m, p.n, p.k}}, how, a, b,
          [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
     for (int64_t r = 0; r < rows; ++r) {{
@@ -94,6 +94,8 @@ SIZES = [
     (0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 7, 1), (2, 1, 3), (5, 17, 31), (13, 33, 65), (16, 64, 512), (17, 37, 513),
     (61, 97, 127), (101, 163, 577),
 ]  # fmt: skip
+FEW_ROWS = [(1, 1), (1, 700), (2, 513), (3, 95), (4, 1030), (7, 64), (8, 2051), (9, 259), (16, 300)]
+FEW_COLUMNS = [157, 101, 49, 1, 97, 2]
 
 
 @dataclass
@@ -205,6 +207,8 @@ def cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
     for (m, n, k), a, b, entry in itertools.product(SIZES, LAYOUTS[:2], LAYOUTS[:2], ENTRIES):
         i = next(turn)
         yield Case(a(m, k, left), b(k, n, right), out, BLOCKINGS[i // 3 % 4], threads=i // 5 % 3 + 1, entry=entry)
+    for (m, k), (b, n), entry in itertools.product(FEW_ROWS, zip(LAYOUTS, FEW_COLUMNS, strict=True), ENTRIES):
+        yield Case(LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), threads=m % 2 + 1, entry=entry)
     for a, b in itertools.product(LAYOUTS, LAYOUTS):
         yield Case(a(29, 97, left), b(97, 67, right), out, BLOCKINGS[next(turn) % 4])
 
@@ -287,6 +291,7 @@ def run_guarded() -> None:
             case = Case(a, b, dtypes[2])
             print(case, flush=True)
             check(case)
+            check(replace(case, blocking=Blocking(few_rows=16)))
     print("all done")
 
 
