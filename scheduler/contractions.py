@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,8 @@ from kgen.ir import Buffer
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.values import Value
 
+# Products that one kernel makes: each has accumulators of its own.
+MAX_FAMILY = 3
 # Elementary operations of an operand's element that are worth doing again for every tile that reads it.
 PROLOGUE = 24
 
@@ -91,3 +94,16 @@ def _finished(node: ir.Contraction, value: Value) -> Value:
 def is_product(group: Group) -> bool:
     """Whether a template computes the group."""
     return any(item.contracts for item in group.items)
+
+
+def are_family(items: Sequence[Item]) -> bool:
+    """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
+    loops, with an operand in common, of which none needs another one's result."""
+    products = [item for item in items if item.contracts]
+    sums = [item.node for item in products if isinstance(item.node, ir.Contraction)]
+    if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
+        return False
+    made = {out for item in items for out in item.outs}
+    if any(read.buffer in made for item in products for read in item.reads):
+        return False
+    return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1

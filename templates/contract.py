@@ -42,17 +42,20 @@ GIVEN = frozenset({"kernel", "config", "problem"})
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma"."""
+    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
+    When it is `many`, each of the products that share a kernel has its own; their other operand they have in common."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the main loop computes, a slot for epilogues."""
+    """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs."""
 
     axes: tuple[str, ...]
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,14 @@ class Knob:
     values: tuple[Any, ...]
 
 
-def operand(*axes: str, access: str = "pointer") -> Operand:
+def operand(*axes: str, access: str = "pointer", many: bool = False) -> Operand:
     """An operand over the named axes, outermost first."""
-    return Operand(axes, access)
+    return Operand(axes, access, many)
 
 
-def result(*axes: str) -> Result:
+def result(*axes: str, many: bool = False) -> Result:
     """A result over the named axes, outermost first."""
-    return Result(axes)
+    return Result(axes, many)
 
 
 def knob(*values: Any) -> Knob:
@@ -173,6 +176,11 @@ class Template:
     def axes(self) -> tuple[str, ...]:
         return self.implements.axes
 
+    @cached_property
+    def many(self) -> str | None:
+        """The operand of which each product of a family has its own."""
+        return next((name for name, one in self.operands.items() if one.many), None)
+
     def block(self, axis: str) -> str | None:
         """The knob that is the tile along an axis, if there is one."""
         name = f"BLOCK_{axis.upper()}"
@@ -244,6 +252,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
             raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
         if not one.values:
             raise fail(f"knob {knob_name} has no values")
+    many = [k for k, v in operands.items() if v.many]
+    if (many or any(v.many for v in results.values())) and (len(many) != 1 or not all(v.many for v in results.values())):
+        raise fail("of a family of products, one operand and the result are many")
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")

@@ -130,9 +130,9 @@ class Slots:
             dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes."""
-        one = self.problem.inputs[operand]
+        one = self.problem.members[number][operand]
         emitter = self.emitter(one.axes, indices, one.loops)
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
@@ -150,7 +150,10 @@ class Slots:
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores."""
         emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops)
-        emitter.locals |= {out: (one, emitter.level) for out, one in zip(self.problem.main.outs, name.split(), strict=True)}
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
+        outs = [out for s in self.problem.mains for out in s.outs]
+        emitter.locals |= {out: (one, emitter.level) for out, one in zip(outs, names, strict=True)}
         for s in self.problem.epilogue:
             emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
         return emitter.finish()
