@@ -119,6 +119,22 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """``outs[k][t, vars] = k-th result of op over the t-th `block` of points of rvars``, counted in row-major order. Only the
+    scheduler makes these, of reductions that run on the tiles of a product; another node joins the parts. The index of argmax
+    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say."""
+
+    outs: tuple[str, ...]
+    vars: tuple[Var, ...]
+    rvars: tuple[Var, ...]
+    op: str
+    value: Value
+    block: int
+    fixed: bool
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
     equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
@@ -223,7 +239,7 @@ class Attention:
 
 
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
-Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Attention, Extern]
+Node = Union[Pointwise, Reduction, Partial, Scan, Scatter, Contraction, Attention, Extern]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +279,7 @@ def outs(node: Node) -> tuple[str, ...]:
     """Names of the buffers (or buffer versions) that the node defines."""
     if isinstance(node, Pointwise | Scatter | Contraction):
         return (node.out,)
-    if isinstance(node, Reduction | Scan):
+    if isinstance(node, Reduction | Partial | Scan):
         return node.outs
     call = call_of(node)
     assert call is not None
@@ -272,7 +288,7 @@ def outs(node: Node) -> tuple[str, ...]:
 
 def roots(node: Node) -> tuple[Value, ...]:
     """The values a loop node computes, those inside a scatter's index and mask included."""
-    if isinstance(node, Pointwise | Reduction | Scan):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan):
         return (node.value,)
     if isinstance(node, Scatter):
         from_index = tuple(v for e in node.index for v in _indirect_values(e))
@@ -320,7 +336,7 @@ def sizes_used(graph: Graph, node: Node) -> set[Size]:
         exprs += [*buffer.sizes, *(buffer.strides or ())]
     for value in topological(roots(node)):
         exprs += index_exprs(value)
-    if isinstance(node, Pointwise | Reduction | Scan | Scatter | Contraction):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan | Scatter | Contraction):
         exprs += [v.extent for loops in iteration(node) for v in loops]
     if isinstance(node, Scatter):
         exprs += node.index
@@ -357,8 +373,8 @@ def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
             found.add(atom)
 
 
-def iteration(node: Loop | Contraction) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def iteration(node: Loop | Partial | Contraction) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(outer variables, reduced variables) of a loop node."""
     if isinstance(node, Contraction):
         return node.out_vars, node.reduced
-    return (node.vars, node.rvars) if isinstance(node, Reduction) else (node.vars, ())
+    return (node.vars, node.rvars) if isinstance(node, Reduction | Partial) else (node.vars, ())

@@ -8,14 +8,16 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.ir import Buffer
 from kgen.scheduler.items import Group, Item, accumulator, make_item
+from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.values import Value
 
 # Elementary operations of an operand's element that are worth doing again for every tile that reads it.
 PROLOGUE = 24
 
 
-def offer(graph: ir.Graph, taken: frozenset[str]) -> list[ir.Node]:
-    """The graph's nodes with the contractions in `taken` (by result) left to templates, and without what nobody reads then."""
+def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles) -> list[ir.Node]:
+    """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
+    and without what nobody reads then."""
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if not isinstance(node, ir.Contraction) or node.out not in taken:
@@ -26,7 +28,7 @@ def offer(graph: ir.Graph, taken: frozenset[str]) -> list[ir.Node]:
         assert node.operands is not None
         out, name = graph.buffers[node.out], accumulator(node.out)
         graph.buffers[name] = Buffer(name, ops.sum_dtype(node.operands), out.device, out.sizes, out.strides)
-    return _needed(graph, nodes)
+    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes)
 
 
 def _operand(value: Value, position: int, node: ir.Contraction) -> Value:
@@ -66,3 +68,8 @@ def items_of(node: ir.Contraction, position: int, graph: ir.Graph) -> list[Item]
 def is_product(group: Group) -> bool:
     """Whether a template computes the group."""
     return any(item.contracts for item in group.items)
+
+
+def is_partial(group: Group) -> bool:
+    """Whether the group reduces the tiles of a product that it has not joined yet."""
+    return all(item.is_partial for item in group.items) and bool(group.items)

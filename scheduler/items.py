@@ -27,20 +27,25 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop | ir.Contraction
+    node: ir.Loop | ir.Partial | ir.Contraction
     position: int
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
     value: Value
     store: Index
     mask: Value | None = None
-    rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
+    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index
     in_order: bool = True  # some loop's points must run one after the other
     factors: tuple[Value, ...] = ()  # further operands of a contraction
 
     @property
     def reduces(self) -> bool:
         return isinstance(self.node, ir.Reduction | ir.Contraction)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it reduces the tiles of a product."""
+        return isinstance(self.node, ir.Partial)
 
     @property
     def contracts(self) -> bool:
@@ -88,15 +93,19 @@ def accumulator(out: str) -> str:
     return f"{out}_sum"
 
 
-def make_item(node: ir.Loop | ir.Contraction, position: int) -> Item:
+def make_item(node: ir.Loop | ir.Partial | ir.Contraction, position: int) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
     if isinstance(node, ir.Contraction):
         inner = node.reduced or (ix.var("y0", 1),)
         return Item(node, position, node.out_vars, inner, node.lhs, tuple(v.expr() for v in node.out_vars), factors=(node.rhs,))
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
-        rank = ix.linearize([v.expr() for v in node.rvars], ix.contiguous_strides(v.extent for v in node.rvars))
+        rank = position_in(node.rvars)
         return Item(node, position, node.vars, node.rvars or (ix.var("y0", 1),), node.value, store, rank=rank)
+    if isinstance(node, ir.Partial):
+        rank = position_in(node.rvars)
+        store = (ix.floordiv(rank, node.block), *(v.expr() for v in node.vars))
+        return Item(node, position, node.vars + node.rvars, (), node.value, store, rank=rank, in_order=False)
     if isinstance(node, ir.Scan):
         outer = tuple(v for v in node.vars if v is not node.axis)
         return Item(node, position, outer, (node.axis,), node.value, tuple(v.expr() for v in node.vars), rank=node.axis.expr())
@@ -106,6 +115,11 @@ def make_item(node: ir.Loop | ir.Contraction, position: int) -> Item:
         inner = tuple(v for v in node.vars if v in serial)
         return Item(node, position, outer, inner, node.value, node.index, node.mask, in_order=bool(serial))
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
+
+
+def position_in(loops: tuple[Var, ...]) -> Expr:
+    """The row-major position of a point of the loops."""
+    return ix.linearize([v.expr() for v in loops], ix.contiguous_strides(v.extent for v in loops))
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:
