@@ -31,7 +31,8 @@ class IndentedSlots(Extension):
 
 @dataclass(frozen=True, slots=True)
 class OperandSlot:
-    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it."""
+    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
+    an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``."""
 
     name: str
     fill: Callable[[str, str, Sequence[str]], Lines]
@@ -50,13 +51,14 @@ class OperandSlot:
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
-    result has to come by exactly once, after all of its sum."""
+    result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
+    part of a tile, which begins at a multiple of its own length."""
 
     name: str
-    fill: Callable[[str, str, Sequence[str]], Lines]
+    fill: Callable[..., Lines]
 
-    def store(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices))
+    def store(self, name: str, *indices: str, **lengths: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices, **lengths))
 
 
 @dataclass(frozen=True, slots=True)

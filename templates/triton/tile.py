@@ -9,10 +9,12 @@ import torch
 
 from kgen import index as ix
 from kgen import values as vs
+from kgen.build.tensor_map import TensorMap
 from kgen.index import Expr, Var
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem
-from kgen.templates.triton.point import Axes, PointEmitter, Scope
+from kgen.templates.problem import Input, Problem
+from kgen.templates.triton.boxes import Boxes, boxes
+from kgen.templates.triton.point import Axes, PointEmitter, Scope, clean
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import TRITON_TYPES, literal
 from kgen.values import Value
@@ -20,9 +22,10 @@ from kgen.values import Value
 
 @dataclass(slots=True)
 class Parameters:
-    """What the slots of one kernel have in common: its pointers and sizes, and the names that are taken."""
+    """What the slots of one kernel have in common: its pointers, descriptors and sizes, and the names that are taken."""
 
     pointers: dict[str, None] = field(default_factory=dict)
+    maps: dict[TensorMap, str] = field(default_factory=dict)  # descriptors, with their names
     sizes: dict[str, None] = field(default_factory=dict)
     made_names: set[str] = field(default_factory=set)
     count: int = 0
@@ -113,8 +116,10 @@ class Slots:
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
 
-    def emitter(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> TileEmitter:
-        """An emitter for the tile that the author's indices span."""
+    def emitter(
+        self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]], lengths: Mapping[str, str]
+    ) -> TileEmitter:
+        """An emitter for the tile that the author's indices span; `lengths` are those of sides that are not whole blocks."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -127,13 +132,20 @@ class Slots:
                 continue
             extent = self.problem.extent(axis).as_int()
             ragged = extent is None or extent % self.config.get(block) != 0
-            dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
+            dimensions.append(Dimension(axis, loops[axis], lengths.get(axis, block), index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
-        """Statements that make `name` the operand's tile, zero beyond the ends of its axes."""
+        """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
+        indices, or, of an operand that is to come through the copy engine, where the tile begins."""
         one = self.problem.inputs[operand]
-        emitter = self.emitter(one.axes, indices, one.loops)
+        if self.problem.template.operands[operand].access == "tma":
+            found = boxes(self.problem, operand)
+            box = None if isinstance(found, str) else found.map(self.problem, self.config)
+            if box is not None and not isinstance(found, str):
+                return [f"{name} = {self._fetched(one, found, box, indices)}"]
+            indices = [self._indices(axis, start) for axis, start in zip(one.axes, indices, strict=True)]
+        emitter = self.emitter(one.axes, indices, one.loops, {})
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
         else:
@@ -147,9 +159,44 @@ class Slots:
         emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
 
-    def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
-        """The epilogue of a result's tile `name`, with everything that it stores."""
-        emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops)
+    def _indices(self, axis: str, start: str) -> str:
+        """All indices of a side that begins at `start`."""
+        block = self.problem.template.block(axis)
+        return start if block is None else f"({start} + tl.arange(0, {block}))"
+
+    def _fetched(self, one: Input, found: Boxes, box: TensorMap, indices: Sequence[str]) -> str:
+        """The tile fetched as it lies in memory, then turned to how the author wants it."""
+        starts = dict(zip(one.axes, indices, strict=True))
+        places: list[str] = []
+        for axis, loop in zip(found.axes, found.loops, strict=True):
+            single = self.problem.template.block(axis) is None
+            places.append(self._digit(starts[axis], one.loops[axis], loop) if single and loop is not None else starts[axis])
+        text = f"{self._map(box)}.load([{', '.join(places)}])"
+        sides = found.axes[-2:]
+        if len(found.axes) > 2:
+            text = f"{text}.reshape({', '.join(self.problem.template.block(a) or '' for a in sides)})"
+        wanted = tuple(axis for axis in one.axes if axis in sides)
+        return text if wanted == sides else f"{text}.T"
+
+    def _digit(self, index: str, loops: tuple[Var, ...], loop: Var) -> str:
+        """One loop of a composite axis as a digit of its index."""
+        emitter = self.emitter((), (), {}, {})
+        after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])
+        quotient = index if after == 1 else f"({index}) // ({emitter.text(after)})"
+        return quotient if loop is loops[0] else f"({quotient}) % ({emitter.text(loop.extent)})"
+
+    def _map(self, box: TensorMap) -> str:
+        """The name of a descriptor among the kernel's parameters."""
+        maps = self.parameters.maps
+        if box not in maps:
+            maps[box] = f"map_{clean(box.buffer)}" + (f"_{len(maps)}" if any(m.buffer == box.buffer for m in maps) else "")
+        self.parameters.made_names.add(maps[box])
+        return maps[box]
+
+    def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
+        """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
+        block."""
+        emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops, lengths)
         emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
         for s in self.problem.epilogue:
             emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
@@ -157,7 +204,7 @@ class Slots:
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
-        emitter = self.emitter((), (), {})
+        emitter = self.emitter((), (), {}, {})
         return emitter.text(self.problem.extent(axis))
 
 
