@@ -24,7 +24,8 @@ class Statement:
     scatter, column or contraction; `section` numbers the inner loop it runs in (inner statements) or after which it runs
     (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A column
     statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
-    kernel's `share`. A contraction sums `value` times `factors` over the inner loops, each rounded to `operands` before."""
+    kernel's `share`. A contraction is what templates compute: the sum over the inner loops of `value` times `factors`,
+    each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these."""
 
     kind: str
     outs: tuple[str, ...]
@@ -39,7 +40,9 @@ class Statement:
     axis: Var | None = None
     rank: Expr | None = None  # argmax and argmin: what counts as the index of a point
     factors: tuple[Value, ...] = ()  # contraction: further operands
-    operands: torch.dtype | None = None
+    operands: tuple[torch.dtype, ...] = ()
+    axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: the index along each of the template's axes
+    arguments: tuple[tuple[str, Any], ...] = ()
 
     @property
     def roots(self) -> tuple[Value, ...]:

@@ -69,8 +69,16 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
     """Results of the contractions that templates may compute."""
-    found = (n for n in graph.nodes if isinstance(n, ir.Contraction) and n.operands is not None)
-    return frozenset(n.out for n in found if options.templates and registry.every(options.device(graph, n.out).kind))
+    if not options.templates:
+        return frozenset()
+    outs = (ir.outs(n)[0] for n in graph.nodes if _offerable(n))
+    return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
+
+
+def _offerable(node: ir.Node) -> bool:
+    if isinstance(node, ir.Contraction):
+        return node.operands is not None
+    return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
 def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
@@ -141,10 +149,11 @@ def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     group = Group(position, first=position, last=position, rank=position)
-    if isinstance(node, ir.Extern | ir.Attention) or (isinstance(node, ir.Contraction) and node.vendor is not None):
+    if ir.call_of(node) is not None:
         group.call = node
     else:
-        items = items_of(node, position, graph) if isinstance(node, ir.Contraction) else [make_item(node, position)]
+        assert not isinstance(node, ir.Extern | ir.Attention)
+        items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
         renamed: dict[ix.Atom, ix.Expr] = {}
         outer = _renamed("x", items[0].outer, renamed)
         inner = _renamed("y", items[0].inner, renamed)

@@ -52,7 +52,8 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
     "fp32": (lambda x, w: x @ w, [r(72, 40, dtype=torch.float32), r(40, 136, dtype=torch.float32)], 2),
 }
 
-TELLING = ("rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
+CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
+TELLING = ("gate_and_up", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
 
 
 def smallest(configs: Sequence[Config]) -> Sequence[Config]:

@@ -15,7 +15,7 @@ from kgen import index as ix
 from kgen.build.tensor_map import MAX_RANK, TensorMap
 from kgen.index import Atom, Expr, Var
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Input, Problem
 from kgen.templates.triton.kernel import ALIGNMENT, aligned
 from kgen.templates.triton.table import TRITON_TYPES
 
@@ -50,9 +50,9 @@ class Boxes:
         return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
 
 
-def boxes(problem: Problem, name: str) -> Boxes | str:
+def boxes(problem: Problem, one: Input) -> Boxes | str:
     """How to fetch an operand in boxes, or why that cannot be done."""
-    one = problem.inputs[name]
+    name = one.name
     if one.load is None:
         return f"{name} is computed"
     buffer, (offset,), dtype = one.load.attr
@@ -70,14 +70,13 @@ def boxes(problem: Problem, name: str) -> Boxes | str:
     rows = [(axis, v, s) for (axis, v), s in zip(found, strides, strict=True) if s is not None]
     if len(rows) < len(found) or not _multiple(base, dtype) or not aligned(problem.graph.buffers[buffer]):
         return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
-    return _ordered(problem, name, rows, base)
+    return _ordered(problem, one, rows, base)
 
 
-def _ordered(problem: Problem, name: str, rows: list[tuple[str, Var | None, Expr]], base: Expr) -> Boxes | str:
+def _ordered(problem: Problem, one: Input, rows: list[tuple[str, Var | None, Expr]], base: Expr) -> Boxes | str:
     """The dimensions in order, the contiguous one last."""
-    load = problem.inputs[name].load
-    assert load is not None
-    buffer, _, dtype = load.attr
+    assert one.load is not None
+    name, (buffer, _, dtype) = one.name, one.load.attr
     outer, sides = [row for row in rows[:-2] if row[2] != 0], rows[-2:]
     if sides[1][2] != 1:
         sides = sides[::-1]

@@ -31,8 +31,9 @@ def refuse(problem: Problem) -> str | None:
     """Why the copy engine is of no use for a product."""
     if problem.device.arch < HOPPER:
         return f"the copy engine needs compute capability 9.0, not {problem.device.arch / 10}"
-    reasons = [found for name in problem.inputs if isinstance(found := boxes(problem, name), str)]
-    if len(reasons) == len(problem.inputs):
+    operands = [one for member in problem.members for one in member.values()]
+    reasons = [found for one in operands if isinstance(found := boxes(problem, one), str)]
+    if len(reasons) == len(operands):
         return "; ".join(reasons)
     return refuse_dot(problem)
 
@@ -40,9 +41,10 @@ def refuse(problem: Problem) -> str | None:
 def resources(problem: Problem, config: Config) -> Resources:
     """Stages of both tiles, and a part of the result on its way between registers and memory, which the compiler moves by rows.
     Where the loop over tiles is flattened the next tile's stages are filling by then; otherwise both have one place."""
-    tiles = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize * config.STAGES
+    count = len(problem.members)
+    tiles = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize * config.STAGES
     staged = config.BLOCK_M * config.BLOCK_N // config.PARTS * staged_bytes(problem)
-    sums = config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
+    sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
     shared = tiles + staged if config.get("FLATTEN") else max(tiles, staged)
     return Resources(shared + BARRIERS, sums + 32)
 
@@ -77,7 +79,11 @@ class PersistentMatmul:
     """C = A B by one program for each processor, which takes tile after tile; the next tile's operands arrive during an
     epilogue."""
 
-    A, B, C = operand("b", "m", "k", access="tma"), operand("b", "k", "n", access="tma"), result("b", "m", "n")
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "k", "n", access="tma", many=True),
+        result("b", "m", "n", many=True),
+    )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
     GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
     PROGRAMS, WARPS, STAGES = knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
@@ -102,7 +108,11 @@ class PersistentMatmul:
 class TilesMatmul:
     """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
 
-    A, B, C = operand("b", "m", "k", access="tma"), operand("b", "k", "n", access="tma"), result("b", "m", "n")
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "k", "n", access="tma", many=True),
+        result("b", "m", "n", many=True),
+    )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256), knob(128, 256, 64), knob(64, 32, 128)
     GROUP, PARTS, WARPS, STAGES = knob(8), knob(1, 2), knob(4, 8), knob(3, 4, 5, 6)
 

@@ -52,7 +52,8 @@ def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
 
 def _text(problem: Problem, config: Config, name: str, filler: Slots) -> str:
     template = problem.template
-    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n)) for n in template.operands]
+    count = {n: len(problem.members) if one.many else 1 for n, one in template.operands.items()}
+    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n), count[n]) for n in template.operands]
     results = {n: sl.ResultSlot(n, filler.store) for n in template.results}
     axes = {a: sl.AxisSlot(a, filler.size(a), problem.static(a)) for a in template.axes}
     return sl.render(problem, config, lambda: _head(problem, config, name, filler), operands, **results, **axes)

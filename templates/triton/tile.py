@@ -135,12 +135,12 @@ class Slots:
             dimensions.append(Dimension(axis, loops[axis], lengths.get(axis, block), index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins."""
-        one = self.problem.inputs[operand]
+        one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
-            found = boxes(self.problem, operand)
+            found = boxes(self.problem, one)
             box = None if isinstance(found, str) else found.map(self.problem, self.config)
             if box is not None and not isinstance(found, str):
                 return [f"{name} = {self._fetched(one, found, box, indices)}"]
@@ -197,7 +197,10 @@ class Slots:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
         block."""
         emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops, lengths)
-        emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
+        outs = [out for s in self.problem.mains for out in s.outs]
+        emitter.locals |= {out: (one, emitter.level) for out, one in zip(outs, names, strict=True)}
         for s in self.problem.epilogue:
             emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
         return emitter.finish()
