@@ -218,12 +218,9 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
     """The problem that a kernel is for a template, or why it is none. `kernel` has linear offsets."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
     pattern = template.implements
-    if len(main) > 1 and template.many is None:
-        return f"{len(main)} products in one kernel"
-    if any(s.op != (pattern.operator or "sum") for s in main):
-        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
-    if len(main[0].factors) + 1 != len(pattern.operands):
-        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    reason = _other_work(template, main)
+    if reason is not None:
+        return reason
     if pattern.operator:
         named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
         if None in named.values():
@@ -246,6 +243,18 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         if isinstance(part, str):
             return part
     return Problem(template, kernel, graph, sorted_loops, device)
+
+
+def _other_work(template: Template, main: list[Statement]) -> str | None:
+    """Why products are not what a template computes, whatever their loops."""
+    pattern = template.implements
+    if len(main) > 1 and template.many is None:
+        return f"{len(main)} products in one kernel"
+    if any(s.op != (pattern.operator or "sum") for s in main):
+        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
+    if len(main[0].factors) + 1 != len(pattern.operands):
+        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    return None
 
 
 def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], template: Template) -> Part | str:

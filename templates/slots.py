@@ -31,7 +31,8 @@ class IndentedSlots(Extension):
 
 @dataclass(frozen=True, slots=True)
 class OperandSlot:
-    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it.
+    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
+    an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
     ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0."""
 
     name: str
@@ -56,14 +57,15 @@ class OperandSlot:
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
-    result has to come by exactly once, after all of its sum. The tiles of a family are `acc0`, `acc1`, and so on; those of an
-    operator's several results are named one by one, ``"first second"``."""
+    result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
+    part of a tile, which begins at a multiple of its own length. The tiles of a family are `acc0`, `acc1`, and so on; those of
+    an operator's several results are named one by one, ``"first second"``."""
 
     name: str
-    fill: Callable[[str, str, Sequence[str]], Lines]
+    fill: Callable[..., Lines]
 
-    def store(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices))
+    def store(self, name: str, *indices: str, **lengths: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices, **lengths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,15 @@ DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
 MIN_BLOCK = 16
 
 
+def refuse_dot(problem: Problem) -> str | None:
+    """Why the matrix units cannot compute a product."""
+    if problem.main_dtype not in DOT_TYPES:
+        return f"no matrix unit multiplies {problem.main_dtype}"
+    if any(problem.extent(axis) == 0 for axis in problem.loops):
+        return "it has no elements"
+    return None
+
+
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="triton_matmul")
 class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
@@ -24,11 +33,7 @@ class Matmul:
     GROUP, WARPS, STAGES = knob(8), knob(4, 8), knob(3, 4, 2)
 
     def refuse(self, problem: Problem) -> str | None:
-        if problem.main_dtype not in DOT_TYPES:
-            return f"no matrix unit multiplies {problem.main_dtype}"
-        if any(problem.extent(axis) == 0 for axis in problem.loops):
-            return "it has no elements"
-        return None
+        return refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
