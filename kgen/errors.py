@@ -177,5 +177,14 @@ class InvalidProgram(InternalError):
     template = "host program: {where}: {rule}"
 
 
+class InvalidTensorMap(InternalError):
+    template = "a TMA descriptor of {buffer} needs {rule}"
+
+
+class TensorMapRefused(InternalError):
+    template = "kernel {kernel} cannot have a TMA descriptor of {buffer}: {problem}"
+    hint = "let the kernel's template refuse such operands, or read them through pointers"
+
+
 class UnhashableKey(InternalError):
     template = "a cache key cannot hold {kind}: {value}"

@@ -24,6 +24,7 @@ from kgen.record import record
 from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
+from kgen.templates.cpp import template as cpp_template
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.templates.problem import Device, Problem
@@ -77,7 +78,7 @@ def cpu_device() -> Device:
     """This machine's processors as templates see them."""
     isa = toolchain.isa().name
     threads = torch.get_num_threads()
-    return Device("cpu", 0, threads, 0, 0, isa, FLOPS[isa] * threads, BANDWIDTH)
+    return Device("cpu", 0, threads, 0, 0, isa, REGISTER_BYTES[isa] // 4, FLOPS[isa] * threads, BANDWIDTH)
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
@@ -122,6 +123,8 @@ def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int,
 def render_choice(problem: Problem, choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
     """The kernel of a template that was chosen for a product."""
     config = problem.template.config(**dict(choice.config))
+    if problem.template.device == "cpu":
+        return cpp_template.render_template(problem, config, symbol)
     return triton_template.render_template(problem, config, symbol, exact)
 
 

@@ -22,7 +22,8 @@ from kgen.values import Value
 class Device:
     """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
     or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
-    names the CPU's instruction set. Rates, a second: `flops` of a matrix product in 16-bit floats, and `bandwidth` in bytes."""
+    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
+    in 16-bit floats, and `bandwidth` in bytes."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -30,6 +31,7 @@ class Device:
     shared: int = 232448
     registers: int = 255
     isa: str = ""
+    lanes: int = 1
     flops: float = 790e12
     bandwidth: float = 4.3e12
 

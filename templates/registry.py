@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kgen.templates.contract import Template
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
-BUILT_IN = ("kgen.templates.triton.matmul",)
+BUILT_IN = ("kgen.templates.triton.matmul", "kgen.templates.cpp.matmul")
 
 _templates: dict[str, Template] = {}
 
