@@ -24,6 +24,7 @@ from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
+from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
@@ -37,6 +38,7 @@ class Options:
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
     cpu: Device = field(default_factory=lambda: Device("cpu"))
+    only: Only | None = None  # the template that takes all products
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -93,7 +95,7 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
-        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands)
+        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands, options.only)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))

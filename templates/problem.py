@@ -310,15 +310,16 @@ def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
 
 
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis that stands in the same operands as the loop, and in the results if that is an outer one. A loop that no operand
-    knows repeats the result: it may stand in for any axis of the results."""
+    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
+    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
     pattern = template.implements
-    where = tuple(v in atoms for atoms in used)
+    needed = {k for k, atoms in enumerate(used) if v in atoms}
+    fitting: list[tuple[int, str]] = []
     for axis in pattern.axes:
-        inside = tuple(axis in axes for axes in pattern.operands)
-        if inside == where and any(axis in axes for axes in pattern.results) == outer:
-            return axis
-    return None
+        inside = {k for k, axes in enumerate(pattern.operands) if axis in axes}
+        if inside >= needed and any(axis in axes for axes in pattern.results) == outer:
+            fitting.append((len(inside), axis))
+    return min(fitting, key=lambda one: one[0])[1] if fitting else None
 
 
 def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]) -> bool:

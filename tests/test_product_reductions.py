@@ -63,7 +63,8 @@ def plan_of(f: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedu
 
 
 def kernels(plan: Schedule) -> list[Kernel]:
-    assert all(isinstance(k, Kernel) for k in plan.kernels) and not plan.calls
+    assert all(isinstance(k, Kernel) for k in plan.kernels)
+    assert not plan.calls
     return [k for k in plan.kernels if isinstance(k, Kernel)]
 
 
@@ -287,7 +288,8 @@ def test_what_reads_a_later_step_stays_apart() -> None:
 def test_the_library_keeps_a_product_that_it_computes_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 0.0)
     plan = plan_of(CASES["sum_of_exp"].f, *CASES["sum_of_exp"].inputs())
-    assert len(plan.calls) == 1 and len(plan.kernels) == 1
+    assert len(plan.calls) == 1
+    assert len(plan.kernels) == 1
     assert all(s.kind != "partial" for k in plan.kernels for s in k.statements)
 
 
@@ -305,4 +307,5 @@ def test_demands() -> None:
 def test_verdicts_say_that_tiles_reduce() -> None:
     plan = plan_of(CASES["log_sum_exp"].f, *CASES["log_sum_exp"].inputs())
     fused = [v for v in plan.verdicts if v.outcome is Outcome.FUSED and v.reason is Reason.PARTIALS]
-    assert len(fused) == 2 and all(v.producer == "mm" for v in fused)
+    assert len(fused) == 2
+    assert all(v.producer == "mm" for v in fused)
