@@ -60,10 +60,11 @@ def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin) -> tuple[V
     row = tuple(ix.var(f"i{k}", size) for k, size in enumerate(sizes))
     column = ix.var("r0", buffer.sizes[at])
     mapping: dict[Atom, Expr] = dict(zip(rows, (v.expr() for v in row), strict=True))
-    wanted = vs.substitute(vs.index_value(index[at]), mapping)
+    # a distance is an expression of the index, which is checked where it is worked out; the index alone would be a plain value
+    distance = vs.substitute(vs.index_value(column.expr() - index[at]), mapping)
     everywhere = [v.expr() for v in row]
     everywhere.insert(at, column.expr())
-    here = vs.call("eq", vs.index_value(column.expr()), wanted)
+    here = vs.call("eq", distance, vs.const(0, distance.dtype))
     found = vs.where(here, vs.load(product, everywhere, kind), vs.const(0, load.dtype))
     graph.buffers[name] = ir.Buffer(name, load.dtype, buffer.device, sizes, ix.contiguous_strides(sizes))
     rest = tuple(e for k, e in enumerate(index) if k != at)
