@@ -158,6 +158,11 @@ class UnknownTemplate(UserError):
     hint = "use one of: {valid}"
 
 
+class TemplateCheckFailed(UserError):
+    template = "template {template} fails {case} with {config}: {problem}"
+    hint = "check_template({template!r}, problems=[that case]) repeats it; kgen.config.override(debug=folder) keeps its code"
+
+
 class FusionRequired(UserError):
     template = "{producer} and {consumer} must be fused (require_fused), but: {reason}"
     hint = "{change}"
@@ -170,6 +175,15 @@ class FusionForbidden(UserError):
 
 class InvalidProgram(InternalError):
     template = "host program: {where}: {rule}"
+
+
+class InvalidTensorMap(InternalError):
+    template = "a TMA descriptor of {buffer} needs {rule}"
+
+
+class TensorMapRefused(InternalError):
+    template = "kernel {kernel} cannot have a TMA descriptor of {buffer}: {problem}"
+    hint = "let the kernel's template refuse such operands, or read them through pointers"
 
 
 class UnhashableKey(InternalError):

@@ -17,12 +17,15 @@ from kgen.counters import counters
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
+from kgen.host.poison import poisoned
 from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
+from kgen.templates import registry
+from kgen.templates.cpp import template as cpp_template
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
 from kgen.templates.problem import Device, Problem
@@ -30,6 +33,7 @@ from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
 from kgen.templates.triton import template as triton_template
 from kgen.torch_adapter import GraphInfo
+from kgen.tuning import only
 from kgen.verdict import demands
 
 # Operations a second of a core's float32 units, and bytes a second of the memory: what the cost model begins with.
@@ -56,8 +60,10 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
     """Aten calls to loop IR."""
     counters.add("lowered")
+    operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
-        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs, config.gpu_interpreter
+        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
+        config.gpu_interpreter, operators,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -68,14 +74,14 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 
 def _options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
-    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device())
+    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current())
 
 
 def cpu_device() -> Device:
     """This machine's processors as templates see them."""
     isa = toolchain.isa().name
     threads = torch.get_num_threads()
-    return Device("cpu", 0, threads, 0, 0, isa, FLOPS[isa] * threads, BANDWIDTH)
+    return Device("cpu", 0, threads, 0, 0, isa, REGISTER_BYTES[isa] // 4, FLOPS[isa] * threads, BANDWIDTH)
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
@@ -120,6 +126,8 @@ def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int,
 def render_choice(problem: Problem, choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
     """The kernel of a template that was chosen for a product."""
     config = problem.template.config(**dict(choice.config))
+    if problem.template.device == "cpu":
+        return cpp_template.render_template(problem, config, symbol)
     return triton_template.render_template(problem, config, symbol, exact)
 
 
@@ -127,6 +135,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    if config.poison:
+        assembled = poisoned(assembled)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1

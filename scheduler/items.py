@@ -27,7 +27,7 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop | ir.Partial | ir.Contraction
+    node: ir.Loop | ir.Partial | ir.Product
     position: int
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -36,11 +36,12 @@ class Item:
     mask: Value | None = None
     rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index
     in_order: bool = True  # some loop's points must run one after the other
-    factors: tuple[Value, ...] = ()  # further operands of a contraction
+    factors: tuple[Value, ...] = ()  # further operands of a product
+    axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
 
     @property
     def reduces(self) -> bool:
-        return isinstance(self.node, ir.Reduction | ir.Contraction)
+        return isinstance(self.node, ir.Reduction | ir.Product)
 
     @property
     def is_partial(self) -> bool:
@@ -49,11 +50,11 @@ class Item:
 
     @property
     def contracts(self) -> bool:
-        return isinstance(self.node, ir.Contraction)
+        return isinstance(self.node, ir.Product)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return (accumulator(self.node.out),) if isinstance(self.node, ir.Contraction) else ir.outs(self.node)
+        return accumulators(self.node) if isinstance(self.node, ir.Product) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -83,21 +84,26 @@ class Item:
         value, *rest = vs.substitute_all([self.value, *masks, *self.factors], mapping)
         mask = rest.pop(0) if masks else None
         memo: dict[Expr, Expr] = {}
+        axes = tuple((name, ix.substitute(e, mapping, memo)) for name, e in self.axes)
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
         rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
-        return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, outer=outer, inner=inner, rank=rank)
+        moved = replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
+        return replace(moved, outer=outer, inner=inner)
 
 
-def accumulator(out: str) -> str:
-    """The buffer of a contraction's sum, before it is scaled and rounded: it lives in registers only."""
-    return f"{out}_sum"
-
-
-def make_item(node: ir.Loop | ir.Partial | ir.Contraction, position: int) -> Item:
-    """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+def accumulators(node: ir.Product) -> tuple[str, ...]:
+    """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
+    nobody uses have one too, for the template makes them anyhow."""
     if isinstance(node, ir.Contraction):
-        inner = node.reduced or (ix.var("y0", 1),)
-        return Item(node, position, node.out_vars, inner, node.lhs, tuple(v.expr() for v in node.out_vars), factors=(node.rhs,))
+        return (f"{node.out}_sum",)
+    used = ir.outs(node)
+    return tuple(f"{used[0]}_unused{k}" if out is None else f"{out}_tile" for k, out in enumerate(node.outs))
+
+
+def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
+    """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+    if isinstance(node, ir.Product):
+        return _product_item(node, position)
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
         rank = position_in(node.rvars)
@@ -115,6 +121,14 @@ def make_item(node: ir.Loop | ir.Partial | ir.Contraction, position: int) -> Ite
         inner = tuple(v for v in node.vars if v in serial)
         return Item(node, position, outer, inner, node.value, node.index, node.mask, in_order=bool(serial))
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
+
+
+def _product_item(node: ir.Product, position: int) -> Item:
+    outer, inner = ir.iteration(node)
+    store = tuple(v.expr() for v in outer)
+    value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
+    axes = () if isinstance(node, ir.Contraction) else tuple((name, v.expr()) for name, v in node.axes)
+    return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes)
 
 
 def position_in(loops: tuple[Var, ...]) -> Expr:

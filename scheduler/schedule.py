@@ -24,6 +24,7 @@ from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
+from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
@@ -37,6 +38,7 @@ class Options:
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
     cpu: Device = field(default_factory=lambda: Device("cpu"))
+    only: Only | None = None  # the template that takes all products
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -73,8 +75,16 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
     """Results of the contractions that templates may compute."""
-    found = (n for n in graph.nodes if isinstance(n, ir.Contraction) and n.operands is not None)
-    return frozenset(n.out for n in found if options.templates and registry.every(options.device(graph, n.out).kind))
+    if not options.templates:
+        return frozenset()
+    outs = (ir.outs(n)[0] for n in graph.nodes if _offerable(n))
+    return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
+
+
+def _offerable(node: ir.Node) -> bool:
+    if isinstance(node, ir.Contraction):
+        return node.operands is not None
+    return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
 def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
@@ -85,7 +95,7 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
-        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands)
+        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands, options.only)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
@@ -158,10 +168,11 @@ def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     group = Group(position, first=position, last=position, rank=position)
-    if isinstance(node, ir.Extern | ir.Attention) or (isinstance(node, ir.Contraction) and node.vendor is not None):
+    if ir.call_of(node) is not None:
         group.call = node
     else:
-        items = items_of(node, position, graph) if isinstance(node, ir.Contraction) else [make_item(node, position)]
+        assert not isinstance(node, ir.Extern | ir.Attention)
+        items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
         renamed: dict[ix.Atom, ix.Expr] = {}
         outer = _renamed("x", items[0].outer, renamed)
         inner = _renamed("y", items[0].inner, renamed)

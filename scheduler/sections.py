@@ -151,9 +151,15 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
     node = item.node
     flags = tuple(o in stored for o in item.outs)
     if isinstance(node, ir.Contraction):
+        assert node.operands is not None
+        kinds = (node.operands, node.operands)
         return Statement(
-            "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
-            factors=item.factors, operands=node.operands,
+            "contraction", item.outs, item.value, item.store, True, section, flags, "sum", factors=item.factors, operands=kinds
+        )
+    if isinstance(node, ir.Operation):
+        return Statement(
+            "contraction", item.outs, item.value, item.store, True, section, flags, node.operator,
+            factors=item.factors, operands=node.dtypes, axes=item.axes, arguments=node.arguments,
         )  # fmt: skip
     if isinstance(node, ir.Partial):
         return _partial(item, node, section, flags, tiled)

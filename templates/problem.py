@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 
 import torch
 
 from kgen import index as ix
-from kgen import ir, ops
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement
@@ -22,7 +23,8 @@ from kgen.values import Value
 class Device:
     """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
     or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
-    names the CPU's instruction set. Rates, a second: `flops` of a matrix product in 16-bit floats, and `bandwidth` in bytes."""
+    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
+    in 16-bit floats, and `bandwidth` in bytes."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -30,6 +32,7 @@ class Device:
     shared: int = 232448
     registers: int = 255
     isa: str = ""
+    lanes: int = 1
     flops: float = 790e12
     bandwidth: float = 4.3e12
 
@@ -74,15 +77,18 @@ class Problem:
     ) -> None:
         self.template, self.kernel, self.graph, self.loops, self.device = template, kernel, graph, loops, device
         self.sizes = Sizes(graph.size_hints)
-        self.main = next(s for s in kernel.statements if s.kind == "contraction")
-        values = (self.main.value, *self.main.factors)
-        assert self.main.operands is not None
-        self.inputs = {
-            name: self._input(name, operand.axes, value)
-            for (name, operand), value in zip(template.operands.items(), values, strict=True)
-        }
+        self.mains = [s for s in kernel.statements if s.kind == "contraction"]
+        self.main = self.mains[0]
+        self.arguments = SimpleNamespace(**dict(self.main.arguments))
+        self.members = [self._inputs(s) for s in self.mains]
+        self.inputs = self.members[0]
 
-    def _input(self, name: str, axes: tuple[str, ...], value: Value) -> Input:
+    def _inputs(self, product: Statement) -> dict[str, Input]:
+        values = (product.value, *product.factors)
+        operands = zip(self.template.operands.items(), values, product.operands, strict=True)
+        return {name: self._input(name, operand.axes, value, dtype) for (name, operand), value, dtype in operands}
+
+    def _input(self, name: str, axes: tuple[str, ...], value: Value, dtype: torch.dtype) -> Input:
         """The operand with the loops of an axis joined where it walks through memory as if they were one: what the epilogue
         makes of a result's rows, say two dimensions of them, need not concern the operands."""
         exprs = [e for v in vs.topological([value]) for e in vs.index_exprs(v)]
@@ -96,18 +102,17 @@ class Problem:
                 mapping |= {**dict.fromkeys(rest, ix.ZERO), last: whole.expr()}
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value
-        return Input(name, axes, value, self.main_dtype, _plain(value, self.main_dtype), loops)
+        return Input(name, axes, value, dtype, _plain(value, dtype), loops)
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
-        return tuple(s for s in self.kernel.statements if s is not self.main)
+        return tuple(s for s in self.kernel.statements if s.kind != "contraction")
 
     @cached_property
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""
-        assert self.main.operands is not None
-        return ops.sum_dtype(self.main.operands)
+        return self.graph.buffers[self.main.outs[0]].dtype
 
     def part(self, s: Statement) -> Part:
         """What a partial reduction folds of a tile."""
@@ -137,9 +142,10 @@ class Problem:
 
     # ---- layouts ----------------------------------------------------------------------------------------------------
 
-    def stride(self, name: str, axis: str) -> Expr | None:
+    def stride(self, name: str, axis: str, number: int = 0) -> Expr | None:
         """Elements from one index of an axis to the next, where the operand is one load and the axis one loop."""
-        load, loops = self.inputs[name].load, self.inputs[name].loops[axis]
+        one = self.members[number][name]
+        load, loops = one.load, one.loops[axis]
         if load is None or len(loops) > 1:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
@@ -150,7 +156,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        total = 2
+        total = 2 * len(self.members)
         for axis in self.loops:
             total *= self.size(axis)
         return total
@@ -172,18 +178,17 @@ class Problem:
 
     @property
     def main_dtype(self) -> torch.dtype:
-        """The type of the operands."""
-        assert self.main.operands is not None
-        return self.main.operands
+        """The type of the first operand, and of both factors of a contraction."""
+        return self.main.operands[0]
 
     @property
     def finishing(self) -> bool:
         """Whether the epilogue is more than storing the sum: a bias, too, is something that libraries add themselves."""
-        return len(self.epilogue) > 1
+        return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
         """Bytes of the buffers from which an operand is made, each counted once."""
-        loads = {v.attr[0] for v in vs.loads([self.inputs[name].value])}
+        loads = {v.attr[0] for v in vs.loads([member[name].value for member in self.members])}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in loads if b in self.graph.buffers)
 
     @cached_property
@@ -212,22 +217,19 @@ def _plain(value: Value, dtype: torch.dtype) -> Value | None:
 def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
     """The problem that a kernel is for a template, or why it is none. `kernel` has linear offsets."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
-    if len(main) != 1:
-        return f"{len(main)} products in one kernel"
     pattern = template.implements
-    values = (main[0].value, *main[0].factors)
-    if len(values) != len(pattern.operands):
-        return f"{len(values)} operands, where the template has {len(pattern.operands)}"
-    if _contiguous_first(kernel, graph, values):
-        values = values[::-1]
-        turned = Statement(
-            "contraction", main[0].outs, values[0], main[0].store, True, main[0].section, main[0].stored, "sum",
-            factors=values[1:], operands=main[0].operands,
-        )  # fmt: skip
-        statements = tuple(turned if s is main[0] else s for s in kernel.statements)
-        kernel = Kernel(
-            kernel.name, kernel.outer, kernel.inner, kernel.sections, statements, kernel.rows, kernel.origins, kernel.target
-        )
+    reason = _other_work(template, main)
+    if reason is not None:
+        return reason
+    if pattern.operator:
+        named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
+        if None in named.values():
+            return "an axis whose loops are no digits of one number"
+        return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
+    turned = _turned(template, kernel, graph, main)
+    if turned is None:
+        return "its products have no operand in common"
+    kernel, values = turned
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     used = [variables_of(v) for v in values]
     for v in (*kernel.outer, *kernel.inner):
@@ -241,6 +243,18 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         if isinstance(part, str):
             return part
     return Problem(template, kernel, graph, sorted_loops, device)
+
+
+def _other_work(template: Template, main: list[Statement]) -> str | None:
+    """Why products are not what a template computes, whatever their loops."""
+    pattern = template.implements
+    if len(main) > 1 and template.many is None:
+        return f"{len(main)} products in one kernel"
+    if any(s.op != (pattern.operator or "sum") for s in main):
+        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
+    if len(main[0].factors) + 1 != len(pattern.operands):
+        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    return None
 
 
 def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], template: Template) -> Part | str:
@@ -260,16 +274,52 @@ def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], te
     return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own), knob)
 
 
+def _turned(
+    template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]
+) -> tuple[Kernel, tuple[Value, ...]] | None:
+    """The kernel with both operands of its products exchanged, where that makes the last axis of the result the contiguous one,
+    or makes a family's common operand the one that the template has once; and the operands of the first product. None where
+    the products of a family have nothing in common."""
+    values = (main[0].value, *main[0].factors)
+    exchange = _contiguous_first(kernel, graph, values)
+    if len(main) > 1:
+        single = next(k for k, one in enumerate(template.operands.values()) if not one.many)
+        common = [len({(s.value, *s.factors)[k] for s in main}) == 1 for k in range(2)]
+        if not any(common):
+            return None
+        exchange = not common[single]
+    if not exchange:
+        return kernel, values
+    new = {id(s): replace(s, value=s.factors[0], factors=(s.value,)) for s in main}
+    return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements)), values[::-1]
+
+
+def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
+    """The loops that an axis consists of, outermost first; None where it is not their number, the last one fastest."""
+    steps = {v: ix.stride_of(expr, v) for v in (*kernel.outer, *kernel.inner)}
+    digits = {v: stride for v, stride in steps.items() if stride is None or stride.terms}
+    total, found = ix.ONE, []
+    while digits:
+        v = next((v for v, stride in digits.items() if stride is total), None)
+        if v is None:
+            return None
+        del digits[v]
+        found.append(v)
+        total = total * v.extent
+    return tuple(reversed(found))
+
+
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis that stands in the same operands as the loop, and in the results if that is an outer one. A loop that no operand
-    knows repeats the result: it may stand in for any axis of the results."""
+    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
+    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
     pattern = template.implements
-    where = tuple(v in atoms for atoms in used)
+    needed = {k for k, atoms in enumerate(used) if v in atoms}
+    fitting: list[tuple[int, str]] = []
     for axis in pattern.axes:
-        inside = tuple(axis in axes for axes in pattern.operands)
-        if inside == where and any(axis in axes for axes in pattern.results) == outer:
-            return axis
-    return None
+        inside = {k for k, axes in enumerate(pattern.operands) if axis in axes}
+        if inside >= needed and any(axis in axes for axes in pattern.results) == outer:
+            fitting.append((len(inside), axis))
+    return min(fitting, key=lambda one: one[0])[1] if fitting else None
 
 
 def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]) -> bool:

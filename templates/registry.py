@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from kgen.templates.contract import Template
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
-BUILT_IN = ("kgen.templates.triton.matmul",)
+BUILT_IN = ("kgen.templates.triton.matmul", "kgen.templates.triton.matmul_tma", "kgen.templates.cpp.matmul")
+
+T = TypeVar("T")
 
 _templates: dict[str, Template] = {}
 
@@ -20,9 +23,15 @@ _templates: dict[str, Template] = {}
 def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
     known = _templates.get(template.name)
-    if known is not None and known.source != template.source:
-        raise errors.DuplicateTemplate(template=template.name, first=known.source, second=template.source)
+    if known is not None and _class(known) != _class(template):
+        raise errors.DuplicateTemplate(template=template.name, first=_class(known), second=_class(template))
     _templates[template.name] = template
+
+
+def _class(template: Template) -> str:
+    """The decorated class. Two of them may share one Jinja file."""
+    kind = type(template.author)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def remove(name: str) -> None:
@@ -34,6 +43,12 @@ def every(device: str | None = None) -> list[Template]:
     """The templates of a device, built-in ones included, in order of registration."""
     _load()
     return [t for t in _templates.values() if device in (None, t.device)]
+
+
+def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:
+    """The axes of the operators that templates implement, by the operator's name."""
+    patterns = (t.implements for t in every())
+    return {p.operator: make(p.operands, p.results[0]) for p in patterns if p.operator}
 
 
 def find(name: str) -> Template:

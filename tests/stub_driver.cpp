@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -19,11 +21,21 @@ struct Kernel {
   void (*run)(const Config&, void** arguments);
 };
 
-int64_t launches, loads, contexts_set, shared_limit, fail_next;
+int64_t launches, loads, contexts_set, shared_limit, fail_next, encodes, refuse_maps;
 int64_t config_seen[8];   // grid, block along x, shared, stream, device of the context
 int64_t arguments_seen[80];
-char types[100];          // of `record`: p pointer, i 32 bits, l 64 bits
+int64_t encode_seen[32];  // the arguments of the last cuTensorMapEncodeTiled in order, arrays with as many numbers as counted
+char types[100];          // of `record`: p pointer, i 32 bits, l 64 bits, m a descriptor (its address is recorded)
 thread_local std::vector<intptr_t> contexts;
+
+struct alignas(64) Map {  // sizes and the rest as the driver counts them: the innermost dimension first
+  char* address;
+  uint64_t bytes, rank, sizes[5], strides[5];  // of an element; of each dimension, in bytes
+  uint32_t box[5];
+};
+static_assert(sizeof(Map) == 128);
+
+const int kElementBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
 
 template <typename T>
 T& argument(void** arguments, int i) {
@@ -33,6 +45,21 @@ T& argument(void** arguments, int i) {
 void record(const Config&, void** arguments) {
   for (int i = 0; types[i]; ++i)
     arguments_seen[i] = types[i] == 'i' ? argument<int32_t>(arguments, i) : argument<int64_t>(arguments, i);
+}
+
+// The element of a matrix in row i and column j, null outside.
+char* element(const Map& map, uint64_t i, uint64_t j) {
+  return i < map.sizes[1] && j < map.sizes[0] ? map.address + i * map.strides[1] + j * map.strides[0] : nullptr;
+}
+
+void copy_blocks(const Config& config, void** arguments) {  // x and out as descriptors of matrices: a block per program
+  const Map &x = argument<Map>(arguments, 0), &out = argument<Map>(arguments, 5);
+  if (argument<int32_t>(arguments, 1) != static_cast<int64_t>(x.sizes[1])) return;
+  if (argument<int64_t>(arguments, 3) * x.bytes != x.strides[1]) return;
+  const uint64_t rows = config.grid[0] * x.box[1], columns = config.grid[1] * x.box[0];
+  for (uint64_t i = 0; i < rows; ++i)
+    for (uint64_t j = 0; j < columns; ++j)
+      if (char *from = element(x, i, j), *to = element(out, i, j); from && to) std::memcpy(to, from, x.bytes);
 }
 
 void add(const Config& config, void** arguments) {  // x, y, out, n: 256 elements per program
@@ -47,7 +74,7 @@ void double_it(const Config&, void** arguments) {  // x in place, n, scratch of 
   for (int32_t i = 0; i < n; ++i) x[i] = 2 * scratch[i];
 }
 
-Kernel kernels[] = {{record}, {add}, {double_it}};
+Kernel kernels[] = {{record}, {add}, {double_it}, {copy_blocks}};
 
 }  // namespace
 
@@ -60,9 +87,33 @@ int64_t* stub_numbers(const char* name) {
   if (wanted == "contexts_set") return &contexts_set;
   if (wanted == "shared_limit") return &shared_limit;
   if (wanted == "fail_next") return &fail_next;
+  if (wanted == "encodes") return &encodes;
+  if (wanted == "refuse_maps") return &refuse_maps;
+  if (wanted == "encode") return encode_seen;
   return wanted == "config" ? config_seen : arguments_seen;
 }
 char* stub_types() { return types; }
+
+// Three threads copy matrices of their own by `copy_blocks` at one launch site. How often a copy went elsewhere.
+int64_t stub_race(int (*launch)(void*, int, void*, void**, const int64_t*, const int64_t*, void**), void* site, int rounds) {
+  std::atomic<int64_t> wrong{0};
+  auto work = [&](float mark) {
+    alignas(64) float x[16], out[16];
+    void* pointers[] = {x, out};
+    const int64_t integers[] = {0, 4, 4, 4, 1, 0, 4, 4, 4, 1}, grid[] = {1, 1, 1};
+    for (int round = 0; round < rounds; ++round, mark += 3) {
+      std::fill_n(x, 16, mark);
+      std::fill_n(out, 16, -1.0f);
+      const int status = launch(site, 0, nullptr, pointers, integers, grid, nullptr);
+      wrong += status != 0 || std::count(out, out + 16, mark) != 16;
+    }
+  };
+  std::thread first(work, 0.0f), second(work, 1.0f);
+  work(2.0f);
+  first.join();
+  second.join();
+  return wrong;
+}
 
 int cuInit(unsigned) { return 0; }
 int cuGetErrorName(int code, const char** text) {
@@ -89,8 +140,29 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleGetFunction(void** function, void*, const char* name) {
   const std::string wanted = name;
-  *function = wanted == "record" ? &kernels[0] : wanted == "add" ? &kernels[1] : wanted == "double_it" ? &kernels[2] : nullptr;
+  const std::string names[] = {"record", "add", "double_it", "copy_blocks"};
+  const auto found = std::find(std::begin(names), std::end(names), wanted);
+  *function = found == std::end(names) ? nullptr : &kernels[found - names];
   return *function ? 0 : 500;
+}
+int cuTensorMapEncodeTiled(Map* map, int type, uint32_t rank, void* address, const uint64_t* sizes, const uint64_t* strides,
+                           const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int promotion, int fill) {
+  if (contexts.empty()) return 201;
+  if (refuse_maps || reinterpret_cast<uintptr_t>(map) % 64 != 0) return 1;
+  ++encodes;
+  int64_t* next = encode_seen;
+  auto see = [&](const auto* numbers, uint32_t count) { next = std::copy_n(numbers, count, next); };
+  *next++ = type;
+  *next++ = rank;
+  *next++ = reinterpret_cast<intptr_t>(address);
+  see(sizes, rank), see(strides, rank - 1), see(box, rank), see(steps, rank);
+  for (int number : {interleave, swizzle, promotion, fill}) *next++ = number;
+  *map = {static_cast<char*>(address), static_cast<uint64_t>(kElementBytes[type]), rank, {}, {}, {}};
+  std::copy_n(sizes, rank, map->sizes);
+  map->strides[0] = map->bytes;
+  std::copy_n(strides, rank - 1, map->strides + 1);
+  std::copy_n(box, rank, map->box);
+  return 0;
 }
 int cuFuncSetAttribute(void*, int attribute, int value) { return shared_limit = value, attribute == 8 ? 0 : 1; }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }

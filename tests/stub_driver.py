@@ -39,7 +39,7 @@ class Stub:
 def build(folder: Path) -> Path:
     """The driver as a shared library in `folder`."""
     source, made = Path(__file__).with_suffix(".cpp"), folder / "stub_driver.so"
-    command = [*toolchain.compiler().command, "-std=c++20", "-O1", "-fPIC", "-shared", str(source), "-o", str(made)]
+    command = [*toolchain.compiler().command, "-std=c++20", "-O1", "-fPIC", "-shared", "-pthread", str(source), "-o", str(made)]
     subprocess.run(command, check=True)
     return made
 
@@ -48,7 +48,7 @@ def build(folder: Path) -> Path:
 def installed(path: Path) -> Iterator[Stub]:
     """kgen uses the driver at `path`, whose numbers start at 0."""
     made = Stub(ctypes.CDLL(str(path)))
-    for name in ("launches", "loads", "contexts_set", "shared_limit", "fail_next"):
+    for name in ("launches", "loads", "contexts_set", "shared_limit", "fail_next", "encodes", "refuse_maps"):
         made[name] = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "DRIVER", str(path))

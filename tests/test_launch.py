@@ -38,14 +38,17 @@ POINTERS = ("*fp32", "*fp32", "*fp32")
 def call(kernel, device=0, stream=0, pointers=(), integers=(), grid=(1, 1, 1), scratch=()):
     """A direct call of the launcher: None, or what it complains about."""
     library = cpp.launcher_library()
+    library.kgen_create_site.restype = ctypes.c_void_p
+    site = ctypes.c_void_p(library.kgen_create_site(ctypes.c_void_p(kernel.handle)))
 
     def array(kind, values):
         return (kind * max(1, len(values)))(*values)
 
     bad = library.kgen_launch(
-        ctypes.c_void_p(kernel.handle), device, ctypes.c_void_p(stream), array(ctypes.c_void_p, pointers),
+        site, device, ctypes.c_void_p(stream), array(ctypes.c_void_p, pointers),
         array(ctypes.c_int64, integers), array(ctypes.c_int64, grid), array(ctypes.c_void_p, scratch),
     )  # fmt: skip
+    library.kgen_destroy_site(site)
     return library.kgen_launch_error().decode() if bad else None
 
 

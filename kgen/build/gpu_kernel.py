@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.build.tensor_map import MapFormat, map_rank
+from kgen.errors import InvalidTensorMap
+
 __all__ = ["CompiledKernel", "TritonKernel"]
 
 
@@ -13,9 +16,10 @@ class TritonKernel:
     """One GPU kernel: the text of a Python module with one ``@triton.jit`` function `name`.
 
     `key` is the canonical text (comments and made-up names dropped), which is what the cache key covers. `signature` is the Triton
-    type of each run-time parameter in order: "*fp32", "*i1", ..., then "i32" or "i64" for each size. `divisible` says of
-    each parameter whether it is a multiple of 16 (of a pointer: its address). `options` are further compile options, such as
-    ("enable_fp_fusion", False); their values are None, booleans, numbers or text.
+    type of each run-time parameter in order: "*fp32", "*i1", ... for pointers, "tensordesc<bf16[128, 64]>" for TMA descriptors
+    (`kgen.build.tensor_map.TensorMap.type`; they need compute capability 9.0), "i32" or "i64" for sizes. `divisible` says of
+    each parameter whether it is a multiple of 16 (of a pointer: its address; of a descriptor: never). `options` are further
+    compile options, such as ("enable_fp_fusion", False); their values are None, booleans, numbers or text.
     """
 
     name: str
@@ -26,6 +30,11 @@ class TritonKernel:
     num_warps: int
     num_stages: int
     options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, multiple in zip(self.signature, self.divisible, strict=True):
+            if multiple and map_rank(kind):
+                raise InvalidTensorMap(buffer=f"kernel {self.name}", rule="False among its `divisible`")
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -39,7 +48,7 @@ class CompiledKernel:
 
     `shared` is dynamic shared memory in bytes, `warps` the warps of a block. After the kernel's own parameters come pointers to
     scratch memory: `scratch` has the bytes that each needs per block, 0 for a null pointer. `registers` and `stack` (bytes) are
-    those of one thread; a stack means that registers were spilled.
+    those of one thread; a stack means that registers were spilled. `maps` are the formats of its TMA descriptors in order.
     """
 
     name: str
@@ -52,3 +61,4 @@ class CompiledKernel:
     scratch: tuple[int, ...]
     registers: int
     stack: int
+    maps: tuple[MapFormat, ...] = ()

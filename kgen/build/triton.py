@@ -26,6 +26,7 @@ from typing import IO
 
 from kgen import cache
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.build.tensor_map import MapFormat
 from kgen.counters import counters
 from kgen.errors import TritonBuildFailed, TritonNotFound
 
@@ -72,8 +73,11 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
+_STORED = 2  # changes with what is kept of a kernel
+
+
 def _key(kernel: TritonKernel, arch: int) -> str:
-    return cache.stable_hash(("triton", *kernel.identity, arch, _version(), _library(), _settings()))
+    return cache.stable_hash(("triton", _STORED, *kernel.identity, arch, _version(), _library(), _settings()))
 
 
 @functools.cache
@@ -174,6 +178,7 @@ def _restore(kernel: TritonKernel, stored: bytes | None) -> CompiledKernel:
     return CompiledKernel(
         kernel.name, facts["function"], cubin, kernel.signature, kernel.divisible, facts["warps"], facts["shared"],
         tuple(facts["scratch"]), facts["registers"], facts["stack"],
+        tuple(MapFormat(**fields, box=tuple(box)) for fields, box in facts["maps"]),
     )  # fmt: skip
 
 

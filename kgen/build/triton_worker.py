@@ -25,6 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kgen.build.tensor_map import map_rank, widths
+
 _PARENT_CHECK_S = 5.0
 _LIBRARY = "kgen.templates.triton.library"  # what kernels import
 
@@ -158,7 +160,7 @@ def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
     made = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(made.asm["cubin"])
-    facts = _facts(made.metadata, made.asm["ptx"], len(signature))
+    facts = _facts(made.metadata, made.asm["ptx"], request["signature"])
     (folder / "result.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -171,15 +173,19 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _facts(metadata: Any, ptx: str, own: int) -> dict[str, Any]:
+def _facts(metadata: Any, ptx: str, signature: list[str]) -> dict[str, Any]:
     unusual = [what for what, no in _UNUSUAL.items() if getattr(metadata, what, no) != no]
     if unusual:
         raise ValueError(f"the launcher does not support {', '.join(unusual)}")
     scratch = [metadata.global_scratch_size, getattr(metadata, "profile_scratch_size", 0)]
-    entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
-    assert entry is not None
-    # The trailing parameters differ between versions of Triton, so they are counted, not assumed.
-    trailing = entry.group(1).count(".param ") - own
+    maps = [_map_format(meta) for meta in getattr(metadata, "tensordesc_meta", None) or ()]
+    if len(maps) != sum(map_rank(kind) > 0 for kind in signature):
+        raise ValueError("TMA descriptors need compute capability 9.0 or higher")
+    own, found = [bytes_ for kind in signature for bytes_ in widths(kind)], _parameter_bytes(ptx)
+    # The parameters of a descriptor and the trailing ones may differ between versions of Triton: they are read, not assumed.
+    trailing = len(found) - len(own)
+    if found[: len(own)] != own:
+        raise ValueError(f"the launcher passes parameters of {own} bytes, the kernel has parameters of {found} bytes")
     if not 0 <= trailing <= len(scratch) or any(scratch[trailing:]):
         raise ValueError(f"the kernel has {trailing} parameters for scratch memory of {scratch} bytes")
     return {
@@ -187,7 +193,29 @@ def _facts(metadata: Any, ptx: str, own: int) -> dict[str, Any]:
         "warps": metadata.num_warps,
         "shared": metadata.shared,
         "scratch": scratch[:trailing],
+        "maps": maps,
     }
+
+
+def _parameter_bytes(ptx: str) -> list[int]:
+    """The size of each parameter of the kernel in `ptx`."""
+    entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
+    assert entry is not None
+    found = re.findall(r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^\[,]*(?:\[(\d+)\])?", entry.group(1))
+    return [int(bits) // 8 * int(count or 1) for bits, count in found]
+
+
+# Triton names element types by the numbers that tensormap.replace takes, which are the driver's but for these.
+_DRIVER_ELEMENT = {8: 10, 9: 8, 10: 9}
+
+
+def _map_format(meta: dict[str, Any]) -> tuple[dict[str, int], list[int]]:
+    """The fields of a `MapFormat`, and its box."""
+    if meta["fp4_padded"]:
+        raise ValueError("the launcher does not support TMA descriptors of 4-bit floats")
+    element = meta["elem_type"]
+    fields = {"element": _DRIVER_ELEMENT.get(element, element), "element_bytes": meta["elem_size"], "swizzle": meta["swizzle"]}
+    return fields, meta["block_size"]
 
 
 _UNUSUAL = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,22 +12,26 @@ import torch
 from kgen import errors, ir
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.tensor_map import TensorMap, is_pointer, map_rank
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
-from kgen.index import Atom, Expr, Size
+from kgen.host.registers import Registers
+from kgen.index import Expr, Size
 from kgen.plan import Call, Launch, Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
     """How a kernel is called: buffers in pointer order, size symbols in integer order. `symbol` names a C++ function; a GPU
-    kernel has a `launch` instead, and a `grid` of programs along x, y and z."""
+    kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any order; `maps`
+    are those of its signature that are TMA descriptors."""
 
     symbol: str
     buffers: tuple[str, ...]
     sizes: tuple[str, ...]
     grid: tuple[Expr, ...] = ()
     launch: TritonKernel | None = None
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(slots=True)
@@ -49,87 +54,13 @@ def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: b
 _OUT_VARIANTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 
 
-@dataclass(slots=True)
-class _Registers:
-    """Hands out registers; an expression is computed once, before the code when all of its sizes are known by then.
-    `derived` defines the size symbols that are functions of others."""
-
-    derived: Mapping[Size, Expr]
-    values: list[int] = field(default_factory=list)
-    known: dict[Expr, int] = field(default_factory=dict)
-    computes: list[hp.Compute] = field(default_factory=list)
-    late: set[int] = field(default_factory=set)
-
-    def fresh(self, value: int = 0) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def literal(self, value: int) -> int:
-        expr = ix.constant(value)
-        if expr not in self.known:
-            self.known[expr] = self.fresh(value)
-        return self.known[expr]
-
-    def of(self, expr: Expr | int, code: list[hp.Instruction] | None = None) -> int:
-        expr = ix.as_expr(expr)
-        found = self.known.get(expr)
-        if found is not None:
-            return found
-        literal = expr.as_int()
-        if literal is not None:
-            return self.literal(literal)
-        made = self._compute(expr, code)
-        self.known[expr] = made
-        return made
-
-    def _compute(self, expr: Expr, code: list[hp.Instruction] | None) -> int:
-        total: int | None = None
-        for mono, coef in expr.terms:
-            term: int | None = self.literal(coef) if coef != 1 or not mono else None
-            for atom in mono:
-                factor = self._atom(atom, code)
-                term = factor if term is None else self._emit("mul", (term, factor), code)
-            assert term is not None
-            total = term if total is None else self._emit("add", (total, term), code)
-        assert total is not None
-        return total
-
-    def _atom(self, atom: Atom, code: list[hp.Instruction] | None) -> int:
-        expr = atom.expr()
-        if expr in self.known:
-            return self.known[expr]
-        if isinstance(atom, ix.FloorDiv | ix.Mod):
-            made = self._emit(
-                "floordiv" if isinstance(atom, ix.FloorDiv) else "mod", (self.of(atom.num, code), self.of(atom.den, code)), code
-            )
-        elif isinstance(atom, ix.Apply):
-            args = tuple(self.of(a, code) for a in atom.args)
-            made = self._emit(atom.fn, args if len(args) > 1 else args * 2, code)
-        elif isinstance(atom, Size) and atom in self.derived:
-            made = self.of(self.derived[atom], code)
-        else:
-            raise errors.InvalidIR(stage="host", node=str(atom), problem="a size that no input and no call defines")
-        self.known[expr] = made
-        return made
-
-    def _emit(self, op: str, args: tuple[int, ...], code: list[hp.Instruction] | None) -> int:
-        dst = self.fresh()
-        item = hp.Compute(dst, op, *args)
-        if code is not None and any(a in self.late for a in args):
-            self.late.add(dst)
-            code.append(item)
-        else:
-            self.computes.append(item)
-        return dst
-
-
 class _Assembler:
     def __init__(self, schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: bool) -> None:
         self.schedule, self.graph = schedule, schedule.graph
         self.calls = kernels
         self.interpret = interpret
         self.aligned, self.written = self._demands_on_memory()
-        self.registers = _Registers(self.graph.derived)
+        self.registers = Registers(self.graph.derived)
         self.code: list[hp.Instruction] = []
         self.slots: list[hp.SlotSpec] = []
         self.slot_of: dict[str, int] = {}
@@ -148,7 +79,7 @@ class _Assembler:
             if not isinstance(step, Call):
                 call = self.calls[step.name]
                 if call.launch is not None:
-                    aligned.update(name for name, must in zip(call.buffers, call.launch.divisible, strict=False) if must)
+                    aligned.update(_aligned_buffers(call, call.launch))
                 written.update(out for s in step.statements for out in s.outs)
             else:
                 written.update(new for _, new in step.node.mutates)
@@ -265,24 +196,51 @@ class _Assembler:
 
     def _kernel(self, step: Launch) -> None:
         call = self.calls[step.name]
+        if call.launch is not None:
+            self.code.append(self._launch(call, call.launch))
+            return
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(self._symbol(name) for name in call.sizes)
-        if call.launch is not None:
-            self.code.append(self._launch(call.launch, slots, registers, self._regs(call.grid)))
-            return
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
         self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
 
-    def _launch(self, kernel: TritonKernel, slots: hp.Regs, registers: hp.Regs, grid: hp.Regs) -> hp.Instruction:
+    def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Instruction:
+        slots, registers = self._parameters(call, kernel)
+        grid, names = self._regs(call.grid), tuple(item.buffer for item in call.maps)
         if self.interpret:
-            self.callables.append(Interpreted(kernel))
+            self.callables.append(Interpreted(kernel, names))
             tensors = tuple(map(hp.ArgTensor, slots))
             return hp.PythonCall(len(self.callables) - 1, (*tensors, *map(hp.ArgInt, (*registers, *grid))))
         number = self.launches.setdefault(kernel.identity, len(self.launches))
         if number == len(self.gpu_kernels):
             self.gpu_kernels.append(kernel)
-        return hp.Launch(number, slots, registers, grid)
+        return hp.Launch(number, slots, registers, grid, names)
+
+    def _parameters(self, call: KernelCall, kernel: TritonKernel) -> tuple[hp.Regs, hp.Regs]:
+        """The slots and the registers in the order of the kernel's signature."""
+        slots: list[int] = []
+        registers: list[int] = []
+        buffers, sizes, maps = iter(call.buffers), iter(call.sizes), iter(call.maps)
+        for kind in kernel.signature:
+            if is_pointer(kind):
+                slots += map(self._define, islice(buffers, 1))
+            elif map_rank(kind):
+                item = next(maps, None)
+                if item is None or item.type != kind:
+                    raise errors.InvalidProgram(
+                        where=f"kernel {kernel.name}", rule=f"gets a descriptor of type {kind}, not {item}"
+                    )
+                slots.append(self._define(item.buffer))
+                registers += self._regs(item.numbers)
+            else:
+                registers += map(self._symbol, islice(sizes, 1))
+        rest = (*buffers, *sizes, *maps)
+        if rest:
+            raise errors.InvalidProgram(
+                where=f"kernel {kernel.name}", rule=f"has parameters for all it is given, not for {rest}"
+            )
+        return tuple(slots), tuple(registers)
 
     def _symbol(self, name: str) -> int:
         for symbol in self.graph.derived:
@@ -384,6 +342,13 @@ class _Assembler:
         if isinstance(item, ir.Number):
             return hp.OutInt(self._reg(item.expr), item.kind)
         return hp.OutConst(item)
+
+
+def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:
+    """Those whose data a GPU kernel needs at multiples of 16 bytes."""
+    flags = (must for kind, must in zip(kernel.signature, kernel.divisible, strict=True) if is_pointer(kind))
+    yield from (name for name, must in zip(call.buffers, flags, strict=False) if must)
+    yield from (item.buffer for item in call.maps)
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,15 @@ import importlib
 import importlib.util
 import linecache
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
 from kgen.build.gpu_kernel import TritonKernel
-from kgen.errors import TritonNotFound
+from kgen.build.tensor_map import is_pointer, map_block, map_rank
+from kgen.errors import TensorMapRefused, TritonNotFound
 
 __all__ = ["Interpreted"]
 
@@ -27,10 +29,12 @@ _one_at_a_time = threading.RLock()  # the interpreter patches triton.language wh
 
 
 class Interpreted:
-    """A kernel as a function of its tensors and sizes, then of the three sizes of the grid."""
+    """A kernel as a function of the tensors, then of the integers that a launch gives it (`kgen.host.program.Launch`), then of
+    the three sizes of the grid. `maps` names the buffers of its TMA descriptors."""
 
-    def __init__(self, kernel: TritonKernel) -> None:
+    def __init__(self, kernel: TritonKernel, maps: tuple[str, ...] = ()) -> None:
         self.kernel = kernel
+        self.maps = maps
         self.function: Any = None
 
     def __call__(self, *args: Any) -> tuple[()]:
@@ -38,9 +42,49 @@ class Interpreted:
         if min(x, y, z) > 0:
             with _interpreting():
                 self.function = self.function or _define(self.kernel)
-                arguments = [_flat(a, t) if t in _DTYPES else a for a, t in zip(given, self.kernel.signature, strict=True)]
-                self.function[(x, y, z)](*arguments)
+                arguments = list(self._arguments(given))
+                with _unchecked_descriptors():
+                    self.function[(x, y, z)](*arguments)
         return ()
+
+    def _arguments(self, given: Sequence[Any]) -> Iterator[Any]:
+        tensors = iter([a for a in given if isinstance(a, torch.Tensor)])
+        numbers = iter([a for a in given if not isinstance(a, torch.Tensor)])
+        names = iter(self.maps)
+        for kind in self.kernel.signature:
+            if is_pointer(kind):
+                yield _flat(next(tensors), kind)
+            elif rank := map_rank(kind):
+                yield self._descriptor(kind, next(tensors), list(islice(numbers, 1 + 2 * rank)), next(names))
+            else:
+                yield next(numbers)
+
+    def _descriptor(self, kind: str, tensor: torch.Tensor, numbers: list[int], name: str) -> Any:
+        dtype, block = map_block(kind)
+        offset, sizes, strides = numbers[0], numbers[1 : 1 + len(block)], numbers[1 + len(block) :]
+        memory = _flat(tensor, f"*{dtype}")[offset:]
+        try:
+            found = _descriptor_class()(memory, [max(1, size) for size in sizes], strides, list(block))
+        except AssertionError as problem:
+            raise TensorMapRefused(kernel=self.kernel.name, buffer=name, problem=str(problem)) from None
+        found.shape = sizes  # Triton refuses a size of 0; a kernel leaves such a tensor alone
+        return found
+
+
+def _descriptor_class() -> Any:
+    return importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
+
+
+@contextlib.contextmanager
+def _unchecked_descriptors() -> Iterator[None]:
+    """The interpreter copies descriptors, which would check them again, sizes of 0 included."""
+    kind = _descriptor_class()
+    check = kind.__post_init__
+    kind.__post_init__ = lambda self: None
+    try:
+        yield
+    finally:
+        kind.__post_init__ = check
 
 
 def _flat(tensor: torch.Tensor, kind: str) -> torch.Tensor:

@@ -1,90 +1,37 @@
 // Loads GPU kernels and launches them through the CUDA driver: a C library of a few functions, compiled once per machine.
 //
-// The driver is opened at run time and the few types that it needs are declared here, so neither CUDA's headers nor a GPU is
-// needed to build this. A kernel is loaded once per device, into the device's primary context (the one torch uses).
+// A kernel is loaded once per device, into the device's primary context (the one torch uses). Its TMA descriptors are encoded
+// here, for the addresses and sizes of each launch.
 
-#include <dlfcn.h>
-
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <vector>
+
+#include "launch_driver.h"
 
 namespace {
 
-// ---- the driver, as cuda.h declares it ----------------------------------------------------------------------------------
-
-using CUresult = int;
-using CUdevice = int;
-using CUcontext = struct CUctx*;
-using CUmodule = struct CUmod*;
-using CUfunction = struct CUfunc*;
-using CUstream = struct CUstr*;
-
-constexpr CUresult kSuccess = 0, kInvalidContext = 201;
-constexpr int kMaxDynamicSharedSize = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-constexpr int kRelaxedCapture = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED
-
-struct CUlaunchConfig {
-  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
-  CUstream stream;
-  void* attributes;
-  unsigned attribute_count;
-};
-
-struct Driver {
-  CUresult (*cuInit)(unsigned);
-  CUresult (*cuGetErrorName)(CUresult, const char**);
-  CUresult (*cuGetErrorString)(CUresult, const char**);
-  CUresult (*cuDeviceGet)(CUdevice*, int);
-  CUresult (*cuDevicePrimaryCtxRetain)(CUcontext*, CUdevice);
-  CUresult (*cuCtxPushCurrent_v2)(CUcontext);
-  CUresult (*cuCtxPopCurrent_v2)(CUcontext*);
-  CUresult (*cuCtxSetCurrent)(CUcontext);
-  CUresult (*cuModuleLoadData)(CUmodule*, const void*);
-  CUresult (*cuModuleGetFunction)(CUfunction*, CUmodule, const char*);
-  CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
-  CUresult (*cuThreadExchangeStreamCaptureMode)(int*);
-  CUresult (*cuLaunchKernelEx)(const CUlaunchConfig*, CUfunction, void**, void**);
-};
-
-Driver driver;
-
-struct Failure {
-  std::string text;
-};
-thread_local std::string last_error;
-
-void check(CUresult status, const std::string& what) {
-  if (status == kSuccess) return;
-  const char *name = nullptr, *text = nullptr;
-  driver.cuGetErrorName(status, &name);
-  driver.cuGetErrorString(status, &text);
-  throw Failure{what + ": " + (name ? name : "error " + std::to_string(status)) + (text ? std::string(" (") + text + ")" : "")};
-}
-
-template <typename Do>
-int reported(Do&& act) {
-  try {
-    act();
-    return 0;
-  } catch (const Failure& failure) {
-    last_error = failure.text;
-    return 1;
-  }
-}
-
 // ---- kernels ------------------------------------------------------------------------------------------------------------
 
-// What a parameter is. A tensor map (a TMA descriptor, encoded here and cached by pointer and shape) would be one more kind.
-enum class Kind : uint8_t { Pointer, Int32, Int64 };
+// What a parameter is. A launch gives a map (a TMA descriptor, encoded here) one pointer and 1 + 2 * rank integers: offset,
+// sizes, strides, in elements. The kernel gets the descriptor, 32-bit sizes and 64-bit strides.
+enum class Kind : uint8_t { Pointer, Int32, Int64, Map };
+
+constexpr int kMaxRank = 5;
+
+struct Format {  // MapFormat in kgen/build/tensor_map.py
+  int32_t rank, element, element_bytes, swizzle, box[kMaxRank];
+};
 
 struct Parameter {
   Kind kind;
   bool divisible;  // compiled for multiples of 16
+  // What a launch gives for it.
+  uint8_t pointers, integers;
 };
 
 constexpr int kMaxDevices = 64;
@@ -99,6 +46,8 @@ struct Kernel {
   std::string name, function, image;
   unsigned threads, shared;
   std::vector<Parameter> parameters;
+  std::vector<Format> formats;  // of the maps in order
+  size_t arguments = 0;         // parameters in machine code, scratch included
   int scratch;
   std::mutex loading;
   Loaded loaded[kMaxDevices];
@@ -144,11 +93,12 @@ CUfunction load(Kernel& kernel, int device) {
 
 // Numbers must be what the kernel was compiled for: it would compute with their low bits, or read at wrong addresses.
 void check_arguments(const Kernel& kernel, void* const* pointers, const int64_t* integers) {
-  size_t pointer = 0, integer = 0;
   for (size_t i = 0; i < kernel.parameters.size(); ++i) {
     const Parameter& parameter = kernel.parameters[i];
-    const bool is_pointer = parameter.kind == Kind::Pointer;
-    const int64_t value = is_pointer ? reinterpret_cast<int64_t>(pointers[pointer++]) : integers[integer++];
+    const int64_t value = parameter.pointers ? reinterpret_cast<int64_t>(*pointers) : *integers;
+    pointers += parameter.pointers;
+    integers += parameter.integers;
+    if (parameter.kind == Kind::Map) continue;
     const bool fits = parameter.kind != Kind::Int32 || value == static_cast<int32_t>(value);
     if (fits && !(parameter.divisible && value % 16 != 0)) continue;
     throw Failure{naming(kernel, "launching") + ": parameter " + std::to_string(i) + " is " + std::to_string(value) +
@@ -156,23 +106,142 @@ void check_arguments(const Kernel& kernel, void* const* pointers, const int64_t*
   }
 }
 
-void launch(Kernel& kernel, int device, CUstream stream, void** pointers, const int64_t* integers, const int64_t* grid,
+// A thread that has not used the GPU yet has no context: it gets the kernel's.
+template <typename Do>
+CUresult with_context(Kernel& kernel, int device, Do&& act) {
+  const CUresult status = act();
+  if (status != kInvalidContext) return status;
+  check(driver.cuCtxSetCurrent(kernel.loaded[device].context), naming(kernel, "launching"));
+  return act();
+}
+
+// ---- TMA descriptors ----------------------------------------------------------------------------------------------------
+
+struct Place {  // a tensor in memory: bytes, and numbers of elements
+  char* address = nullptr;
+  int64_t sizes[kMaxRank] = {}, strides[kMaxRank] = {};
+  bool operator==(const Place&) const = default;
+};
+
+Place place_of(const Format& format, void* pointer, const int64_t* integers) {
+  Place place;
+  place.address = static_cast<char*>(pointer) + integers[0] * format.element_bytes;
+  std::copy_n(integers + 1, format.rank, place.sizes);
+  std::copy_n(integers + 1 + format.rank, format.rank, place.strides);
+  return place;
+}
+
+template <typename Number>
+std::string listed(const Number* numbers, int count) {
+  std::string out = "[";
+  for (int i = 0; i < count; ++i) out += (i ? ", " : "") + std::to_string(numbers[i]);
+  return out + "]";
+}
+
+// What the driver, or Triton's 32-bit sizes, cannot express; empty when there is nothing.
+std::string problem_with(const Format& format, const Place& place) {
+  if (reinterpret_cast<uintptr_t>(place.address) % 16 != 0) return "its address is not a multiple of 16";
+  for (int d = 0; d < format.rank; ++d) {
+    if (place.sizes[d] > INT32_MAX) return "size " + std::to_string(place.sizes[d]) + " does not fit 32 bits";
+    if (d + 1 < format.rank && place.strides[d] * format.element_bytes % 16 != 0)
+      return "a stride of " + std::to_string(place.strides[d]) + " elements is not a multiple of 16 bytes";
+  }
+  return "";
+}
+
+CUtensorMap encode(Kernel& kernel, int device, const Format& format, const Place& place, int number) {
+  // The driver refuses tensors without elements; a kernel that loads nothing gets a descriptor that cannot be used.
+  if (std::count_if(place.sizes, place.sizes + format.rank, [](int64_t size) { return size <= 0; })) return {};
+  auto refuse = [&](const std::string& problem) {
+    throw Failure{problem + " (sizes " + listed(place.sizes, format.rank) + ", strides " +
+                      listed(place.strides, format.rank) + " of elements of " + std::to_string(format.element_bytes) +
+                      " bytes, blocks of " + listed(format.box, format.rank) + ")",
+                  2 + number};
+  };
+  if (std::string problem = problem_with(format, place); !problem.empty()) refuse(problem);
+  // The driver counts dimensions from the innermost one, whose stride it knows.
+  uint64_t sizes[kMaxRank], strides[kMaxRank] = {};
+  uint32_t box[kMaxRank], steps[kMaxRank];
+  for (int d = 0; d < format.rank; ++d) {
+    const int from = format.rank - 1 - d;
+    sizes[d] = static_cast<uint64_t>(place.sizes[from]);
+    box[d] = static_cast<uint32_t>(format.box[from]);
+    steps[d] = 1;
+    if (d > 0) strides[d - 1] = static_cast<uint64_t>(place.strides[from] * format.element_bytes);
+  }
+  CUtensorMap made;
+  const CUresult status = with_context(kernel, device, [&] {
+    return driver.cuTensorMapEncodeTiled(&made, format.element, static_cast<uint32_t>(format.rank), place.address, sizes,
+                                         strides, box, steps, kNoInterleave, format.swizzle, kPromoteTo128Bytes, kFillZeros);
+  });
+  if (status != kSuccess) refuse(described(status));
+  return made;
+}
+
+// One place in a program that launches a kernel. It keeps the descriptors of its last launch: in the next call they
+// are most often the same.
+struct Site {
+  struct Kept {
+    Place place;
+    CUtensorMap map;
+  };
+  Kernel& kernel;
+  std::mutex lock;
+  std::vector<Kept> kept;  // in order of the kernel's maps: at first of no tensor, with an unusable descriptor
+};
+
+void make_maps(Site& site, int device, void* const* pointers, const int64_t* integers, CUtensorMap* made) {
+  std::lock_guard<std::mutex> alone(site.lock);
+  int number = 0;
+  for (const Parameter& parameter : site.kernel.parameters) {
+    if (parameter.kind == Kind::Map) {
+      Site::Kept& kept = site.kept[static_cast<size_t>(number)];
+      const Format& format = site.kernel.formats[static_cast<size_t>(number)];
+      const Place place = place_of(format, *pointers, integers);
+      if (!(kept.place == place)) kept = {place, encode(site.kernel, device, format, place, number)};
+      made[number++] = kept.map;
+    }
+    pointers += parameter.pointers;
+    integers += parameter.integers;
+  }
+}
+
+// ---- launches -----------------------------------------------------------------------------------------------------------
+
+// Room for `count` things: on the stack up to Few.
+template <typename T, size_t Few>
+struct Room {
+  T few[Few];
+  std::unique_ptr<T[]> many;
+  T* data;
+  explicit Room(size_t count) : many(count > Few ? new T[count] : nullptr), data(many ? many.get() : few) {}
+};
+
+// The addresses of the parameters. That of a 64-bit integer is that of its low half as well: every platform of CUDA
+// stores low bytes first.
+void list_arguments(const Kernel& kernel, void** pointers, const int64_t* integers, CUtensorMap* maps, void** scratch,
+                    void** next) {
+  for (const Parameter& parameter : kernel.parameters) {
+    if (parameter.kind == Kind::Pointer) *next++ = static_cast<void*>(pointers);
+    if (parameter.kind == Kind::Map) *next++ = maps++;
+    // after a map's offset, which is in its address
+    for (int i = parameter.kind == Kind::Map; i < parameter.integers; ++i) *next++ = const_cast<int64_t*>(integers + i);
+    pointers += parameter.pointers;
+    integers += parameter.integers;
+  }
+  for (int i = 0; i < kernel.scratch; ++i) *next++ = static_cast<void*>(scratch++);
+}
+
+void launch(Site& site, int device, CUstream stream, void** pointers, const int64_t* integers, const int64_t* grid,
             void** scratch) {
   if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return;
+  Kernel& kernel = site.kernel;
   check_arguments(kernel, pointers, integers);
   CUfunction function = load(kernel, device);
-  // The address of a 64-bit integer is that of its low half as well: every platform of CUDA stores low bytes first.
-  constexpr size_t kMany = 64;
-  void* few[kMany];
-  std::unique_ptr<void*[]> many;
-  const size_t count = kernel.parameters.size() + static_cast<size_t>(kernel.scratch);
-  if (count > kMany) many.reset(new void*[count]);
-  void** arguments = many ? many.get() : few;
-  void** next = arguments;
-  for (const Parameter& parameter : kernel.parameters)
-    *next++ = parameter.kind == Kind::Pointer ? static_cast<void*>(pointers++)
-                                              : const_cast<void*>(static_cast<const void*>(integers++));
-  for (int i = 0; i < kernel.scratch; ++i) *next++ = static_cast<void*>(scratch++);
+  Room<CUtensorMap, 4> maps(kernel.formats.size());
+  if (!kernel.formats.empty()) make_maps(site, device, pointers, integers, maps.data);
+  Room<void*, 64> arguments(kernel.arguments);
+  list_arguments(kernel, pointers, integers, maps.data, scratch, arguments.data);
   auto say = [&] {
     return naming(kernel, "launching") + " on a grid of " + std::to_string(grid[0]) + " x " + std::to_string(grid[1]) +
            " x " + std::to_string(grid[2]);
@@ -180,12 +249,22 @@ void launch(Kernel& kernel, int device, CUstream stream, void** pointers, const 
   if (grid[0] > INT32_MAX || grid[1] > INT32_MAX || grid[2] > INT32_MAX) throw Failure{say() + ": that is too many"};
   CUlaunchConfig config{static_cast<unsigned>(grid[0]), static_cast<unsigned>(grid[1]), static_cast<unsigned>(grid[2]),
                         kernel.threads, 1, 1, kernel.shared, stream, nullptr, 0};
-  CUresult status = driver.cuLaunchKernelEx(&config, function, arguments, nullptr);
-  if (status == kInvalidContext) {  // a thread that has not used the GPU yet
-    check(driver.cuCtxSetCurrent(kernel.loaded[device].context), say());
-    status = driver.cuLaunchKernelEx(&config, function, arguments, nullptr);
-  }
+  const CUresult status =
+      with_context(kernel, device, [&] { return driver.cuLaunchKernelEx(&config, function, arguments.data, nullptr); });
   if (status != kSuccess) check(status, say());
+}
+
+thread_local std::string last_error;
+
+template <typename Do>
+int reported(Do&& act) {
+  try {
+    act();
+    return 0;
+  } catch (const Failure& failure) {
+    last_error = failure.text;
+    return failure.code;
+  }
 }
 
 }  // namespace
@@ -197,38 +276,14 @@ extern "C" {
 const char* kgen_launch_error() { return last_error.c_str(); }
 
 int kgen_open_driver(const char* path) {
-  return reported([&] {
-    void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) throw Failure{dlerror()};
-    Driver found;
-    auto find = [&](auto& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      if (!function) throw Failure{std::string(path) + " has no function " + name};
-    };
-#define KGEN_FIND(name) find(found.name, #name)
-    KGEN_FIND(cuInit);
-    KGEN_FIND(cuGetErrorName);
-    KGEN_FIND(cuGetErrorString);
-    KGEN_FIND(cuDeviceGet);
-    KGEN_FIND(cuDevicePrimaryCtxRetain);
-    KGEN_FIND(cuCtxPushCurrent_v2);
-    KGEN_FIND(cuCtxPopCurrent_v2);
-    KGEN_FIND(cuCtxSetCurrent);
-    KGEN_FIND(cuModuleLoadData);
-    KGEN_FIND(cuModuleGetFunction);
-    KGEN_FIND(cuFuncSetAttribute);
-    KGEN_FIND(cuThreadExchangeStreamCaptureMode);
-    KGEN_FIND(cuLaunchKernelEx);
-#undef KGEN_FIND
-    driver = found;
-    check(driver.cuInit(0), "starting the CUDA driver");
-  });
+  return reported([&] { open_driver(path); });
 }
 
 // Lives as long as the process: a recorded CUDA graph may launch it after whoever made it is gone.
 // `kinds` has one byte for each of the kernel's own parameters: Kind, plus 128 where it is compiled for multiples of 16.
+// `formats` has those of the maps in order.
 void* kgen_create_kernel(const char* name, const char* function, const char* image, int64_t image_size, const uint8_t* kinds,
-                         int kinds_size, int threads, int shared, int scratch) {
+                         int kinds_size, const Format* formats, int threads, int shared, int scratch) {
   auto made = std::make_unique<Kernel>();
   made->name = name;
   made->function = function;
@@ -236,19 +291,36 @@ void* kgen_create_kernel(const char* name, const char* function, const char* ima
   made->threads = static_cast<unsigned>(threads);
   made->shared = static_cast<unsigned>(shared);
   made->scratch = scratch;
-  for (int i = 0; i < kinds_size; ++i)
-    made->parameters.push_back({static_cast<Kind>(kinds[i] & 127), (kinds[i] & 128) != 0});
+  made->arguments = static_cast<size_t>(scratch);
+  for (int i = 0; i < kinds_size; ++i) {
+    const auto kind = static_cast<Kind>(kinds[i] & 127);
+    uint8_t integers = kind != Kind::Pointer;
+    if (kind == Kind::Map) {
+      made->formats.push_back(*formats++);
+      integers = static_cast<uint8_t>(1 + 2 * made->formats.back().rank);
+    }
+    made->arguments += kind == Kind::Pointer ? 1 : integers;  // a map itself takes the place of its offset
+    made->parameters.push_back({kind, (kinds[i] & 128) != 0, kind == Kind::Pointer || kind == Kind::Map, integers});
+  }
   return made.release();
 }
+
+void* kgen_create_site(void* kernel) {
+  auto* launched = static_cast<Kernel*>(kernel);
+  return new Site{*launched, {}, std::vector<Site::Kept>(launched->formats.size())};
+}
+
+void kgen_destroy_site(void* site) { delete static_cast<Site*>(site); }
 
 int kgen_load_kernel(void* kernel, int device) {
   return reported([&] { load(*static_cast<Kernel*>(kernel), device); });
 }
 
-int kgen_launch(void* kernel, int device, void* stream, void** pointers, const int64_t* integers, const int64_t* grid,
+// 1 for a failure, 2 + k when the kernel's k-th descriptor cannot be encoded.
+int kgen_launch(void* site, int device, void* stream, void** pointers, const int64_t* integers, const int64_t* grid,
                 void** scratch) {
   return reported([&] {
-    launch(*static_cast<Kernel*>(kernel), device, static_cast<CUstream>(stream), pointers, integers, grid, scratch);
+    launch(*static_cast<Site*>(site), device, static_cast<CUstream>(stream), pointers, integers, grid, scratch);
   });
 }
 

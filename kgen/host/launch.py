@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kgen.build import cpp
 from kgen.build.gpu_kernel import CompiledKernel
+from kgen.build.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank
 from kgen.errors import DriverNotFound, LaunchFailed
 
 __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
@@ -18,6 +19,7 @@ __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
 DRIVER = "libcuda.so.1"
 
 # The order of the enum Kind in launch.cpp.
+_POINTER, _MAP = 0, 3
 _KINDS = {"i32": 1, "i64": 2}
 _DIVISIBLE = 128
 
@@ -25,12 +27,13 @@ _DIVISIBLE = 128
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
     """A kernel in the launcher. `scratch` has the bytes per block of each scratch parameter; `pointers` and `integers` count
-    the kernel's own parameters."""
+    what a launch gives for the kernel's own parameters, of which `maps` are TMA descriptors (kgen/build/tensor_map.py)."""
 
     handle: int
     scratch: tuple[int, ...]
     pointers: int
     integers: int
+    maps: int = 0
 
 
 def load_kernel(kernel: CompiledKernel, devices: Iterable[int]) -> GpuKernel:
@@ -45,10 +48,10 @@ def load_kernel(kernel: CompiledKernel, devices: Iterable[int]) -> GpuKernel:
     return made
 
 
-def launch_functions() -> tuple[int, int]:
-    """The addresses of what launches a kernel, and of what tells why that failed."""
-    library = cpp.launcher_library()
-    return cpp.function_address(library, "kgen_launch"), cpp.function_address(library, "kgen_launch_error")
+def launch_functions() -> tuple[int, ...]:
+    """The addresses of what launches a kernel at a site, tells why that failed, makes a site and ends it."""
+    names = ("kgen_launch", "kgen_launch_error", "kgen_create_site", "kgen_destroy_site")
+    return tuple(cpp.function_address(cpp.launcher_library(), name) for name in names)
 
 
 _once = threading.RLock()
@@ -62,15 +65,29 @@ def _create(kernel: CompiledKernel, driver: str) -> GpuKernel:
 @functools.cache
 def _create_once(kernel: CompiledKernel, driver: str) -> GpuKernel:
     kinds = bytes(
-        (0 if what.startswith("*") else _KINDS[what]) | (_DIVISIBLE if multiple else 0)
-        for what, multiple in zip(kernel.signature, kernel.divisible, strict=True)
+        _kind(what) | (_DIVISIBLE if multiple else 0) for what, multiple in zip(kernel.signature, kernel.divisible, strict=True)
     )
+    formats = [number for found in kernel.maps for number in _format(found)]
     handle = _library(driver).kgen_create_kernel(
         kernel.name.encode(), kernel.function.encode(), kernel.cubin, ctypes.c_int64(len(kernel.cubin)), kinds, len(kinds),
-        kernel.warps * 32, kernel.shared, len(kernel.scratch),
+        (ctypes.c_int32 * len(formats))(*formats), kernel.warps * 32, kernel.shared, len(kernel.scratch),
     )  # fmt: skip
-    pointers = sum(what.startswith("*") for what in kernel.signature)
-    return GpuKernel(handle, kernel.scratch, pointers, len(kinds) - pointers)
+    ranks = [rank for what in kernel.signature if (rank := map_rank(what))]
+    pointers = sum(map(is_pointer, kernel.signature))
+    numbers = len(kinds) - pointers - len(ranks)
+    return GpuKernel(handle, kernel.scratch, pointers + len(ranks), numbers + sum(1 + 2 * rank for rank in ranks), len(ranks))
+
+
+def _kind(what: str) -> int:
+    if is_pointer(what):
+        return _POINTER
+    return _MAP if map_rank(what) else _KINDS[what]
+
+
+def _format(found: MapFormat) -> list[int]:
+    """The struct Format of launch.cpp."""
+    box = [*found.box, *[0] * (MAX_RANK - len(found.box))]
+    return [len(found.box), found.element, found.element_bytes, found.swizzle, *box]
 
 
 @functools.cache

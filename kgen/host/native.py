@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kgen.build import cpp, toolchain
-from kgen.errors import InputMismatch, InvalidProgram
+from kgen.errors import InputMismatch, InvalidProgram, TensorMapRefused
 from kgen.host.launch import GpuKernel, launch_functions
 from kgen.host.program import (
     COMPUTE_OPS,
@@ -70,7 +70,8 @@ def load(
     """A callable that takes the boxed list of inputs, clears it, and returns the list of outputs.
 
     `libraries` hold the kernels that the program names, `launches` are its GPU kernels. The callable keeps no state between
-    calls: it may run in several threads at once. It raises InputMismatch for inputs the program was not made for.
+    calls: it may run in several threads at once. It raises InputMismatch for inputs the program was not made for, and
+    TensorMapRefused for tensors that a kernel cannot reach as it was compiled to.
     """
     verify(program)
     libraries = tuple(libraries)
@@ -96,6 +97,10 @@ def _current_stream() -> int:
 
 def _mismatch(position: int, actual: str, expected: str) -> InputMismatch:
     return InputMismatch(position=position, actual=actual, expected=expected)
+
+
+def _map_refused(kernel: str, buffer: str, problem: str) -> TensorMapRefused:
+    return TensorMapRefused(kernel=kernel, buffer=buffer, problem=problem)
 
 
 class Encoder:
@@ -133,6 +138,7 @@ class Encoder:
             tuple(self.code()),
             tuple(map(self.output, program.outputs)),
             _mismatch,
+            _map_refused,
             libraries,
             _current_stream() if any(s.device.startswith("cuda") for s in program.slots) else 0,
         )
@@ -194,11 +200,13 @@ class Encoder:
 
     def launch(self, item: Launch) -> Encoded:
         kernel = self.launches[item.index]
-        if (len(item.slots), len(item.registers)) != (kernel.pointers, kernel.integers):
-            rule = f"gives kernel {self.program.launches[item.index]} {kernel.pointers} slots and {kernel.integers} registers"
-            raise InvalidProgram(where="a launch", rule=rule)
+        name = self.program.launches[item.index]
+        if (len(item.slots), len(item.registers), len(item.maps)) != (kernel.pointers, kernel.integers, kernel.maps):
+            takes = f"{kernel.pointers} slots and {kernel.integers} registers ({kernel.maps} descriptors)"
+            raise InvalidProgram(where="a launch", rule=f"gives kernel {name} {takes}")
         device = self.program.slots[item.slots[0]].device
-        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, *launch_functions()
+        names = (name, *item.maps)
+        return item.slots, item.registers, item.grid, device, kernel.handle, kernel.scratch, names, launch_functions()
 
     def call(self, item: Extern | PythonCall) -> Encoded:
         args = tuple(self.arg(arg) for arg in item.args)

@@ -173,13 +173,15 @@ class Kernel:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Launches GPU kernel `index` on the current stream of its slots' device, with the slots' data pointers (offset included)
-    and the registers, in the order of its parameters. `grid` are the numbers of programs along x, y and z; when one is 0,
-    nothing is launched."""
+    and the registers, in the order of its parameters. For a TMA descriptor these are a slot and the registers of
+    `kgen.build.tensor_map.TensorMap.numbers`; `maps` names the buffers of its descriptors in order, for messages. `grid` are
+    the numbers of programs along x, y and z; when one is 0, nothing is launched."""
 
     index: int
     slots: tuple[int, ...]
     registers: Regs
     grid: Regs
+    maps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,10 +178,12 @@ PyObject* Frame::run(PyObject* boxed) {
   }
   if (PyList_Check(boxed) && PyList_SetSlice(boxed, 0, PyList_GET_SIZE(boxed), nullptr) != 0) checked(nullptr);
   for (const auto& [slot, tensor] : program_.constants) adopt(slot, tensor);
-  {
+  try {
     Gil gil;
     execute(gil);
     for (const Moved& moved : moved_) put_back(moved);
+  } catch (const MapRefused& refused) {
+    fail(refused);
   }
   Object outputs = checked(PyList_New(static_cast<Py_ssize_t>(program_.outputs.size())));
   for (size_t i = 0; i < program_.outputs.size(); ++i)

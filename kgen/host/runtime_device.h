@@ -33,7 +33,9 @@ C10_NOINLINE void Frame::launch(const Instruction& item, void** ptrs, int64_t* i
     scratch_ptrs.push_back(bytes > 0 ? scratch.back().get() : nullptr);
   }
   const int device = std::max<int>(launch.device.index(), 0);
-  TORCH_CHECK(launch.call(launch.kernel, device, stream_, ptrs, ints, grid, scratch_ptrs.data()) == 0, launch.error());
+  const int status = launch.call(launch.site.get(), device, stream_, ptrs, ints, grid, scratch_ptrs.data());
+  TORCH_CHECK(status == 0 || status > 1, launch.error());
+  if (status > 1) throw MapRefused{launch, static_cast<size_t>(status - 2), launch.error()};
 }
 
 // ---- misaligned inputs --------------------------------------------------------------------------------------------------

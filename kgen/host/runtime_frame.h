@@ -124,6 +124,8 @@ class Frame {
   void check_inputs(PyObject* const* args) const;
   void execute(Gil& gil);
   void fail(size_t position, const std::string& actual, const std::string& expected) const;
+  [[noreturn]] void fail(const MapRefused& refused) const;
+  [[noreturn]] static void raise(Object made);
   std::string expected(const Input& input) const;
 
   void dims(const Regs& from, Dims& to) const {
@@ -197,8 +199,17 @@ std::string Frame::expected(const Input& input) const {
 }
 
 void Frame::fail(size_t position, const std::string& actual, const std::string& expected) const {
-  Object made = checked(PyObject_CallFunction(
-      program_.mismatch.ptr, "nss", static_cast<Py_ssize_t>(position), actual.c_str(), expected.c_str()));
+  raise(checked(PyObject_CallFunction(
+      program_.mismatch.ptr, "nss", static_cast<Py_ssize_t>(position), actual.c_str(), expected.c_str())));
+}
+
+void Frame::fail(const MapRefused& refused) const {
+  const std::vector<std::string>& names = refused.launch.names;
+  raise(checked(PyObject_CallFunction(
+      program_.map_refused.ptr, "sss", names[0].c_str(), names[1 + refused.map].c_str(), refused.problem.c_str())));
+}
+
+void Frame::raise(Object made) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr)), made.ptr);
   python_error error;
   error.persist();

@@ -28,9 +28,11 @@ using c10::IValue;
 using c10::TypeKind;
 using KernelFn = int (*)(void** ptrs, const int64_t* ints, int threads);
 // Of kgen/host/launch.cpp.
-using LaunchFn = int (*)(void* kernel, int device, void* stream, void** ptrs, const int64_t* ints, const int64_t* grid,
+using LaunchFn = int (*)(void* site, int device, void* stream, void** ptrs, const int64_t* ints, const int64_t* grid,
                          void** scratch);
 using LaunchErrorFn = const char* (*)();
+using CreateSiteFn = void* (*)(void* kernel);
+using DestroySiteFn = void (*)(void* site);
 using StreamFn = int32_t (*)(int32_t device, void** stream);  // aoti_torch_get_current_cuda_stream
 using Dims = c10::SmallVector<int64_t, 8>;
 using Stack = torch::jit::Stack;
@@ -209,10 +211,17 @@ struct Call {
 struct Launch {
   LaunchFn call;
   LaunchErrorFn error;
-  void* kernel;
+  std::unique_ptr<void, DestroySiteFn> site;
   c10::Device device;
   int32_t grid[3];
-  std::vector<int64_t> scratch;  // bytes for each block
+  std::vector<int64_t> scratch;    // bytes for each block
+  std::vector<std::string> names;  // of the kernel, then of the buffers of its TMA descriptors
+};
+
+struct MapRefused {  // descriptor `map` of a launch cannot be encoded
+  const Launch& launch;
+  size_t map;
+  std::string problem;
 };
 
 struct Instruction {
@@ -243,7 +252,7 @@ struct Program {
   std::vector<std::pair<int32_t, at::Tensor>> constants;
   std::vector<Instruction> code;
   std::vector<Output> outputs;
-  Object keep_alive, mismatch;
+  Object keep_alive, mismatch, map_refused;
   StreamFn current_stream = nullptr;  // of a CUDA device
   bool dispatches = false;
   size_t widest_kernel = 0, widest_integers = 0;
@@ -399,14 +408,18 @@ std::unique_ptr<Call> parse_python(PyObject* tuple) {  // (_, callable, args, kw
   return call;
 }
 
-// (_, slots, registers, grid, device, kernel, scratch, call, error)
+// (_, slots, registers, grid, device, kernel, scratch, names, (call, error, create_site, destroy_site))
 std::unique_ptr<Launch> parse_launch(PyObject* tuple) {
+  PyObject* functions = item(tuple, 8);
+  void* site = reinterpret_cast<CreateSiteFn>(address(functions, 2))(address(tuple, 5));
   auto launch = std::make_unique<Launch>(Launch{
-      reinterpret_cast<LaunchFn>(address(tuple, 7)), reinterpret_cast<LaunchErrorFn>(address(tuple, 8)), address(tuple, 5),
-      c10::Device(text(item(tuple, 4))), {}, {}});
+      reinterpret_cast<LaunchFn>(address(functions, 0)), reinterpret_cast<LaunchErrorFn>(address(functions, 1)),
+      {site, reinterpret_cast<DestroySiteFn>(address(functions, 3))}, c10::Device(text(item(tuple, 4))), {}, {}, {}});
   for (int i = 0; i < 3; ++i) launch->grid[i] = static_cast<int32_t>(integer(item(tuple, 3), i));
   PyObject* scratch = item(tuple, 6);
   for (Py_ssize_t i = 0; i < length(scratch); ++i) launch->scratch.push_back(integer(scratch, i));
+  PyObject* names = item(tuple, 7);
+  for (Py_ssize_t i = 0; i < length(names); ++i) launch->names.push_back(text(item(names, i)));
   return launch;
 }
 
@@ -467,7 +480,7 @@ Output parse_output(PyObject* tuple) {
   return out;
 }
 
-// (inputs, registers, computes, slots, constants, code, outputs, mismatch, keep_alive, current_stream)
+// (inputs, registers, computes, slots, constants, code, outputs, mismatch, map_refused, keep_alive, current_stream)
 std::unique_ptr<Program> parse_program(PyObject* spec) {
   auto program = std::make_unique<Program>();
   auto each = [&](Py_ssize_t field, auto&& take) {
@@ -503,8 +516,9 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
     }
   }
   program->mismatch = Object::borrow(item(spec, 7));
-  program->keep_alive = Object::borrow(item(spec, 8));
-  program->current_stream = reinterpret_cast<StreamFn>(address(spec, 9));
+  program->map_refused = Object::borrow(item(spec, 8));
+  program->keep_alive = Object::borrow(item(spec, 9));
+  program->current_stream = reinterpret_cast<StreamFn>(address(spec, 10));
   return program;
 }
 

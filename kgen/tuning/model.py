@@ -5,6 +5,7 @@ All times are in seconds. The model only has to order candidates: its constants 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -37,8 +38,7 @@ def seconds(problem: Problem, config: Config) -> float:
 
 def rate(problem: Problem) -> float:
     """Operations a second of the units that multiply the problem's operands."""
-    kind = problem.main.operands
-    assert kind is not None
+    kind = problem.main_dtype
     if kind.itemsize == 1:
         return problem.device.flops * 2
     if kind in (torch.float16, torch.bfloat16):
@@ -59,7 +59,10 @@ def roofline(problem: Problem) -> float:
 
 
 def vendor_seconds(problem: Problem) -> float:
-    """The time of the library call, and of separate kernels for what the library does not fuse."""
+    """The time of the library call, and of separate kernels for what the library does not fuse. Of an operator's own
+    implementation nothing is known: who registers a template for it wants that to run."""
+    if problem.template.implements.operator:
+        return math.inf
     device, result = problem.device, problem.size_of_result
     alone = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = max(problem.flops / rate(problem) / LIBRARY_RATE, alone / device.bandwidth / STREAM_RATE) + LAUNCH[device.kind]

@@ -15,3 +15,4 @@
 #include "tile.h"
 #include "loops.h"
 #include "scan.h"
+#include "matmul.h"

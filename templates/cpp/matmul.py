@@ -1,0 +1,29 @@
+"""Matrix products on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from kgen.templates.contract import contraction, knob, operand, result, template
+from kgen.templates.problem import Problem
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
+
+
+@template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cpu", source="matmul.cpp.jinja", name="cpp_matmul")
+class Matmul:
+    """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k."""
+
+    A, B, C = operand("b", "m", "k"), operand("b", "k", "n"), result("b", "m", "n")
+    ROWS, TILE_ROWS, TILE_COLUMNS, PARTS = knob(512, 256, 128), knob(512, 256, 128, 64), knob(128, 256, 64), knob(1, 2, 4)
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.main_dtype not in TYPES:
+            return f"it does not multiply {problem.main_dtype}"
+        return None
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        yield {}
