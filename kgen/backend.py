@@ -18,6 +18,7 @@ from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
 from kgen.torch_adapter import GraphInfo
+from kgen.tuning import only
 
 __all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]
 
@@ -85,7 +86,7 @@ def kgen_backend(
         example_inputs,
         compile_graph=partial(_compile_graph_with, config),
         joint_pass=rng.replace_random,
-        cache_key=_cache_key(config) if config.cache and not config.debug else None,
+        cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
     )
 
 

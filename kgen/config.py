@@ -31,7 +31,8 @@ class Config:
     `all`) that run in eager. `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
     that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` makes GPU kernels for the CPU's tensors and
-    runs them in Triton's interpreter: slow, for tests on machines without a GPU.
+    runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
+    write it, so that what they forget shows: for tests, too.
     """
 
     mode: str = "default"
@@ -50,6 +51,7 @@ class Config:
     tuning_seconds: float = 60.0
     tuning_file: str | None = None
     gpu_interpreter: bool = False
+    poison: bool = False
 
     @property
     def autotune(self) -> bool:
@@ -70,7 +72,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "tuning_file", "compiler", "isa",
-    "gpu_interpreter",
+    "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -158,6 +158,11 @@ class UnknownTemplate(UserError):
     hint = "use one of: {valid}"
 
 
+class TemplateCheckFailed(UserError):
+    template = "template {template} fails {case} with {config}: {problem}"
+    hint = "check_template({template!r}, problems=[that case]) repeats it; kgen.config.override(debug=folder) keeps its code"
+
+
 class FusionRequired(UserError):
     template = "{producer} and {consumer} must be fused (require_fused), but: {reason}"
     hint = "{change}"

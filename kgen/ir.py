@@ -119,6 +119,22 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """``outs[k][t, vars] = k-th result of op over the t-th `block` of points of rvars``, counted in row-major order. Only the
+    scheduler makes these, of reductions that run on the tiles of a product; another node joins the parts. The index of argmax
+    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say."""
+
+    outs: tuple[str, ...]
+    vars: tuple[Var, ...]
+    rvars: tuple[Var, ...]
+    op: str
+    value: Value
+    block: int
+    fixed: bool
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
     equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
@@ -242,7 +258,7 @@ class Attention:
 
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
 Product = Contraction | Operation  # what templates compute
-Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Operation, Attention, Extern]
+Node = Union[Pointwise, Reduction, Partial, Scan, Scatter, Contraction, Operation, Attention, Extern]
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +298,7 @@ def outs(node: Node) -> tuple[str, ...]:
     """Names of the buffers (or buffer versions) that the node defines."""
     if isinstance(node, Pointwise | Scatter | Contraction):
         return (node.out,)
-    if isinstance(node, Reduction | Scan):
+    if isinstance(node, Reduction | Partial | Scan):
         return node.outs
     if isinstance(node, Operation):
         return tuple(o for o in node.outs if o is not None)
@@ -293,7 +309,7 @@ def outs(node: Node) -> tuple[str, ...]:
 
 def roots(node: Node) -> tuple[Value, ...]:
     """The values a loop node computes, those inside a scatter's index and mask included."""
-    if isinstance(node, Pointwise | Reduction | Scan):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan):
         return (node.value,)
     if isinstance(node, Scatter):
         from_index = tuple(v for e in node.index for v in _indirect_values(e))
@@ -343,7 +359,7 @@ def sizes_used(graph: Graph, node: Node) -> set[Size]:
         exprs += [*buffer.sizes, *(buffer.strides or ())]
     for value in topological(roots(node)):
         exprs += index_exprs(value)
-    if isinstance(node, Pointwise | Reduction | Scan | Scatter | Contraction | Operation):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan | Scatter | Contraction | Operation):
         exprs += [v.extent for loops in iteration(node) for v in loops]
     if isinstance(node, Scatter):
         exprs += node.index
@@ -380,10 +396,10 @@ def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
             found.add(atom)
 
 
-def iteration(node: Loop | Product) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def iteration(node: Loop | Partial | Product) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(outer variables, reduced variables) of a loop node."""
     if isinstance(node, Contraction):
         return node.out_vars, node.reduced
     if isinstance(node, Operation):
         return node.out_vars, node.inner
-    return (node.vars, node.rvars) if isinstance(node, Reduction) else (node.vars, ())
+    return (node.vars, node.rvars) if isinstance(node, Reduction | Partial) else (node.vars, ())

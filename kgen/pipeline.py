@@ -17,6 +17,7 @@ from kgen.counters import counters
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
+from kgen.host.poison import poisoned
 from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
@@ -32,6 +33,7 @@ from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
 from kgen.templates.triton import template as triton_template
 from kgen.torch_adapter import GraphInfo
+from kgen.tuning import only
 from kgen.verdict import demands
 
 # Operations a second of a core's float32 units, and bytes a second of the memory: what the cost model begins with.
@@ -72,7 +74,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 
 def _options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
-    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device())
+    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current())
 
 
 def cpu_device() -> Device:
@@ -133,6 +135,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    if config.poison:
+        assembled = poisoned(assembled)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1

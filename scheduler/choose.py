@@ -11,6 +11,7 @@ from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
+from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
@@ -27,12 +28,14 @@ def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     return collapsed(ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes))
 
 
-def problems(kernel: Kernel, graph: ir.Graph, device: Device) -> tuple[list[Problem], list[str]]:
-    """What the registered templates could make of a kernel, and why the others could not."""
+def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
+    """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     found: list[Problem] = []
     refusals: list[str] = []
     ready = prepared(kernel, graph)
     for template in registry.every(device.kind):
+        if only is not None and template.name != only.template:
+            continue
         problem = problem_of(template, ready, graph, device)
         reason = problem if isinstance(problem, str) else template.refuse(problem)
         if isinstance(problem, str) or reason is not None:
@@ -50,13 +53,30 @@ def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
     return problem
 
 
-def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...]) -> Kernel | Verdict:
+def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, int]:
+    """How many points the parts of the kernel's partial reductions have under its template's tile, by their first results."""
+    assert kernel.choice is not None
+    problem = chosen_problem(kernel, graph, device)
+    config = problem.template.config(**dict(kernel.choice.config))
+    found = {s.outs[0]: problem.part(s).block(config) for s in problem.epilogue if s.kind == "partial"}
+    return {name: block for name, block in found.items() if block is not None}
+
+
+def choose_template(
+    kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None
+) -> Kernel | Verdict:
     """The kernel with the template and the configuration that the cost model likes best, or why the library has it."""
     out = product_of(kernel)
-    found, refusals = problems(kernel, graph, device)
-    priced = [(model.seconds(p, c), k, p, c) for k, p in enumerate(found) for c in model.feasible(p)]
-    if not priced:
+    found, refusals = problems(kernel, graph, device, only)
+    candidates = [(p, list(model.feasible(p))) for p in found]
+    refusals += [f"{p.template.name}: no configuration fits the device" for p, configs in candidates if not configs]
+    candidates = [(p, configs) for p, configs in candidates if configs]
+    if not candidates:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
+    if only is not None:
+        problem, configs = candidates[0]
+        return replace(kernel, choice=Choice(problem.template.name, only.pick(configs).values))
+    priced = [(model.seconds(p, c), k, p, c) for k, (p, configs) in enumerate(candidates) for c in configs]
     seconds, _, problem, config = min(priced, key=lambda row: row[:2])
     vendor = model.vendor_seconds(problem)
     times = (seconds * 1e6, vendor * 1e6)

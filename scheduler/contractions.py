@@ -11,6 +11,7 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.ir import Buffer
 from kgen.scheduler.items import Group, Item, accumulators, make_item
+from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.values import Value
 
 # Products that one kernel makes: each has accumulators of its own.
@@ -19,8 +20,9 @@ MAX_FAMILY = 3
 PROLOGUE = 24
 
 
-def offer(graph: ir.Graph, taken: frozenset[str]) -> list[ir.Node]:
-    """The graph's nodes with the contractions in `taken` (by result) left to templates, and without what nobody reads then."""
+def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles) -> list[ir.Node]:
+    """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
+    and without what nobody reads then."""
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
@@ -34,7 +36,7 @@ def offer(graph: ir.Graph, taken: frozenset[str]) -> list[ir.Node]:
             if out is not None:
                 buffer = graph.buffers[out]
                 graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
-    return _needed(graph, nodes)
+    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes)
 
 
 def _results(node: ir.Product) -> tuple[str | None, ...]:
@@ -107,3 +109,8 @@ def are_family(items: Sequence[Item]) -> bool:
     if any(read.buffer in made for item in products for read in item.reads):
         return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
+
+
+def is_partial(group: Group) -> bool:
+    """Whether the group reduces the tiles of a product that it has not joined yet."""
+    return all(item.is_partial for item in group.items) and bool(group.items)

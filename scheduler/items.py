@@ -27,14 +27,14 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop | ir.Product
+    node: ir.Loop | ir.Partial | ir.Product
     position: int
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
     value: Value
     store: Index
     mask: Value | None = None
-    rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
+    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index
     in_order: bool = True  # some loop's points must run one after the other
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
@@ -42,6 +42,11 @@ class Item:
     @property
     def reduces(self) -> bool:
         return isinstance(self.node, ir.Reduction | ir.Product)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it reduces the tiles of a product."""
+        return isinstance(self.node, ir.Partial)
 
     @property
     def contracts(self) -> bool:
@@ -95,14 +100,18 @@ def accumulators(node: ir.Product) -> tuple[str, ...]:
     return tuple(f"{used[0]}_unused{k}" if out is None else f"{out}_tile" for k, out in enumerate(node.outs))
 
 
-def make_item(node: ir.Loop | ir.Product, position: int) -> Item:
+def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
     if isinstance(node, ir.Product):
         return _product_item(node, position)
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
-        rank = ix.linearize([v.expr() for v in node.rvars], ix.contiguous_strides(v.extent for v in node.rvars))
+        rank = position_in(node.rvars)
         return Item(node, position, node.vars, node.rvars or (ix.var("y0", 1),), node.value, store, rank=rank)
+    if isinstance(node, ir.Partial):
+        rank = position_in(node.rvars)
+        store = (ix.floordiv(rank, node.block), *(v.expr() for v in node.vars))
+        return Item(node, position, node.vars + node.rvars, (), node.value, store, rank=rank, in_order=False)
     if isinstance(node, ir.Scan):
         outer = tuple(v for v in node.vars if v is not node.axis)
         return Item(node, position, outer, (node.axis,), node.value, tuple(v.expr() for v in node.vars), rank=node.axis.expr())
@@ -120,6 +129,11 @@ def _product_item(node: ir.Product, position: int) -> Item:
     value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
     axes = () if isinstance(node, ir.Contraction) else tuple((name, v.expr()) for name, v in node.axes)
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes)
+
+
+def position_in(loops: tuple[Var, ...]) -> Expr:
+    """The row-major position of a point of the loops."""
+    return ix.linearize([v.expr() for v in loops], ix.contiguous_strides(v.extent for v in loops))
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:

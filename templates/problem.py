@@ -15,7 +15,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement
 from kgen.sizes import Sizes
-from kgen.templates.contract import Template
+from kgen.templates.contract import Config, Template
 from kgen.values import Value
 
 
@@ -48,6 +48,25 @@ class Input:
     dtype: torch.dtype
     load: Value | None
     loops: Mapping[str, tuple[Var, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a partial reduction folds of a tile: points along `axis`, of which `run` neighbours have one result. `whole`: all of
+    the axis has one, so that a tile makes a part of it. `knob` is the tile's length along the axis."""
+
+    axis: str
+    run: Expr
+    whole: bool
+    knob: str
+
+    def block(self, config: Config) -> int | None:
+        """Points of a part: the tile's, or fewer where it holds several runs. None where neither divides the other."""
+        tile: int = config.get(self.knob)
+        run = self.run.as_int() or 0
+        if self.whole:
+            return tile
+        return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
 class Problem:
@@ -94,6 +113,17 @@ class Problem:
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""
         return self.graph.buffers[self.main.outs[0]].dtype
+
+    def part(self, s: Statement) -> Part:
+        """What a partial reduction folds of a tile."""
+        found = _part(s, self.kernel, self.loops, self.template)
+        assert isinstance(found, Part)
+        return found
+
+    def admits(self, config: Config) -> bool:
+        """Whether the tile makes parts of just the length that the plan has for what joins them, where it has one yet."""
+        blocks = [(self.part(s).block(config), s.block) for s in self.epilogue if s.kind == "partial"]
+        return all(block is not None and wanted in (0, block) for block, wanted in blocks)
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
@@ -200,12 +230,9 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
     """The problem that a kernel is for a template, or why it is none. `kernel` has linear offsets."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
     pattern = template.implements
-    if len(main) > 1 and template.many is None:
-        return f"{len(main)} products in one kernel"
-    if any(s.op != (pattern.operator or "sum") for s in main):
-        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
-    if len(main[0].factors) + 1 != len(pattern.operands):
-        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    reason = _other_work(template, main)
+    if reason is not None:
+        return reason
     if pattern.operator:
         named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
         if None in named.values():
@@ -222,7 +249,41 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
-    return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+    sorted_loops = {a: tuple(found) for a, found in loops.items()}
+    for s in kernel.statements:
+        part = _part(s, kernel, sorted_loops, template) if s.kind == "partial" else None
+        if isinstance(part, str):
+            return part
+    return Problem(template, kernel, graph, sorted_loops, device)
+
+
+def _other_work(template: Template, main: list[Statement]) -> str | None:
+    """Why products are not what a template computes, whatever their loops."""
+    pattern = template.implements
+    if len(main) > 1 and template.many is None:
+        return f"{len(main)} products in one kernel"
+    if any(s.op != (pattern.operator or "sum") for s in main):
+        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
+    if len(main[0].factors) + 1 != len(pattern.operands):
+        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    return None
+
+
+def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], template: Template) -> Part | str:
+    """What a partial reduction folds of a tile, or why it cannot."""
+    assert s.rank is not None
+    folded = [v for v in kernel.outer if v in ix.free_atoms(s.rank)]
+    axis = next((a for a, own in loops.items() if folded and folded[0] in own), None)
+    knob = None if axis is None else template.block(axis)
+    if axis is None or knob is None:
+        return "it has no tiles along what is reduced"
+    own = loops[axis]
+    if tuple(folded) != own[len(own) - len(folded) :]:
+        return f"what is reduced is no run of neighbours along axis {axis}"
+    position = ix.linearize([v.expr() for v in folded], ix.contiguous_strides(v.extent for v in folded))
+    if s.op in ("argmax", "argmin") and s.rank is not position:
+        return f"places along axis {axis} are counted in another order than its tiles"
+    return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own), knob)
 
 
 def _turned(
@@ -261,15 +322,16 @@ def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
 
 
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis that stands in the same operands as the loop, and in the results if that is an outer one. A loop that no operand
-    knows repeats the result: it may stand in for any axis of the results."""
+    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
+    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
     pattern = template.implements
-    where = tuple(v in atoms for atoms in used)
+    needed = {k for k, atoms in enumerate(used) if v in atoms}
+    fitting: list[tuple[int, str]] = []
     for axis in pattern.axes:
-        inside = tuple(axis in axes for axes in pattern.operands)
-        if inside == where and any(axis in axes for axes in pattern.results) == outer:
-            return axis
-    return None
+        inside = {k for k, axes in enumerate(pattern.operands) if axis in axes}
+        if inside >= needed and any(axis in axes for axes in pattern.results) == outer:
+            fitting.append((len(inside), axis))
+    return min(fitting, key=lambda one: one[0])[1] if fitting else None
 
 
 def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]) -> bool:
@@ -281,7 +343,7 @@ def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]
     score = 0
     for s in kernel.statements:
         for out, kept in zip(s.outs, s.stored, strict=True):
-            for v in kernel.outer if kept else ():
+            for v in kernel.outer if kept and s.kind != "partial" else ():
                 if ix.stride_of(s.store[0], v) == 1 and (v in left) != (v in right):
                     score += graph.buffers[out].dtype.itemsize * (1 if v in left else -1)
     return score > 0

@@ -23,9 +23,15 @@ _templates: dict[str, Template] = {}
 def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
     known = _templates.get(template.name)
-    if known is not None and known.source != template.source:
-        raise errors.DuplicateTemplate(template=template.name, first=known.source, second=template.source)
+    if known is not None and _class(known) != _class(template):
+        raise errors.DuplicateTemplate(template=template.name, first=_class(known), second=_class(template))
     _templates[template.name] = template
+
+
+def _class(template: Template) -> str:
+    """The decorated class. Two of them may share one Jinja file."""
+    kind = type(template.author)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def remove(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The C++ matrix product: dtypes, layouts, odd sizes, blockings and numbers of threads against float64, each result stored once.
+"""The C++ matrix product: dtypes, layouts, odd sizes, blockings and threads against float64, each result stored once.
 
 Each unit has three entry points: both operands in memory, and two in which functions compute them (twice the value in memory).
 """
@@ -54,7 +54,8 @@ struct Problem {{
 
 template <class A, class B>
 void multiply(const Problem& p, const A& a, const B& b) {{
-  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts), .few_rows = p.few_rows}};
+  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts),
+                      .few_rows = p.few_rows}};
   matmul(int(p.threads), {{p.m, p.n, p.k}}, how, a, b,
          [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
     for (int64_t r = 0; r < rows; ++r) {{

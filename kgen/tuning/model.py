@@ -27,14 +27,15 @@ def feasible(problem: Problem) -> Iterator[Config]:
     device = problem.device
     for config in problem.template.configs(problem):
         needs = problem.template.resources(problem, config)
-        if needs.shared <= device.shared and needs.registers <= device.registers:
+        if needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config):
             yield config
 
 
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
     own = problem.template.method("seconds")
-    return float(own(problem, config)) if own else roofline(problem)
+    joining = LAUNCH[problem.device.kind] if any(s.kind == "partial" for s in problem.epilogue) else 0.0
+    return joining + (float(own(problem, config)) if own else roofline(problem))
 
 
 def traffic(problem: Problem) -> int:

@@ -69,9 +69,13 @@ def staged_bytes(problem: Problem) -> int:
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Configurations from a table whose third column is the tile along k in bytes."""
+    """Configurations from a table whose third column is the tile along k in bytes. A reduction along the columns needs whole
+    rows of a tile."""
+    whole = any(s.kind == "partial" and problem.part(s).axis == "n" for s in problem.epilogue)
     for row in rows:
         values = dict(zip(names, row, strict=True))
+        if whole and values.get("PARTS", 1) > 1:
+            continue
         values["BLOCK_K"] //= problem.main_dtype.itemsize
         yield values
 

@@ -1,0 +1,223 @@
+"""`check_template`: every problem under several configurations, by the template alone, on memory that shows what it forgets."""
+
+from __future__ import annotations
+
+import math
+import random
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from kgen import errors, ir
+from kgen import index as ix
+from kgen.backend import kgen_backend
+from kgen.plan import Kernel, Schedule, address
+from kgen.record import EagerRecord, Recorder, recording
+from kgen.sizes import Sizes
+from kgen.templates import registry
+from kgen.templates.contract import Config, Template
+from kgen.testing.case import Case, make
+from kgen.testing.cases import DTYPES, cases, cases_of_dtype, plain
+from kgen.testing.compare import Difference, compare, expected
+from kgen.testing.report import Outcome, Report, Result
+from kgen.tuning.only import Pick, only
+from kgen.verdict import Outcome as Decision
+from kgen.verdict import Reason as Why
+
+__all__ = ["check_template"]
+
+
+def check_template(
+    template: Any,
+    *,
+    device: str | None = None,
+    problems: Iterable[Case] | None = None,
+    configs: int = 3,
+    seed: int = 0,
+    raises: bool = True,
+) -> Report:
+    """Checks a template (the decorated class, its name, or a Template) and reports on every problem.
+
+    Problems are `cases(...)` in the first type that the template takes and fewer in all others, or `problems`. Each is
+    compiled with this template and no other, under up to `configs` of the configurations on offer: the first, the one with the
+    smallest tiles, then random ones (`seed`). Templates for "cuda" run on a GPU where there is one, else in Triton's
+    interpreter; `device` decides. A result is right when it agrees with the same function of float64.
+
+    Raises TemplateCheckFailed for the first problem with a wrong result or an error, and when the template takes none at all,
+    unless `raises` is False."""
+    found = _template(template)
+    checker = _Checker(found, _device(found, device), configs, random.Random(seed), seed)
+    results = [r for case in (_problems(checker) if problems is None else problems) for r in checker.check(case)]
+    report = Report(found.name, checker.where, tuple(results))
+    if raises:
+        report.raise_if_failed()
+    return report
+
+
+def _template(given: Any) -> Template:
+    if isinstance(given, Template):
+        return given
+    if isinstance(given, str):
+        return registry.find(given)
+    found = next((t for t in registry.every() if isinstance(given, type) and type(t.author) is given), None)
+    if found is None:
+        raise errors.UnknownTemplate(template=given, valid=", ".join(t.name for t in registry.every()))
+    return found
+
+
+def _device(template: Template, asked: str | None) -> torch.device:
+    return torch.device(asked or ("cuda" if template.device == "cuda" and torch.cuda.is_available() else "cpu"))
+
+
+def _problems(checker: _Checker) -> Iterator[Case]:
+    """Everything in the first type that the template takes; in the others only what depends on the type."""
+    template, first = checker.template, True
+    for dtype in DTYPES:
+        case = plain(template, dtype)
+        yield case
+        if checker.last is Outcome.REFUSED:
+            continue
+        yield from cases_of_dtype(template, dtype)
+        if first:
+            yield from cases(template, dtype)
+        first = False
+
+
+@dataclass(slots=True)
+class _Checker:
+    template: Template
+    device: torch.device
+    configs: int
+    random: random.Random
+    seed: int
+    last: Outcome = Outcome.REFUSED  # of the problem before
+
+    @property
+    def interpreted(self) -> bool:
+        return self.template.device == "cuda" and self.device.type == "cpu"
+
+    @property
+    def where(self) -> str:
+        return "interpreter" if self.interpreted else str(self.device)
+
+    def check(self, case: Case) -> list[Result]:
+        """The problem under each configuration; once where it is refused."""
+        offered: list[Config] = []
+
+        def first(configs: Sequence[Config]) -> Config:
+            offered[:] = configs
+            return configs[0]
+
+        results = [self._run(case, first)]
+        if results[0].outcome is not Outcome.REFUSED:
+            results += [self._run(case, _always(config)) for config in self._others(offered)]
+        self.last = results[-1].outcome
+        return results
+
+    def _others(self, offered: Sequence[Config]) -> list[Config]:
+        """Besides the first: the one with the smallest tiles, and some of the rest."""
+        rest = sorted(offered[1:], key=_volume)
+        chosen = rest[:1] + self.random.sample(rest[1:], max(0, min(self.configs - 2, len(rest) - 1)))
+        return chosen[: self.configs - 1]
+
+    def _run(self, case: Case, pick: Pick) -> Result:
+        """One compilation and one call. Whatever goes wrong in either is the result."""
+        generator = torch.Generator().manual_seed(self.seed)
+        held = [make(spec, self.device, generator) for spec in case.inputs]
+        inputs = [h.tensor for h in held]
+        eager, reference = expected(case, inputs)
+        run = _Run(case)
+        with recording() as recorder, only(self.template.name, run.noting(pick)):
+            try:
+                got = self._compiled(case)(*inputs)
+            except Exception as cause:  # noqa: BLE001  any error is what the check is for
+                return run.failed(f"{type(cause).__name__}: {cause}", cause)
+        run = replace(run, plans=_plans(recorder))
+        if not run.ran(self.template.name):
+            return run.refused(self.template.name)
+        if any(h.changed for h in held):
+            return run.failed("it wrote to its inputs, or to memory next to them")
+        return run.compared(compare(got, eager, reference, inputs))
+
+    def _compiled(self, case: Case) -> Callable[..., Any]:
+        backend = partial(kgen_backend, options={"cache": False, "poison": True, "gpu_interpreter": self.interpreted})
+        return torch.compile(_own(case.function), backend=backend, dynamic=case.dynamic or None)
+
+
+def _always(config: Config) -> Pick:
+    return lambda _: config
+
+
+def _volume(config: Config) -> int:
+    """Points of a tile."""
+    return math.prod(v for name, v in config.values if name.startswith("BLOCK_") and isinstance(v, int))
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own: what Dynamo compiled for another problem must not be found, nor count."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return types.FunctionType(call.__code__.replace(), call.__globals__, "problem", None, call.__closure__)
+
+
+def _plans(recorder: Recorder) -> tuple[Schedule, ...]:
+    return tuple(graph.plan for graph in recorder.graphs if not isinstance(graph, EagerRecord))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run while it is not known how it ends."""
+
+    case: Case
+    plans: tuple[Schedule, ...] = ()
+    picked: list[Config] = field(default_factory=list)
+
+    def noting(self, pick: Pick) -> Pick:
+        def picking(configs: Sequence[Config]) -> Config:
+            self.picked.append(pick(configs))
+            return self.picked[-1]
+
+        return picking
+
+    def ran(self, template: str) -> bool:
+        kernels = (step for plan in self.plans for step in plan.steps if isinstance(step, Kernel))
+        return any(kernel.choice is not None and kernel.choice.template == template for kernel in kernels)
+
+    def failed(self, reason: str, cause: BaseException | None = None) -> Result:
+        return self._result(Outcome.FAILED, reason=reason, cause=cause)
+
+    def refused(self, template: str) -> Result:
+        """The scheduler's reason for leaving the product to the library."""
+        verdicts = [v for plan in self.plans for v in plan.verdicts if v.outcome is Decision.EXTERN]
+        verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or verdicts
+        reasons = dict.fromkeys(v.detail.removeprefix(f"{template}: ") or v.reason.value for v in verdicts)
+        return self._result(Outcome.REFUSED, reason="; ".join(reasons) or "there is no product in the graph")
+
+    def compared(self, difference: Difference) -> Result:
+        outcome = Outcome.FAILED if difference.problem else Outcome.PASSED
+        error, tolerance = difference.error, difference.tolerance
+        return self._result(outcome, error=error, tolerance=tolerance, reason=difference.problem)
+
+    def _result(self, outcome: Outcome, **more: Any) -> Result:
+        config = str(self.picked[-1]) if self.picked and outcome is not Outcome.REFUSED else ""
+        kernels = sum(len(plan.kernels) for plan in self.plans)
+        calls = sum(len(plan.calls) for plan in self.plans)
+        stored = any(map(_stores_product, self.plans))
+        return Result(self.case, config, outcome, kernels=kernels, calls=calls, stored=stored, **more)
+
+
+def _stores_product(plan: Schedule) -> bool:
+    """Whether a kernel leaves something as large as the product to another one, in memory that no output has."""
+    graph, sizes = plan.graph, Sizes(plan.graph.size_hints)
+    products = [graph.buffers[s.outs[0]] for step in plan.kernels for s in step.statements if s.kind == "contraction"]
+    smallest = min((sizes.of(ix.product(b.sizes)) for b in products), default=0)
+    visible = {address(graph, o.buffer)[0] for o in graph.outputs if isinstance(o, ir.TensorArg)}
+    stored = {o for step in plan.kernels for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    hidden = [graph.buffers[o] for o in stored if address(graph, o)[0] not in visible]
+    return any(sizes.of(ix.product(b.sizes)) >= smallest for b in hidden)

@@ -1,0 +1,80 @@
+"""Whether results are right: how far from the reference the types of a problem allow them to be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from kgen.testing.case import Case
+
+__all__ = ["Difference", "compare", "expected"]
+
+# Roundings of the coarsest type that may add up, and those of types whose sums are made in the same type.
+ROUNDINGS, SUMMED_ROUNDINGS = 8, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest error, relative to 1 plus the size of the element, what is allowed, and what is wrong, if anything is."""
+
+    error: float
+    tolerance: float
+    problem: str = ""
+
+
+def expected(case: Case, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What eager gives, whose shapes and types are right, and the reference in float64, whose values are."""
+    eager = tree_leaves(case.function(*inputs))
+    exact = [t.double() if t.is_floating_point() else t for t in inputs]
+    return eager, tree_leaves((case.reference or case.function)(*exact))
+
+
+def compare(got: Any, eager: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], inputs: Sequence[Any]) -> Difference:
+    """The worst of the results, in float64 on the CPU."""
+    results = tree_leaves(got)
+    if len(results) != len(eager):
+        return Difference(math.inf, 0, f"{len(results)} results, not {len(eager)}")
+    kinds = [t.dtype for t in (*inputs, *eager) if t.dtype.is_floating_point]
+    worst = Difference(0.0, 0.0)
+    for number, (result, like, exact) in enumerate(zip(results, eager, reference, strict=True)):
+        found = _one(result, like, exact, _tolerance([*kinds, like.dtype]))
+        if found.problem:
+            return Difference(found.error, found.tolerance, f"result {number}: {found.problem}")
+        worst = max(worst, found, key=lambda d: d.error)
+    return worst
+
+
+def _tolerance(kinds: Sequence[torch.dtype]) -> float:
+    """Integers are exact. Elements are about 1, whatever the length of the sums: `fusions.Shapes.operands`."""
+    if not kinds[-1].is_floating_point:
+        return 0.0
+    coarsest = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+    return coarsest * (ROUNDINGS if coarsest > torch.finfo(torch.float32).eps else SUMMED_ROUNDINGS)
+
+
+def _one(result: torch.Tensor, like: torch.Tensor, exact: torch.Tensor, tolerance: float) -> Difference:
+    if result.shape != like.shape or result.dtype != like.dtype:
+        found, wanted = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (result, like))
+        return Difference(math.inf, tolerance, f"{found}, not {wanted}")
+    if result.numel() == 0:
+        return Difference(0.0, tolerance)
+    is_, should = result.detach().cpu().double(), exact.detach().cpu().double()
+    errors = (is_ - should).abs() / (1 + should.abs())
+    errors[is_ == should] = 0.0  # infinities
+    errors[is_.isnan() & should.isnan()] = 0.0
+    errors.nan_to_num_(nan=math.inf)
+    worst = float(errors.max())
+    if worst <= tolerance:
+        return Difference(worst, tolerance)
+    wrong = int((errors > tolerance).sum())
+    where = tuple(int(i) for i in torch.unravel_index(errors.argmax(), errors.shape)) if errors.dim() else ()
+    return Difference(
+        worst, tolerance,
+        f"error {worst:.2e} where {tolerance:.2e} is allowed, at {list(where)} it is {float(is_[where]):.6g} and should be "
+        f"{float(should[where]):.6g}; {wrong} of {errors.numel()} elements are wrong",
+    )  # fmt: skip

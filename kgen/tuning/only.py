@@ -1,0 +1,40 @@
+"""Takes the choice of a template away from the cost model: for conformance tests, and for measuring one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kgen.templates.contract import Config
+
+Pick = Callable[[Sequence["Config"]], "Config"]
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The one template that may take products, whatever it costs, and which of its feasible configurations it gets."""
+
+    template: str
+    pick: Pick
+
+
+_only: ContextVar[Only | None] = ContextVar("kgen_only_template", default=None)
+
+
+def current() -> Only | None:
+    return _only.get()
+
+
+@contextmanager
+def only(template: str, pick: Pick) -> Iterator[None]:
+    """Graphs compiled inside give each of their products to `template`, or to the library where it refuses. They are never
+    taken from the cache of compiled graphs, nor kept there."""
+    token = _only.set(Only(template, pick))
+    try:
+        yield
+    finally:
+        _only.reset(token)
