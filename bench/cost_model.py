@@ -66,7 +66,7 @@ def problems_of(product: Product) -> list[Problem]:
     with _disable_current_modes(), patch.object(model, "vendor_seconds", lambda problem: math.inf):
         plan = schedule(lower(reinplace(gm), LoweringContext()), options)
     kernels = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
-    return [p for k in kernels for p in problems(k, plan.graph, options.device(plan.graph, product_of(k)))[0]]
+    return [p for k in kernels for p in problems(k, plan.graph, options.device(plan.graph, product_of(k)), None)[0]]
 
 
 def candidates(product: Product, measured: dict[str, Any]) -> list[Candidate]:

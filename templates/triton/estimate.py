@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Input, Problem
 from kgen.templates.triton.boxes import boxes
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
@@ -28,6 +28,8 @@ LARGE_RATE, SMALL_RATE, THIN_RATE = 0.96, 0.86, 0.82
 # The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
 # computed, and passes through registers.
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
+# Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
+LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 
@@ -68,11 +70,27 @@ def tile_of(problem: Problem, config: Config) -> Tile:
     area = config.BLOCK_M * config.BLOCK_N
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count)
-    loads = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE
-    step = max(arithmetic, loads)
+    step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     work = area * sum(vs.total_cost(s.roots) for s in problem.epilogue) / ADDITIONS
     outside = problem.epilogue_bytes * area / (problem.size("b") * problem.size("m") * problem.size("n"))
     return Tile(steps * step, step, work + outside * device.processors / device.bandwidth)
+
+
+def _operands(problem: Problem) -> list[Input]:
+    """Each operand once: those that the products of a family have in common, and their own."""
+    return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
+
+
+def _own(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].many
+
+
+def _loaded(problem: Problem, one: Input, config: Config) -> float:
+    """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
+    size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
+    strides = [problem.stride(one.name, axis) for axis in one.axes]
+    whole = all(s is None or s == 1 or problem.sizes.of(s) * one.dtype.itemsize % LINE == 0 for s in strides)
+    return size if whole else size * STRADDLING
 
 
 def _share(problem: Problem, config: Config, area: int) -> float:
