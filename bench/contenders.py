@@ -49,7 +49,7 @@ class Job:
 
     def bind(self, contender: str, inputs: Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """A call without arguments that gives the outputs, or the gradients of a training step. Compiles at its first call."""
-        fn = CONTENDERS[contender](_copy_of(self.pattern.fn))
+        fn = CONTENDERS[contender](copy_of(self.pattern.fn))
         if not self.training:
             return lambda: outputs_of(fn(*inputs))
         wanted = self.pattern.differentiable_inputs(inputs)
@@ -79,7 +79,7 @@ def _seed(output: Tensor) -> Tensor:
     return (torch.rand(output.shape, generator=generator) + 0.5).to(output.device, output.dtype)
 
 
-def _copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+def copy_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Its own code object: Dynamo keeps compiled code by code object, and contenders must not count into one limit."""
     kind = type(fn)
     return kind(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)  # type: ignore[attr-defined, call-arg]

@@ -162,6 +162,18 @@ class Problem:
         return total
 
     @property
+    def rate(self) -> float:
+        """Operations a second of the units that multiply the operands."""
+        kind, device = self.main_dtype, self.device
+        if kind.itemsize == 1:
+            return device.flops * 2
+        if kind.itemsize == 2:
+            return device.flops
+        if kind is torch.float32 and device.kind == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+            return device.flops / 2
+        return device.flops / (12 if device.kind == "cuda" else 1)
+
+    @property
     def size_of_result(self) -> int:
         """Bytes of the product as the library would store it, in the operands' type."""
         return self._points(self.template.implements.results[0]) * self.main_dtype.itemsize

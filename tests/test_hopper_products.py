@@ -53,7 +53,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
 }
 
 CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
-TELLING = ("gate_and_up", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
+CASES["row_sums"] = (lambda x, w: (x @ w).float().exp().sum(-1), [r(72, 40) * 0.1, r(40, 136)], 2)
+CASES["column_sums"] = (lambda x, w: (x @ w).float().square().sum(0), [r(72, 40), r(40, 136)], 2)
+TELLING = ("gate_and_up", "row_sums", "column_sums", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
 
 
 def smallest(configs: Sequence[Config]) -> Sequence[Config]:

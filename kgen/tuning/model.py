@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
-
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 
 # A launch, or waking the threads, with what it leaves idle at either end.
-LAUNCH = {"cuda": 3e-6, "cpu": 4e-6}
+LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
-LIBRARY_RATE = 0.92
+LIBRARY_RATE = {"cuda": 0.87, "cpu": 0.92}
 STREAM_RATE = 0.9
+# What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
+ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles.
+CUT_SUM = 5e-6
 
 
 def feasible(problem: Problem) -> Iterator[Config]:
@@ -36,18 +38,6 @@ def seconds(problem: Problem, config: Config) -> float:
     return joining + (float(own(problem, config)) if own else roofline(problem))
 
 
-def rate(problem: Problem) -> float:
-    """Operations a second of the units that multiply the problem's operands."""
-    kind = problem.main_dtype
-    if kind.itemsize == 1:
-        return problem.device.flops * 2
-    if kind in (torch.float16, torch.bfloat16):
-        return problem.device.flops
-    if kind is torch.float32 and problem.device.kind == "cuda" and torch.backends.cuda.matmul.allow_tf32:
-        return problem.device.flops / 2
-    return problem.device.flops / (12 if problem.device.kind == "cuda" else 1)
-
-
 def traffic(problem: Problem) -> int:
     """Bytes that the fused kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
@@ -55,7 +45,7 @@ def traffic(problem: Problem) -> int:
 
 def roofline(problem: Problem) -> float:
     """The time of a kernel that reaches the device's rates."""
-    return max(problem.flops / rate(problem), traffic(problem) / problem.device.bandwidth) + LAUNCH[problem.device.kind]
+    return max(problem.flops / problem.rate, traffic(problem) / problem.device.bandwidth) + LAUNCH[problem.device.kind]
 
 
 def vendor_seconds(problem: Problem) -> float:
@@ -63,13 +53,34 @@ def vendor_seconds(problem: Problem) -> float:
     implementation nothing is known: who registers a template for it wants that to run."""
     if problem.template.implements.operator:
         return math.inf
-    device, result = problem.device, problem.size_of_result
-    alone = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
-    total = max(problem.flops / rate(problem) / LIBRARY_RATE, alone / device.bandwidth / STREAM_RATE) + LAUNCH[device.kind]
-    if problem.finishing:  # the result is written, and read again
-        total += (result + problem.epilogue_bytes) / device.bandwidth / STREAM_RATE + LAUNCH[device.kind]
+    device, result, count = problem.device, problem.size_of_result, len(problem.members)
+    stream = device.bandwidth * STREAM_RATE
+    moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
+    total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
+    if problem.finishing:  # the results are written, and read again
+        total += (count * result + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
         if read.load is None:
-            moved = problem.bytes_read(name) + problem.bytes_of_operand(name)
-            total += moved / device.bandwidth / STREAM_RATE + LAUNCH[device.kind]
+            total += (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
     return total
+
+
+def _call(problem: Problem, streaming: float) -> float:
+    """The library's product alone."""
+    device = problem.device
+    share = LIBRARY_RATE[device.kind]
+    if device.kind == "cuda":
+        share *= ALIGNED_SHARE[_alignment(problem)]
+        tiles = problem.size("b") * math.ceil(problem.size("m") / 128) * math.ceil(problem.size("n") / 128)
+        alone = problem.size("m") > 16 and tiles < device.processors // 4  # the sum is cut, and its parts are added up
+        return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if alone else 0)
+    return max(problem.flops / len(problem.members) / problem.rate / share, streaming)
+
+
+def _alignment(problem: Problem) -> int:
+    """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of."""
+    lengths = [problem.size("n")]
+    for name, one in problem.inputs.items():
+        strides = [problem.stride(name, axis) for axis in one.axes]
+        lengths += [problem.sizes.of(s) for s in strides if s is not None and s != 1]
+    return math.gcd(16, *(length * problem.main_dtype.itemsize for length in lengths))

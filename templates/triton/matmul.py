@@ -9,6 +9,7 @@ import torch
 
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
+from kgen.templates.triton import estimate
 
 # Operand types that the matrix units multiply.
 DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
@@ -48,3 +49,7 @@ class Matmul:
         tile = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * size
         sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
         return Resources(tile * config.STAGES, sums + 64)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        needs = self.resources(problem, config)
+        return estimate.seconds(problem, config, needs.shared, needs.registers)

@@ -16,6 +16,7 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
+from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes
 from kgen.templates.triton.matmul import refuse_dot
 
@@ -47,6 +48,11 @@ def resources(problem: Problem, config: Config) -> Resources:
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
     shared = tiles + staged if config.get("FLATTEN") else max(tiles, staged)
     return Resources(shared + BARRIERS, sums + 32)
+
+
+def seconds(problem: Problem, config: Config) -> float:
+    needs = resources(problem, config)
+    return estimate.seconds(problem, config, needs.shared, needs.registers)
 
 
 def staged_bytes(problem: Problem) -> int:
@@ -94,6 +100,7 @@ class PersistentMatmul:
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
+    seconds = staticmethod(seconds)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
@@ -102,6 +109,7 @@ class PersistentMatmul:
             (128, 256, ROW, 8, 3, 2, True, 8, 1), (128, 256, ROW, 8, 3, 4, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, 8, 1),
             (128, 256, ROW, 8, 4, 2, False, 8, 1), (128, 256, ROW, 8, 4, 4, False, 8, 1), (128, 128, ROW, 8, 5, 2, True, 8, 1),
             (128, 128, ROW, 4, 5, 1, True, 8, 1), (128, 128, ROW, 4, 3, 1, True, 8, 2), (128, 256, ROW, 8, 4, 4, True, 16, 1),
+            (128, 128, ROW, 8, 3, 1, False, 8, 1), (128, 128, ROW, 8, 4, 1, False, 8, 1),
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:
@@ -122,6 +130,7 @@ class TilesMatmul:
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
+    seconds = staticmethod(seconds)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")

@@ -1,0 +1,125 @@
+"""What a matrix product takes on a GPU, tile by tile. Constants are fitted to measurements on an H200 (`bench/cost_model.py`).
+
+A processor works off its tiles one after the other: the products of a tile, slowed down where too few bytes are on their way
+to it at a time, then the tile's epilogue, which another program on the same processor hides. The memory sets a limit to all of
+them together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.templates.contract import Config
+from kgen.templates.problem import Input, Problem
+from kgen.templates.triton.boxes import boxes
+
+# Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
+LAUNCH, START, LATENCY = 2.0e-6, 0.5e-6, 1.0e-6
+# Additions a second of one processor, in epilogues; bytes a second that reach it from the L2 cache.
+ADDITIONS, L2_RATE = 160 * 1.7e9, 110e9
+# Shared memory and registers of a processor, and bytes that the system takes from each program.
+SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
+# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
+# with little for each warp to do.
+LARGE_RATE, SMALL_RATE, THIN_RATE = 0.96, 0.86, 0.82
+# The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
+# computed, and passes through registers.
+POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
+# Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
+LINE, STRADDLING = 128, 1.6
+# Share of the memory's bandwidth that kernels reach.
+STREAM_RATE = 0.92
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A configuration's tile on one problem: seconds of its products, of a step of them, and of its epilogue."""
+
+    products: float
+    step: float
+    epilogue: float
+
+
+def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
+    """The time of a kernel. `shared` and `registers` are what a program needs. A configuration with PROGRAMS has programs that
+    stay on their processor, as many on each."""
+    device = problem.device
+    tile = tile_of(problem, config)
+    tiles = problem.size("b") * _tiles(problem, "m", config.BLOCK_M) * _tiles(problem, "n", config.BLOCK_N)
+    each = math.ceil(tiles / device.processors)  # of the processor with most of them
+    limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
+    stays = config.get("PROGRAMS")
+    together = max(1, min(stays or limit, limit, each))
+    covered = (config.STAGES - 1) * tile.step * together
+    products = tile.products * max(1.0, LATENCY / covered)
+    if together > 1:
+        busy = each * products + (0 if stays else each * START / together) + tile.epilogue
+    else:
+        busy = each * (products + tile.epilogue + (0 if stays else START))
+    moved = _traffic(problem) / device.bandwidth / STREAM_RATE
+    return LAUNCH + max(busy + START, moved)
+
+
+def tile_of(problem: Problem, config: Config) -> Tile:
+    """The parts of one tile's time on a processor that has it to itself."""
+    device, count = problem.device, len(problem.members)
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    area = config.BLOCK_M * config.BLOCK_N
+    rate = problem.rate / device.processors
+    arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count)
+    step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
+    work = area * sum(vs.total_cost(s.roots) for s in problem.epilogue) / ADDITIONS
+    outside = problem.epilogue_bytes * area / (problem.size("b") * problem.size("m") * problem.size("n"))
+    return Tile(steps * step, step, work + outside * device.processors / device.bandwidth)
+
+
+def _operands(problem: Problem) -> list[Input]:
+    """Each operand once: those that the products of a family have in common, and their own."""
+    return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
+
+
+def _own(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].many
+
+
+def _loaded(problem: Problem, one: Input, config: Config) -> float:
+    """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
+    size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
+    strides = [problem.stride(one.name, axis) for axis in one.axes]
+    whole = all(s is None or s == 1 or problem.sizes.of(s) * one.dtype.itemsize % LINE == 0 for s in strides)
+    return size if whole else size * STRADDLING
+
+
+def _share(problem: Problem, config: Config, area: int) -> float:
+    """The share of the peak rate that the slowest operand and the tile's size allow."""
+    rate = LARGE_RATE if area >= 128 * 256 else SMALL_RATE if area >= 4096 * config.WARPS else THIN_RATE
+    whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
+    for member in problem.members:
+        for one in member.values():
+            if one.load is None:
+                rate = min(rate, COMPUTED_RATE)
+            elif problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str):
+                continue
+            else:
+                rate = min(rate, POINTER_RATE if whole and _aligned_rows(problem, one.name) else MISALIGNED_RATE)
+    return rate
+
+
+def _aligned_rows(problem: Problem, name: str) -> bool:
+    """Whether each row of an operand begins at a multiple of 16 bytes, so that threads load as many at a time."""
+    one = problem.inputs[name]
+    strides = [problem.stride(name, axis) for axis in one.axes if problem.template.block(axis)]
+    others = [s for s in strides if s != 1]
+    return len(others) < len(strides) and all(s is not None and ix.mod(s * one.dtype.itemsize, 16) == 0 for s in others)
+
+
+def _tiles(problem: Problem, axis: str, block: int) -> int:
+    return math.ceil(problem.size(axis) / block)
+
+
+def _traffic(problem: Problem) -> int:
+    """Bytes that the kernel has to move."""
+    return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
