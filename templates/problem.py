@@ -211,8 +211,8 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
 
 
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can be.
-    To those others it is an axis along which they repeat, as what is expanded does, and as everything does along a length of 1."""
+    """The axis of the loop: of the results for an outer one, in all operands that know it, and in as few others as can be.
+    Along it those others repeat, as what is expanded does, and as everything does along a length of 1."""
     pattern = template.implements
     needed = {k for k, atoms in enumerate(used) if v in atoms}
     fitting: list[tuple[int, str]] = []

@@ -13,7 +13,7 @@ from kgen.templates.contract import Pattern, Template
 from kgen.testing.case import LAYOUTS, Case
 from kgen.testing.fusions import EPILOGUES, PROLOGUES, Fusion, Shapes
 
-__all__ = ["DTYPES", "cases", "cases_of_dtype", "plain"]
+__all__ = ["DTYPES", "cases", "cases_of_dtype", "large", "plain"]
 
 # The types to try, the ones for everything else first.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -21,6 +21,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LENGTHS = {"batch": 3, "rows": 35, "columns": 37, "depth": 43}
 SLOTS = {"batch": 3, "rows": 36, "columns": 39, "depth": 44}
 PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,)}
+SEVERAL = {"batch": 2, "rows": 67, "columns": 131, "depth": 197}
+LARGE = {"batch": 2, "rows": 1031, "columns": 1543, "depth": 2053}
 # Longest length around a knob's value: an interpreter walks through every tile.
 LONGEST = 257
 
@@ -39,6 +41,13 @@ def plain(template: Template, dtype: torch.dtype) -> Case:
     """The product alone: a template that refuses this refuses the type."""
     pattern = _pattern(template)
     return _case("alone", f"{dtype}".removeprefix("torch."), pattern, _lengths(pattern, LENGTHS, batched=False), dtype)
+
+
+def large(template: Template, dtype: torch.dtype) -> Iterator[Case]:
+    """Many tiles along each axis: too slow for an interpreter."""
+    pattern = _pattern(template)
+    yield _case("size", "large", pattern, _lengths(pattern, LARGE, batched=False), dtype)
+    yield _case("size", "large, few rows", pattern, _lengths(pattern, {**LARGE, "rows": 3}, batched=False), dtype)
 
 
 def cases_of_dtype(template: Template, dtype: torch.dtype) -> Iterator[Case]:
@@ -136,6 +145,7 @@ def _sizes(template: Template, pattern: Pattern, dtype: torch.dtype) -> Iterator
         base = usual if axis in usual else batched
         for length in (0, 1, *PRIMES[_role(pattern, axis)], *_around_tiles(template, axis)):
             yield _case("size", f"{axis}={length}", pattern, {**base, axis: length}, dtype)
+    yield _case("size", "several tiles", pattern, _lengths(pattern, SEVERAL, batched=False), dtype)
     for length in (1, 16, 128):
         yield _case("size", f"all {length}", pattern, dict.fromkeys(usual, length), dtype)
     if len(batched) > len(usual):

@@ -122,6 +122,7 @@ EPILOGUES: tuple[Fusion, ...] = (
     Fusion("raw result kept", _after(lambda c: (F.relu(c).square(), c))),
     Fusion("to float32", _after(lambda c: F.gelu(c.to(torch.float32)))),
     Fusion("to float16", _after(lambda c: (c * 0.5).to(torch.float16))),
+    Fusion("added in place", _after(lambda c, t: t.add_(c)), lambda s: (Spec(s.result, s.dtype, written=True),)),
     Fusion("transposed", _after(lambda c: F.gelu(c).mT.contiguous())),
     Fusion("columns in parts", _after(lambda c: _split(F.silu(c)))),
     Fusion("rows in parts", _after(lambda c: torch.tanh(c).unflatten(-2, (2, -1)).movedim(-2, -1).contiguous())),
