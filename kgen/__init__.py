@@ -23,6 +23,7 @@ _PUBLIC = {
     "explain": "kgen.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",
     "knob": "kgen.templates.contract:knob",
+    "operator": "kgen.templates.contract:operator",
     "operand": "kgen.templates.contract:operand",
     "require_fused": "kgen.verdict:require_fused",
     "result": "kgen.templates.contract:result",

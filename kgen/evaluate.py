@@ -292,6 +292,10 @@ class _Machine:
         for _, new in node.mutates:
             self.tensors[new] = self._alias(self.graph.buffers[new])
 
+    def operation(self, node: ir.Operation) -> None:
+        assert node.vendor is not None
+        self.extern(node.vendor)
+
     def attention(self, node: ir.Attention) -> None:
         self.extern(node.vendor)
 
@@ -387,7 +391,7 @@ class _Machine:
 _RUN: dict[type, Callable[[_Machine, Any], None]] = {
     ir.Pointwise: _Machine.pointwise, ir.Reduction: _Machine.reduction, ir.Scan: _Machine.scan, ir.Scatter: _Machine.scatter,
     ir.Contraction: _Machine.contraction, ir.Attention: _Machine.attention,
-    ir.Extern: _Machine.extern,
+    ir.Operation: _Machine.operation, ir.Extern: _Machine.extern,
 }  # fmt: skip
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}

@@ -119,6 +119,22 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """``outs[k][t, vars] = k-th result of op over the t-th `block` of points of rvars``, counted in row-major order. Only the
+    scheduler makes these, of reductions that run on the tiles of a product; another node joins the parts. The index of argmax
+    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say."""
+
+    outs: tuple[str, ...]
+    vars: tuple[Var, ...]
+    rvars: tuple[Var, ...]
+    op: str
+    value: Value
+    block: int
+    fixed: bool
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
     """Inclusive scan of `value` along `axis` (one of `vars`); outs as for the reduction of the same name, except that among
     equals, and among NaNs, argmax and argmin give the last position so far, as torch.cummax does."""
@@ -215,6 +231,24 @@ class Contraction:
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """A call of an operator that some template implements: `outs[out_vars]`, all over the same variables. `operands` are its
+    tensors as values over ``out_vars + inner``, each in its own type `dtypes`; `axes` names the variables as the template
+    does, `arguments` are the numbers among the operator's arguments. `vendor` is the call, used when no template takes it."""
+
+    outs: tuple[str | None, ...]
+    out_vars: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    operands: tuple[Value, ...]
+    dtypes: tuple[torch.dtype, ...]
+    axes: tuple[tuple[str, Var], ...]
+    operator: str
+    arguments: tuple[tuple[str, Any], ...]
+    vendor: Extern | None
+    origin: Origin = Origin()
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """softmax(scale * q k^T + mask) v over named operands; the operator's own schema gives the details."""
 
@@ -223,7 +257,8 @@ class Attention:
 
 
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
-Node = Union[Pointwise, Reduction, Scan, Scatter, Contraction, Attention, Extern]
+Product = Contraction | Operation  # what templates compute
+Node = Union[Pointwise, Reduction, Partial, Scan, Scatter, Contraction, Operation, Attention, Extern]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +289,7 @@ class Graph:
 
 def call_of(node: Node) -> Extern | None:
     """The library call that the node is, or that is equivalent to it."""
-    if isinstance(node, Contraction | Attention):
+    if isinstance(node, Contraction | Operation | Attention):
         return node.vendor
     return node if isinstance(node, Extern) else None
 
@@ -263,8 +298,10 @@ def outs(node: Node) -> tuple[str, ...]:
     """Names of the buffers (or buffer versions) that the node defines."""
     if isinstance(node, Pointwise | Scatter | Contraction):
         return (node.out,)
-    if isinstance(node, Reduction | Scan):
+    if isinstance(node, Reduction | Partial | Scan):
         return node.outs
+    if isinstance(node, Operation):
+        return tuple(o for o in node.outs if o is not None)
     call = call_of(node)
     assert call is not None
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
@@ -272,13 +309,15 @@ def outs(node: Node) -> tuple[str, ...]:
 
 def roots(node: Node) -> tuple[Value, ...]:
     """The values a loop node computes, those inside a scatter's index and mask included."""
-    if isinstance(node, Pointwise | Reduction | Scan):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan):
         return (node.value,)
     if isinstance(node, Scatter):
         from_index = tuple(v for e in node.index for v in _indirect_values(e))
         return (node.value, *from_index, *(() if node.mask is None else (node.mask,)))
     if isinstance(node, Contraction):
         return (node.lhs, node.rhs, *(v for v in (node.scale, node.addend) if v is not None))
+    if isinstance(node, Operation):
+        return node.operands
     return ()
 
 
@@ -303,7 +342,7 @@ def reads(node: Node) -> tuple[str, ...]:
         names = [a.buffer for a in tensor_args((call.args, tuple(v for _, v in call.kwargs)))]
         return tuple(dict.fromkeys(names + [old for old, _ in call.mutates]))
     names = [v.attr[0] for v in loads(roots(node))]
-    if isinstance(node, Contraction) and node.vendor is not None:  # it reads its operands as buffers
+    if isinstance(node, Contraction | Operation) and node.vendor is not None:  # it reads its operands as buffers
         names += [a.buffer for a in tensor_args((node.vendor.args, tuple(v for _, v in node.vendor.kwargs)))]
     if isinstance(node, Scatter):
         names.append(node.target)
@@ -320,7 +359,7 @@ def sizes_used(graph: Graph, node: Node) -> set[Size]:
         exprs += [*buffer.sizes, *(buffer.strides or ())]
     for value in topological(roots(node)):
         exprs += index_exprs(value)
-    if isinstance(node, Pointwise | Reduction | Scan | Scatter | Contraction):
+    if isinstance(node, Pointwise | Reduction | Partial | Scan | Scatter | Contraction | Operation):
         exprs += [v.extent for loops in iteration(node) for v in loops]
     if isinstance(node, Scatter):
         exprs += node.index
@@ -357,8 +396,10 @@ def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
             found.add(atom)
 
 
-def iteration(node: Loop | Contraction) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def iteration(node: Loop | Partial | Product) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(outer variables, reduced variables) of a loop node."""
     if isinstance(node, Contraction):
         return node.out_vars, node.reduced
-    return (node.vars, node.rvars) if isinstance(node, Reduction) else (node.vars, ())
+    if isinstance(node, Operation):
+        return node.out_vars, node.inner
+    return (node.vars, node.rvars) if isinstance(node, Reduction | Partial) else (node.vars, ())

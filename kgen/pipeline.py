@@ -24,6 +24,7 @@ from kgen.record import record
 from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
+from kgen.templates import registry
 from kgen.templates.cpp import template as cpp_template
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
@@ -59,8 +60,10 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
     """Aten calls to loop IR."""
     counters.add("lowered")
+    operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
-        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs, config.gpu_interpreter
+        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
+        config.gpu_interpreter, operators,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)

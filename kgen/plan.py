@@ -14,6 +14,8 @@ from kgen.verdict import Verdict
 
 # Iterations of a tiled loop: one cache line of float32.
 TILE = 16
+# What a partial reduction calls the number of its tile.
+PART = "part"
 # Longest row, in points, that one program on a GPU holds in registers.
 MAX_PERSISTENT = 32768
 
@@ -21,10 +23,14 @@ MAX_PERSISTENT = 32768
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan,
-    scatter, column or contraction; `section` numbers the inner loop it runs in (inner statements) or after which it runs
-    (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A column
+    scatter, column, contraction or partial; `section` numbers the inner loop it runs in (inner statements) or after which it
+    runs (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A column
     statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
-    kernel's `share`. A contraction sums `value` times `factors` over the inner loops, each rounded to `operands` before."""
+    kernel's `share`. A contraction is what templates compute: the sum over the inner loops of `value` times `factors`,
+    each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these.
+    A partial reduces a product's tile along the outer loops in `rank` (which counts their points), every `block` of them to one
+    result; `store` begins with the number of the tile (`part`), a variable that whoever emits the statement defines. A block
+    of 0 is still to be chosen."""
 
     kind: str
     outs: tuple[str, ...]
@@ -37,9 +43,12 @@ class Statement:
     mask: Value | None = None
     target: str | None = None
     axis: Var | None = None
-    rank: Expr | None = None  # argmax and argmin: what counts as the index of a point
+    rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point
+    block: int = 0  # partial
     factors: tuple[Value, ...] = ()  # contraction: further operands
-    operands: torch.dtype | None = None
+    operands: tuple[torch.dtype, ...] = ()
+    axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: the index along each of the template's axes
+    arguments: tuple[tuple[str, Any], ...] = ()
 
     @property
     def roots(self) -> tuple[Value, ...]:

@@ -184,6 +184,14 @@ def _contraction(node: ir.Contraction, graph: Graph) -> str:
     return _with_body(head, body, f"{scale}sum {body.name(node.lhs)} * {body.name(node.rhs)}{addend}")
 
 
+def _operation(node: ir.Operation, graph: Graph) -> str:
+    body = _Body(node.operands)
+    loops = f"{_loops(node.out_vars)} | {_loops(node.inner)}"
+    call = "" if node.vendor is None else f" as {_call(node.vendor)}"
+    head = f"{_defined(ir.outs(node), graph)} = {node.operator}({loops}){call}{_origin(node.origin)}"
+    return _with_body(head, body, f"of {', '.join(body.name(v) for v in node.operands)}")
+
+
 def _attention(node: ir.Attention, graph: Graph) -> str:
     return f"{_defined(node.vendor.outs, graph)} = attention {_call(node.vendor)}{_origin(node.origin)}"
 
@@ -220,5 +228,6 @@ def _argument(arg: Any) -> str:
 
 _PRINT: dict[type, Callable[[Any, Graph], str]] = {
     ir.Pointwise: _pointwise, ir.Reduction: _reduction, ir.Scan: _scan, ir.Scatter: _scatter, ir.Contraction: _contraction,
+    ir.Operation: _operation,
     ir.Attention: _attention, ir.Extern: _extern,
 }  # fmt: skip

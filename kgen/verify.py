@@ -169,7 +169,7 @@ class _Verifier:
             buffer = self.buffer(name)
             self.require(buffer.kind == "intermediate", f"{name} is of kind {buffer.kind} and cannot be defined by a node")
             self.require(name not in self.versions, f"{name} is defined twice")
-            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Contraction)
+            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Product)
             shares = f"{name} shares the storage of {buffer.alias_of}, so only a Scatter may write it"
             self.require(not writes or buffer.alias_of is None, shares)
             self.versions[name] = self.mutations.get(self.roots[name], 0)
@@ -286,6 +286,15 @@ class _Verifier:
         self.require(node.vendor.outs == (node.out,), f"its library call defines {node.vendor.outs}")
         self.call(node.vendor)
 
+    def operation(self, node: ir.Operation) -> None:
+        self.values(list(node.operands), self.variables((*node.out_vars, *node.inner)))
+        self.require(len(node.operands) == len(node.dtypes), f"{len(node.operands)} operands of {len(node.dtypes)} types")
+        for out in ir.outs(node):
+            self.same_sizes(out, self.buffer(out).sizes, _extents(node.out_vars))
+        if node.vendor is not None:
+            self.require(node.vendor.outs == node.outs, f"its call defines {node.vendor.outs}")
+            self.call(node.vendor)
+
     def attention(self, node: ir.Attention) -> None:
         self.call(node.vendor)
 
@@ -311,7 +320,7 @@ class _Verifier:
 _CHECKS: dict[type, Callable[[_Verifier, Any], None]] = {
     ir.Pointwise: _Verifier.pointwise, ir.Reduction: _Verifier.reduction, ir.Scan: _Verifier.scan,
     ir.Scatter: _Verifier.scatter, ir.Contraction: _Verifier.contraction, ir.Attention: _Verifier.attention,
-    ir.Extern: _Verifier.call,
+    ir.Operation: _Verifier.operation, ir.Extern: _Verifier.call,
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Lowering: aten graphs to loop IR. `lower` and `reinplace` are the two stages."""
 
 from kgen.lowering.graph import LoweringContext, lower
+from kgen.lowering.operation import OperatorAxes
 from kgen.lowering.reinplace import reinplace
 
-__all__ = ["LoweringContext", "lower", "reinplace"]
+__all__ = ["LoweringContext", "OperatorAxes", "lower", "reinplace"]

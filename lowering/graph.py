@@ -20,6 +20,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
 from kgen.lowering.mutation import root_of
+from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, number_of
 from kgen.lowering.views import owner_of
@@ -47,6 +48,7 @@ class LoweringContext:
     forced: frozenset[str] = frozenset()
     static_inputs: frozenset[int] = field(default_factory=frozenset)
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
+    operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -167,7 +169,7 @@ class _Lowering:
 
     def _apply(self, node: Node, args: Any, kwargs: Mapping[str, Any]) -> Any:
         name = operator_name(node.target)
-        rule = find(RULES, node.target)
+        rule = find(RULES, node.target) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
         reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
         if rule is None or forced or reason:
@@ -188,6 +190,12 @@ class _Lowering:
                 operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line
             ) from cause
         return result
+
+    def _template_rule(self, node: Node) -> Any:
+        """The rule of an operator that some template implements."""
+        schema = getattr(node.target, "_schema", None)
+        axes = None if schema is None else self.context.operators.get(schema.name)
+        return None if axes is None else lambda b, *args, **kwargs: lower_operator(b, axes, args, kwargs)
 
     def _by_rule(self, rule: Any, node: Node, args: Any, kwargs: Any) -> Any:
         """What the rule makes of the arguments, all of them on the device of the result."""

@@ -33,6 +33,15 @@ def identity_space(a: Group, b: Group) -> Space | Reason:
     )
 
 
+def same_points(a: Group, b: Group) -> Space | Reason:
+    """Joins a group that has inner loops with one of independent points, position by position of the outer loops: of two that
+    read a product through one reshape, neither access is plain."""
+    if bool(a.inner) == bool(b.inner) or [v.extent for v in a.outer] != [v.extent for v in b.outer]:
+        return Reason.SPACE_MISMATCH
+    mapping: Mapping = dict(zip(b.outer, _exprs(a.outer), strict=True))
+    return _canonical(a.outer, a.inner or b.inner, {}, mapping, bool(a.inner), bool(b.inner))
+
+
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point."""
     mirror = _mirror(index_a, index_b, b.outer)

@@ -53,6 +53,15 @@ def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
     return problem
 
 
+def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, int]:
+    """How many points the parts of the kernel's partial reductions have under its template's tile, by their first results."""
+    assert kernel.choice is not None
+    problem = chosen_problem(kernel, graph, device)
+    config = problem.template.config(**dict(kernel.choice.config))
+    found = {s.outs[0]: problem.part(s).block(config) for s in problem.epilogue if s.kind == "partial"}
+    return {name: block for name, block in found.items() if block is not None}
+
+
 def choose_template(
     kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None
 ) -> Kernel | Verdict:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from kgen import errors, ir
 from kgen.scheduler import cost
-from kgen.scheduler.align import Space, align, identity_space
-from kgen.scheduler.contractions import is_product
+from kgen.scheduler.align import Space, align, identity_space, same_points
+from kgen.scheduler.contractions import are_family, is_partial, is_product
 from kgen.scheduler.items import Group, Members
 from kgen.scheduler.legality import illegal, moved
 from kgen.sizes import Sizes
@@ -38,6 +38,7 @@ class Fuser:
     limits: dict[str, cost.Limits]  # by device
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
+    families: bool = True  # products may share a kernel
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -162,6 +163,8 @@ class Fuser:
         """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
+        if (is_partial(a) or is_partial(b)) and not (is_product(a) or is_product(b)):
+            return flows, Reason.NOT_A_PRODUCT
         joint = self._joint(a, b, buffer, common)
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
 
@@ -171,10 +174,11 @@ class Fuser:
         """What may run on the tiles of a product: independent points, one for each of the product's."""
         if isinstance(joint, Reason):
             return joint
-        if is_product(a) and is_product(b):
-            return Reason.TWO_PRODUCTS
         if not flows:
             return Reason.NO_SAVING
+        if is_product(a) and is_product(b):
+            family = self.enabled and self.families and are_family((*joint[1].items, *joint[2].items))
+            return joint if family else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
         return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
 
@@ -182,7 +186,7 @@ class Fuser:
         if not flows:
             return Reason.SIBLINGS
         if is_product(a) or is_product(b):
-            return Reason.EPILOGUE
+            return Reason.PARTIALS if is_partial(a) or is_partial(b) else Reason.EPILOGUE
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
     def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
@@ -201,7 +205,7 @@ class Fuser:
                     best = found if best is Reason.SPACE_MISMATCH else best
         if best is Reason.REDUCED_AXES_DIFFER:
             return best  # of a square, rows and columns have the same loops, but are at other elements
-        found = self._legal(a, b, identity_space(a, b))
+        found = self._legal(a, b, same_points(a, b) if is_product(a) or is_product(b) else identity_space(a, b))
         return best if isinstance(found, Reason) else found
 
     def _legal(self, a: Group, b: Group, space: Space | Reason) -> tuple[Space, Members, Members] | Reason:

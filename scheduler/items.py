@@ -27,28 +27,34 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop | ir.Contraction
+    node: ir.Loop | ir.Partial | ir.Product
     position: int
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
     value: Value
     store: Index
     mask: Value | None = None
-    rank: Expr | None = None  # argmax and argmin: the row-major position that counts as this point's index
+    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index
     in_order: bool = True  # some loop's points must run one after the other
-    factors: tuple[Value, ...] = ()  # further operands of a contraction
+    factors: tuple[Value, ...] = ()  # further operands of a product
+    axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
 
     @property
     def reduces(self) -> bool:
-        return isinstance(self.node, ir.Reduction | ir.Contraction)
+        return isinstance(self.node, ir.Reduction | ir.Product)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it reduces the tiles of a product."""
+        return isinstance(self.node, ir.Partial)
 
     @property
     def contracts(self) -> bool:
-        return isinstance(self.node, ir.Contraction)
+        return isinstance(self.node, ir.Product)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return (accumulator(self.node.out),) if isinstance(self.node, ir.Contraction) else ir.outs(self.node)
+        return accumulators(self.node) if isinstance(self.node, ir.Product) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -78,25 +84,34 @@ class Item:
         value, *rest = vs.substitute_all([self.value, *masks, *self.factors], mapping)
         mask = rest.pop(0) if masks else None
         memo: dict[Expr, Expr] = {}
+        axes = tuple((name, ix.substitute(e, mapping, memo)) for name, e in self.axes)
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
         rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
-        return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, outer=outer, inner=inner, rank=rank)
+        moved = replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
+        return replace(moved, outer=outer, inner=inner)
 
 
-def accumulator(out: str) -> str:
-    """The buffer of a contraction's sum, before it is scaled and rounded: it lives in registers only."""
-    return f"{out}_sum"
-
-
-def make_item(node: ir.Loop | ir.Contraction, position: int) -> Item:
-    """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+def accumulators(node: ir.Product) -> tuple[str, ...]:
+    """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
+    nobody uses have one too, for the template makes them anyhow."""
     if isinstance(node, ir.Contraction):
-        inner = node.reduced or (ix.var("y0", 1),)
-        return Item(node, position, node.out_vars, inner, node.lhs, tuple(v.expr() for v in node.out_vars), factors=(node.rhs,))
+        return (f"{node.out}_sum",)
+    used = ir.outs(node)
+    return tuple(f"{used[0]}_unused{k}" if out is None else f"{out}_tile" for k, out in enumerate(node.outs))
+
+
+def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
+    """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
+    if isinstance(node, ir.Product):
+        return _product_item(node, position)
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
-        rank = ix.linearize([v.expr() for v in node.rvars], ix.contiguous_strides(v.extent for v in node.rvars))
+        rank = position_in(node.rvars)
         return Item(node, position, node.vars, node.rvars or (ix.var("y0", 1),), node.value, store, rank=rank)
+    if isinstance(node, ir.Partial):
+        rank = position_in(node.rvars)
+        store = (ix.floordiv(rank, node.block), *(v.expr() for v in node.vars))
+        return Item(node, position, node.vars + node.rvars, (), node.value, store, rank=rank, in_order=False)
     if isinstance(node, ir.Scan):
         outer = tuple(v for v in node.vars if v is not node.axis)
         return Item(node, position, outer, (node.axis,), node.value, tuple(v.expr() for v in node.vars), rank=node.axis.expr())
@@ -106,6 +121,19 @@ def make_item(node: ir.Loop | ir.Contraction, position: int) -> Item:
         inner = tuple(v for v in node.vars if v in serial)
         return Item(node, position, outer, inner, node.value, node.index, node.mask, in_order=bool(serial))
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
+
+
+def _product_item(node: ir.Product, position: int) -> Item:
+    outer, inner = ir.iteration(node)
+    store = tuple(v.expr() for v in outer)
+    value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
+    axes = () if isinstance(node, ir.Contraction) else tuple((name, v.expr()) for name, v in node.axes)
+    return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes)
+
+
+def position_in(loops: tuple[Var, ...]) -> Expr:
+    """The row-major position of a point of the loops."""
+    return ix.linearize([v.expr() for v in loops], ix.contiguous_strides(v.extent for v in loops))
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:

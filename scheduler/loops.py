@@ -221,7 +221,8 @@ def _substituted(s: Statement, mapping: dict[Atom, Expr]) -> Statement:
     memo: dict[Expr, Expr] = {}
     store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
     rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo, lambda v: vs.substitute(v, mapping))
-    return replace(s, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank)
+    axes = tuple((name, ix.substitute(e, mapping, memo)) for name, e in s.axes)
+    return replace(s, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
 
 
 def _all_exprs(kernel: Kernel) -> list[Expr]:
@@ -230,7 +231,7 @@ def _all_exprs(kernel: Kernel) -> list[Expr]:
         for value in vs.topological(s.roots):
             for e in vs.index_exprs(value):
                 found[e] = None
-        for e in (*s.store, *([] if s.rank is None or s.op not in ("argmax", "argmin") else [s.rank])):
+        for e in (*s.store, *([] if s.rank is None or s.op not in ("argmax", "argmin") else [s.rank]), *(e for _, e in s.axes)):
             found[e] = None
     return list(found)
 

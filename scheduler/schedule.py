@@ -9,7 +9,7 @@ from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import choose_template, product_of
+from kgen.scheduler.choose import choose_template, part_blocks, product_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -17,6 +17,7 @@ from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.memory import plan_memory, reads
+from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.tiles import Gpu
@@ -54,25 +55,37 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     """Groups the graph's nodes into kernels and orders them.
 
     Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower
-    than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls."""
+    than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls. So it
+    is when the tile that was chosen for a product says into how many parts its rows are reduced."""
     options = options or Options()
     freeze_layouts(graph)
-    offered = _offered(graph, options)
+    offered, tiles = _offered(graph, options), Tiles()
     refusals: list[Verdict] = []
     while True:
-        result = _attempt(graph, offered, options)
-        refused = _choose(result, options)
-        if not refused:
+        result = _attempt(graph, offered, tiles, options)
+        apart = alone(result)
+        refused = {} if apart else _choose(result, options)
+        blocks = {} if apart or refused else _blocks(result, options)
+        if not apart and not refused and not blocks:
             result.verdicts[:0] = refusals
             return plan_memory(result)
-        refusals += refused.values()
-        offered = offered - set(refused)
+        refusals += (*apart.values(), *refused.values())
+        offered -= set(refused)
+        tiles = Tiles({**tiles.blocks, **blocks}, tiles.apart | set(apart))
 
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
     """Results of the contractions that templates may compute."""
-    found = (n for n in graph.nodes if isinstance(n, ir.Contraction) and n.operands is not None)
-    return frozenset(n.out for n in found if options.templates and registry.every(options.device(graph, n.out).kind))
+    if not options.templates:
+        return frozenset()
+    outs = (ir.outs(n)[0] for n in graph.nodes if _offerable(n))
+    return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
+
+
+def _offerable(node: ir.Node) -> bool:
+    if isinstance(node, ir.Contraction):
+        return node.operands is not None
+    return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
 def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
@@ -91,9 +104,18 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
     return refused
 
 
-def _attempt(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
+def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
+    """Points of the parts into which the chosen tiles cut what products reduce, where that was not known."""
+    found: dict[str, int] = {}
+    for kernel in plan.kernels:
+        if isinstance(kernel, Kernel) and any(s.block == 0 for s in partials(kernel)):
+            found |= part_blocks(kernel, plan.graph, options.device(plan.graph, product_of(kernel)))
+    return found
+
+
+def _attempt(graph: ir.Graph, offered: frozenset[str], tiles: Tiles, options: Options) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute the contractions in `offered`."""
-    nodes, graph.nodes = graph.nodes, offer(graph, offered)
+    nodes, graph.nodes = graph.nodes, offer(graph, offered, tiles)
     try:
         return _scheduled(graph, options)
     finally:
@@ -143,10 +165,11 @@ def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     group = Group(position, first=position, last=position, rank=position)
-    if isinstance(node, ir.Extern | ir.Attention) or (isinstance(node, ir.Contraction) and node.vendor is not None):
+    if ir.call_of(node) is not None:
         group.call = node
     else:
-        items = items_of(node, position, graph) if isinstance(node, ir.Contraction) else [make_item(node, position)]
+        assert not isinstance(node, ir.Extern | ir.Attention)
+        items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
         renamed: dict[ix.Atom, ix.Expr] = {}
         outer = _renamed("x", items[0].outer, renamed)
         inner = _renamed("y", items[0].inner, renamed)

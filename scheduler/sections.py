@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Indirect, Var, free_atoms
-from kgen.plan import Kernel, Statement
+from kgen.plan import PART, Kernel, Statement
 from kgen.scheduler.cost import LIMITS, Limits
 from kgen.scheduler.items import Group, Item
 from kgen.sizes import Sizes
@@ -21,7 +22,8 @@ def make_kernel(group: Group, sizes: Sizes, needed: frozenset[str], verdicts: li
     items = group.items
     after = _place(items)
     items, after, rows, stored = _crossings(group, items, after, _Keeping(group.inner, sizes, LIMITS[target]), needed, verdicts)
-    statements = [_statement(item, after[k], stored) for k, item in enumerate(items)]
+    tiled = frozenset(o for item in items if item.is_partial for o in item.outs)
+    statements = [_statement(item, after[k], stored, tiled) for k, item in enumerate(items)]
     sections = 1 + max((s.section for s in statements if s.inner), default=-1)
     origins = tuple(item.node.origin for item in items)
     return Kernel(_name(items), group.outer, group.inner, sections, tuple(statements), tuple(rows), origins, target)
@@ -145,14 +147,22 @@ def _inlined(item: Item, place: int, items: list[Item], places: list[int], inlin
     return dataclasses.replace(item, value=new[0], mask=new[1] if len(new) > 1 else None)
 
 
-def _statement(item: Item, section: int, stored: set[str]) -> Statement:
+def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]) -> Statement:
     node = item.node
     flags = tuple(o in stored for o in item.outs)
     if isinstance(node, ir.Contraction):
+        assert node.operands is not None
+        kinds = (node.operands, node.operands)
         return Statement(
-            "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
-            factors=item.factors, operands=node.operands,
+            "contraction", item.outs, item.value, item.store, True, section, flags, "sum", factors=item.factors, operands=kinds
+        )
+    if isinstance(node, ir.Operation):
+        return Statement(
+            "contraction", item.outs, item.value, item.store, True, section, flags, node.operator,
+            factors=item.factors, operands=node.dtypes, axes=item.axes, arguments=node.arguments,
         )  # fmt: skip
+    if isinstance(node, ir.Partial):
+        return _partial(item, node, section, flags, tiled)
     if isinstance(node, ir.Reduction):
         return Statement("reduction", node.outs, item.value, item.store, True, section, flags, node.op, rank=item.rank)
     if isinstance(node, ir.Scan):
@@ -167,6 +177,19 @@ def _statement(item: Item, section: int, stored: set[str]) -> Statement:
             kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target
         )
     return Statement("pointwise", (node.out,), item.value, item.store, bool(item.inner), section, flags)
+
+
+def _partial(item: Item, node: ir.Partial, section: int, flags: tuple[bool, ...], tiled: frozenset[str]) -> Statement:
+    """Which tile it is is for the template to say. What others have made of the tile (`tiled`) is in its registers."""
+    length = ix.product(v.extent for v in node.rvars)
+    store = (ix.var(PART, ix.ceildiv(length, node.block)).expr(), *item.store[1:])
+
+    def of_this_tile(load: Value) -> Value | None:
+        return vs.load(load.attr[0], store, load.attr[2]) if load.attr[0] in tiled else None
+
+    [value] = vs.replace_loads([item.value], of_this_tile)
+    block = node.block if node.fixed else 0
+    return Statement("partial", node.outs, value, store, False, section, flags, node.op, rank=item.rank, block=block)
 
 
 def _indirect(item: Item) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,17 +42,20 @@ GIVEN = frozenset({"kernel", "config", "problem"})
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma"."""
+    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
+    When it is `many`, each of the products that share a kernel has its own; their other operand they have in common."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the main loop computes, a slot for epilogues."""
+    """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs."""
 
     axes: tuple[str, ...]
+    many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,14 @@ class Knob:
     values: tuple[Any, ...]
 
 
-def operand(*axes: str, access: str = "pointer") -> Operand:
+def operand(*axes: str, access: str = "pointer", many: bool = False) -> Operand:
     """An operand over the named axes, outermost first."""
-    return Operand(axes, access)
+    return Operand(axes, access, many)
 
 
-def result(*axes: str) -> Result:
+def result(*axes: str, many: bool = False) -> Result:
     """A result over the named axes, outermost first."""
-    return Result(axes)
+    return Result(axes, many)
 
 
 def knob(*values: Any) -> Knob:
@@ -79,10 +82,13 @@ def knob(*values: Any) -> Knob:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A sum of products over the axes that no result has: ``contraction("m,k", "k,n -> m,n")``."""
+    """What a template computes: a sum of products over the axes that no result has, or what `operator` does. `reference`
+    computes the same in plain torch, for checks; by default the operator itself does."""
 
     operands: tuple[tuple[str, ...], ...]
     results: tuple[tuple[str, ...], ...]
+    operator: str = ""
+    reference: Callable[..., Any] | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -92,13 +98,36 @@ class Pattern:
 def contraction(first: str, rest: str) -> Pattern:
     """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
     empty in a problem, so one pattern covers matrices and batches of them."""
-    second, _, out = rest.partition("->")
-    axes = [tuple(name.strip() for name in part.split(",") if name.strip()) for part in (first, second, out)]
-    if not all(axes):
-        raise errors.BadTemplate(
-            template="contraction", problem=f"{first!r}, {rest!r} is no pattern such as 'm,k', 'k,n -> m,n'"
-        )
-    return Pattern((axes[0], axes[1]), (axes[2],))
+    operands, results = _axes((first, rest))
+    if len(operands) != 2 or len(results) != 1:
+        raise errors.BadTemplate(template="contraction", problem="it has two operands and one result")
+    return Pattern(operands, results)
+
+
+def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None) -> Pattern:
+    """``operator("mylib::gated", "m,k", "n,k -> m,n")``: an operator of ``torch.ops``, a user's custom operator among them,
+    with the axes of its tensors in the order of its schema. Several results, all over the same axes, are separated by a
+    semicolon; numbers among the operator's arguments are attributes of ``problem.arguments``."""
+    operands, results = _axes(axes)
+    if "::" not in name:
+        raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
+    if len(set(results)) != 1:
+        raise errors.BadTemplate(template=name, problem=f"its results are over different axes, {results}")
+    return Pattern(operands, results, name, reference)
+
+
+def _axes(parts: Sequence[str]) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
+    """The axes of operands and results in ``("m,k", "k,n -> m,n")``."""
+    left, arrow, right = ", , ".join(parts).rpartition("->")
+    operands = tuple(_letters(part) for part in left.split(", , "))
+    results = tuple(_letters(part) for part in right.split(";"))
+    if not arrow or not all((*operands, *results)):
+        raise errors.BadTemplate(template=" ".join(parts), problem="this is no pattern such as 'm,k', 'k,n -> m,n'")
+    return operands, results
+
+
+def _letters(part: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in part.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +175,11 @@ class Template:
     @cached_property
     def axes(self) -> tuple[str, ...]:
         return self.implements.axes
+
+    @cached_property
+    def many(self) -> str | None:
+        """The operand of which each product of a family has its own."""
+        return next((name for name, one in self.operands.items() if one.many), None)
 
     def block(self, axis: str) -> str | None:
         """The knob that is the tile along an axis, if there is one."""
@@ -218,6 +252,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
             raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
         if not one.values:
             raise fail(f"knob {knob_name} has no values")
+    many = [k for k, v in operands.items() if v.many]
+    if (many or any(v.many for v in results.values())) and (len(many) != 1 or not all(v.many for v in results.values())):
+        raise fail("of a family of products, one operand and the result are many")
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")

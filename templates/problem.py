@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import SimpleNamespace
 
 import torch
 
 from kgen import index as ix
-from kgen import ir, ops
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement
 from kgen.sizes import Sizes
-from kgen.templates.contract import Template
+from kgen.templates.contract import Config, Template
 from kgen.values import Value
 
 
@@ -49,6 +50,25 @@ class Input:
     loops: Mapping[str, tuple[Var, ...]]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a partial reduction folds of a tile: points along `axis`, of which `run` neighbours have one result. `whole`: all of
+    the axis has one, so that a tile makes a part of it. `knob` is the tile's length along the axis."""
+
+    axis: str
+    run: Expr
+    whole: bool
+    knob: str
+
+    def block(self, config: Config) -> int | None:
+        """Points of a part: the tile's, or fewer where it holds several runs. None where neither divides the other."""
+        tile: int = config.get(self.knob)
+        run = self.run.as_int() or 0
+        if self.whole:
+            return tile
+        return run if tile % run == 0 else tile if run % tile == 0 else None
+
+
 class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
@@ -57,15 +77,18 @@ class Problem:
     ) -> None:
         self.template, self.kernel, self.graph, self.loops, self.device = template, kernel, graph, loops, device
         self.sizes = Sizes(graph.size_hints)
-        self.main = next(s for s in kernel.statements if s.kind == "contraction")
-        values = (self.main.value, *self.main.factors)
-        assert self.main.operands is not None
-        self.inputs = {
-            name: self._input(name, operand.axes, value)
-            for (name, operand), value in zip(template.operands.items(), values, strict=True)
-        }
+        self.mains = [s for s in kernel.statements if s.kind == "contraction"]
+        self.main = self.mains[0]
+        self.arguments = SimpleNamespace(**dict(self.main.arguments))
+        self.members = [self._inputs(s) for s in self.mains]
+        self.inputs = self.members[0]
 
-    def _input(self, name: str, axes: tuple[str, ...], value: Value) -> Input:
+    def _inputs(self, product: Statement) -> dict[str, Input]:
+        values = (product.value, *product.factors)
+        operands = zip(self.template.operands.items(), values, product.operands, strict=True)
+        return {name: self._input(name, operand.axes, value, dtype) for (name, operand), value, dtype in operands}
+
+    def _input(self, name: str, axes: tuple[str, ...], value: Value, dtype: torch.dtype) -> Input:
         """The operand with the loops of an axis joined where it walks through memory as if they were one: what the epilogue
         makes of a result's rows, say two dimensions of them, need not concern the operands."""
         exprs = [e for v in vs.topological([value]) for e in vs.index_exprs(v)]
@@ -79,18 +102,28 @@ class Problem:
                 mapping |= {**dict.fromkeys(rest, ix.ZERO), last: whole.expr()}
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value
-        return Input(name, axes, value, self.main_dtype, _plain(value, self.main_dtype), loops)
+        return Input(name, axes, value, dtype, _plain(value, dtype), loops)
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
-        return tuple(s for s in self.kernel.statements if s is not self.main)
+        return tuple(s for s in self.kernel.statements if s.kind != "contraction")
 
     @cached_property
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""
-        assert self.main.operands is not None
-        return ops.sum_dtype(self.main.operands)
+        return self.graph.buffers[self.main.outs[0]].dtype
+
+    def part(self, s: Statement) -> Part:
+        """What a partial reduction folds of a tile."""
+        found = _part(s, self.kernel, self.loops, self.template)
+        assert isinstance(found, Part)
+        return found
+
+    def admits(self, config: Config) -> bool:
+        """Whether the tile makes parts of just the length that the plan has for what joins them, where it has one yet."""
+        blocks = [(self.part(s).block(config), s.block) for s in self.epilogue if s.kind == "partial"]
+        return all(block is not None and wanted in (0, block) for block, wanted in blocks)
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
@@ -109,9 +142,10 @@ class Problem:
 
     # ---- layouts ----------------------------------------------------------------------------------------------------
 
-    def stride(self, name: str, axis: str) -> Expr | None:
+    def stride(self, name: str, axis: str, number: int = 0) -> Expr | None:
         """Elements from one index of an axis to the next, where the operand is one load and the axis one loop."""
-        load, loops = self.inputs[name].load, self.inputs[name].loops[axis]
+        one = self.members[number][name]
+        load, loops = one.load, one.loops[axis]
         if load is None or len(loops) > 1:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
@@ -122,7 +156,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        total = 2
+        total = 2 * len(self.members)
         for axis in self.loops:
             total *= self.size(axis)
         return total
@@ -144,18 +178,17 @@ class Problem:
 
     @property
     def main_dtype(self) -> torch.dtype:
-        """The type of the operands."""
-        assert self.main.operands is not None
-        return self.main.operands
+        """The type of the first operand, and of both factors of a contraction."""
+        return self.main.operands[0]
 
     @property
     def finishing(self) -> bool:
         """Whether the epilogue is more than storing the sum: a bias, too, is something that libraries add themselves."""
-        return len(self.epilogue) > 1
+        return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
         """Bytes of the buffers from which an operand is made, each counted once."""
-        loads = {v.attr[0] for v in vs.loads([self.inputs[name].value])}
+        loads = {v.attr[0] for v in vs.loads([member[name].value for member in self.members])}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in loads if b in self.graph.buffers)
 
     @cached_property
@@ -184,22 +217,19 @@ def _plain(value: Value, dtype: torch.dtype) -> Value | None:
 def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
     """The problem that a kernel is for a template, or why it is none. `kernel` has linear offsets."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
-    if len(main) != 1:
-        return f"{len(main)} products in one kernel"
     pattern = template.implements
-    values = (main[0].value, *main[0].factors)
-    if len(values) != len(pattern.operands):
-        return f"{len(values)} operands, where the template has {len(pattern.operands)}"
-    if _contiguous_first(kernel, graph, values):
-        values = values[::-1]
-        turned = Statement(
-            "contraction", main[0].outs, values[0], main[0].store, True, main[0].section, main[0].stored, "sum",
-            factors=values[1:], operands=main[0].operands,
-        )  # fmt: skip
-        statements = tuple(turned if s is main[0] else s for s in kernel.statements)
-        kernel = Kernel(
-            kernel.name, kernel.outer, kernel.inner, kernel.sections, statements, kernel.rows, kernel.origins, kernel.target
-        )
+    reason = _other_work(template, main)
+    if reason is not None:
+        return reason
+    if pattern.operator:
+        named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
+        if None in named.values():
+            return "an axis whose loops are no digits of one number"
+        return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
+    turned = _turned(template, kernel, graph, main)
+    if turned is None:
+        return "its products have no operand in common"
+    kernel, values = turned
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     used = [variables_of(v) for v in values]
     for v in (*kernel.outer, *kernel.inner):
@@ -207,12 +237,81 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
-    return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+    sorted_loops = {a: tuple(found) for a, found in loops.items()}
+    for s in kernel.statements:
+        part = _part(s, kernel, sorted_loops, template) if s.kind == "partial" else None
+        if isinstance(part, str):
+            return part
+    return Problem(template, kernel, graph, sorted_loops, device)
+
+
+def _other_work(template: Template, main: list[Statement]) -> str | None:
+    """Why products are not what a template computes, whatever their loops."""
+    pattern = template.implements
+    if len(main) > 1 and template.many is None:
+        return f"{len(main)} products in one kernel"
+    if any(s.op != (pattern.operator or "sum") for s in main):
+        return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
+    if len(main[0].factors) + 1 != len(pattern.operands):
+        return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    return None
+
+
+def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], template: Template) -> Part | str:
+    """What a partial reduction folds of a tile, or why it cannot."""
+    assert s.rank is not None
+    folded = [v for v in kernel.outer if v in ix.free_atoms(s.rank)]
+    axis = next((a for a, own in loops.items() if folded and folded[0] in own), None)
+    knob = None if axis is None else template.block(axis)
+    if axis is None or knob is None:
+        return "it has no tiles along what is reduced"
+    own = loops[axis]
+    if tuple(folded) != own[len(own) - len(folded) :]:
+        return f"what is reduced is no run of neighbours along axis {axis}"
+    position = ix.linearize([v.expr() for v in folded], ix.contiguous_strides(v.extent for v in folded))
+    if s.op in ("argmax", "argmin") and s.rank is not position:
+        return f"places along axis {axis} are counted in another order than its tiles"
+    return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own), knob)
+
+
+def _turned(
+    template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]
+) -> tuple[Kernel, tuple[Value, ...]] | None:
+    """The kernel with both operands of its products exchanged, where that makes the last axis of the result the contiguous one,
+    or makes a family's common operand the one that the template has once; and the operands of the first product. None where
+    the products of a family have nothing in common."""
+    values = (main[0].value, *main[0].factors)
+    exchange = _contiguous_first(kernel, graph, values)
+    if len(main) > 1:
+        single = next(k for k, one in enumerate(template.operands.values()) if not one.many)
+        common = [len({(s.value, *s.factors)[k] for s in main}) == 1 for k in range(2)]
+        if not any(common):
+            return None
+        exchange = not common[single]
+    if not exchange:
+        return kernel, values
+    new = {id(s): replace(s, value=s.factors[0], factors=(s.value,)) for s in main}
+    return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements)), values[::-1]
+
+
+def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
+    """The loops that an axis consists of, outermost first; None where it is not their number, the last one fastest."""
+    steps = {v: ix.stride_of(expr, v) for v in (*kernel.outer, *kernel.inner)}
+    digits = {v: stride for v, stride in steps.items() if stride is None or stride.terms}
+    total, found = ix.ONE, []
+    while digits:
+        v = next((v for v, stride in digits.items() if stride is total), None)
+        if v is None:
+            return None
+        del digits[v]
+        found.append(v)
+        total = total * v.extent
+    return tuple(reversed(found))
 
 
 def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis of the loop: of the results for an outer one, in all operands that know it, and in as few others as can be.
-    Along it those others repeat, as what is expanded does, and as everything does along a length of 1."""
+    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
+    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
     pattern = template.implements
     needed = {k for k, atoms in enumerate(used) if v in atoms}
     fitting: list[tuple[int, str]] = []
@@ -232,7 +331,7 @@ def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]
     score = 0
     for s in kernel.statements:
         for out, kept in zip(s.outs, s.stored, strict=True):
-            for v in kernel.outer if kept else ():
+            for v in kernel.outer if kept and s.kind != "partial" else ():
                 if ix.stride_of(s.store[0], v) == 1 and (v in left) != (v in right):
                     score += graph.buffers[out].dtype.itemsize * (1 if v in left else -1)
     return score > 0

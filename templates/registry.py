@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
 
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from kgen.templates.contract import Template
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
-BUILT_IN = ("kgen.templates.triton.matmul", "kgen.templates.cpp.matmul")
+BUILT_IN = ("kgen.templates.triton.matmul", "kgen.templates.triton.matmul_tma", "kgen.templates.cpp.matmul")
+
+T = TypeVar("T")
 
 _templates: dict[str, Template] = {}
 
@@ -40,6 +43,12 @@ def every(device: str | None = None) -> list[Template]:
     """The templates of a device, built-in ones included, in order of registration."""
     _load()
     return [t for t in _templates.values() if device in (None, t.device)]
+
+
+def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:
+    """The axes of the operators that templates implement, by the operator's name."""
+    patterns = (t.implements for t in every())
+    return {p.operator: make(p.operands, p.results[0]) for p in patterns if p.operator}
 
 
 def find(name: str) -> Template:

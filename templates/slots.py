@@ -7,7 +7,7 @@ slot on a line of its own takes that line's indentation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,21 @@ class IndentedSlots(Extension):
 
 @dataclass(frozen=True, slots=True)
 class OperandSlot:
-    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it."""
+    """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
+    an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
+    ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0."""
 
     name: str
-    fill: Callable[[str, str, Sequence[str]], Lines]
+    fill: Callable[[str, int, str, Sequence[str]], Lines]
     facts: dict[str, Any]
+    count: int = 1
+    number: int = 0
 
     def tile(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices))
+        return "\n".join(self.fill(self.name, self.number, name, indices))
+
+    def __iter__(self) -> Iterator[OperandSlot]:
+        return (OperandSlot(self.name, self.fill, self.facts, 1, number) for number in range(self.count))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -50,13 +57,15 @@ class OperandSlot:
 @dataclass(frozen=True, slots=True)
 class ResultSlot:
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
-    result has to come by exactly once, after all of its sum."""
+    result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
+    part of a tile, which begins at a multiple of its own length. The tiles of a family are `acc0`, `acc1`, and so on; those of
+    an operator's several results are named one by one, ``"first second"``."""
 
     name: str
-    fill: Callable[[str, str, Sequence[str]], Lines]
+    fill: Callable[..., Lines]
 
-    def store(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices))
+    def store(self, name: str, *indices: str, **lengths: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices, **lengths))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,13 @@ def test_peak_memory_counts_what_a_call_frees():
 
     peak = peak_of(lambda: torch.ones(2**24).sum())
     assert 0.9 * 2**26 < peak.above_rest < 2**27  # the kernel counts whole pages, and late
+
+
+@pytest.mark.interpret
+def test_a_template_for_an_own_operator(tmp_path):
+    """One kernel with a prologue and an epilogue, in under 60 lines of Python and Jinja."""
+    files = [ROOT / "examples" / name for name in ("new_template.py", "l1_distance.py.jinja")]
+    assert sum(len(f.read_text().splitlines()) for f in files) < 60
+    done = run("examples.new_template")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 graph, 1 kernel, 0 library calls" in done.stdout

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -105,12 +105,27 @@ _ISAS = {
     "avx2": Isa("avx2", tuple(f"-m{feature}" for feature in _AVX2)),
     "generic": Isa("generic", ()),
 }
-_KERNEL_NAMES = {"bmi": "bmi1", "lzcnt": "abm"}  # where /proc/cpuinfo says it differently
+# Dot products of narrow types, which not every AVX-512 machine has: compiled for where they are, and nothing else depends on them.
+_DOT = ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")
+_KERNEL_NAMES = {  # where /proc/cpuinfo says it differently
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512vnni": "avx512_vnni",
+    "avx512bf16": "avx512_bf16",
+    "amx-tile": "amx_tile",
+    "amx-bf16": "amx_bf16",
+}
 
 
 def isa() -> Isa:
     """The best instruction set that this machine has; KGEN_ISA (or the option `isa`) names another: avx512, avx2 or generic."""
-    return _ISAS[config.current().isa or _detect()]
+    found = _ISAS[config.current().isa or _detect()]
+    return replace(found, flags=found.flags + _dot_flags()) if found.name == "avx512" else found
+
+
+def _dot_flags() -> tuple[str, ...]:
+    features = _cpu_features()
+    return tuple(f"-m{feature}" for feature in _DOT if _KERNEL_NAMES[feature] in features)
 
 
 def available() -> tuple[str, ...]:
@@ -133,6 +148,7 @@ def _detect() -> str:
 _WANTED = {"avx512": _AVX512, "avx2": _AVX2}
 
 
+@functools.cache
 def _cpu_features() -> frozenset[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

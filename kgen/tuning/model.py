@@ -5,6 +5,7 @@ All times are in seconds. The model only has to order candidates: its constants 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -24,20 +25,20 @@ def feasible(problem: Problem) -> Iterator[Config]:
     device = problem.device
     for config in problem.template.configs(problem):
         needs = problem.template.resources(problem, config)
-        if needs.shared <= device.shared and needs.registers <= device.registers:
+        if needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config):
             yield config
 
 
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
     own = problem.template.method("seconds")
-    return float(own(problem, config)) if own else roofline(problem)
+    joining = LAUNCH[problem.device.kind] if any(s.kind == "partial" for s in problem.epilogue) else 0.0
+    return joining + (float(own(problem, config)) if own else roofline(problem))
 
 
 def rate(problem: Problem) -> float:
     """Operations a second of the units that multiply the problem's operands."""
-    kind = problem.main.operands
-    assert kind is not None
+    kind = problem.main_dtype
     if kind.itemsize == 1:
         return problem.device.flops * 2
     if kind in (torch.float16, torch.bfloat16):
@@ -58,7 +59,10 @@ def roofline(problem: Problem) -> float:
 
 
 def vendor_seconds(problem: Problem) -> float:
-    """The time of the library call, and of separate kernels for what the library does not fuse."""
+    """The time of the library call, and of separate kernels for what the library does not fuse. Of an operator's own
+    implementation nothing is known: who registers a template for it wants that to run."""
+    if problem.template.implements.operator:
+        return math.inf
     device, result = problem.device, problem.size_of_result
     alone = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = max(problem.flops / rate(problem) / LIBRARY_RATE, alone / device.bandwidth / STREAM_RATE) + LAUNCH[device.kind]

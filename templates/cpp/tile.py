@@ -66,15 +66,15 @@ class Slots:
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
-    def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
-        one = self.problem.inputs[operand]
+        one = self.problem.members[number][operand]
         own, summed = self._sides(one)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
             raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
         fixed = self._digits(batch, indices, one.loops)
-        strides = [self.problem.stride(operand, axis) for axis in (own, summed)]
+        strides = [self.problem.stride(operand, axis, number) for axis in (own, summed)]
         if one.load is not None and None not in strides:
             return [self._strided(one, name, fixed, [s for s in strides if s is not None])]
         return self._filled(one, name, fixed, self._along(one, own))

@@ -119,7 +119,7 @@ from kgen.templates.triton.functions import (
     tan,
     tanh,
 )
-from kgen.templates.triton.products import dot, grouped_tile
+from kgen.templates.triton.products import column_halves, column_parts, dot, grouped_tile
 from kgen.templates.triton.random import (
     box_muller,
     halves,

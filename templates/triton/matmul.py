@@ -15,18 +15,23 @@ DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
 MIN_BLOCK = 16
 
 
+def refuse_dot(problem: Problem) -> str | None:
+    """Why the matrix units cannot compute a product."""
+    if problem.main_dtype not in DOT_TYPES:
+        return f"no matrix unit multiplies {problem.main_dtype}"
+    return None
+
+
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="triton_matmul")
 class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
 
-    A, B, C = operand("b", "m", "k"), operand("b", "k", "n"), result("b", "m", "n")
+    A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256), knob(64, 32, 128)
     GROUP, WARPS, STAGES = knob(8), knob(4, 8), knob(3, 4, 2)
 
     def refuse(self, problem: Problem) -> str | None:
-        if problem.main_dtype not in DOT_TYPES:
-            return f"no matrix unit multiplies {problem.main_dtype}"
-        return None
+        return refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
@@ -39,6 +44,7 @@ class Matmul:
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         size = problem.main_dtype.itemsize
-        tile = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * size
-        sums = config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
+        count = len(problem.members)
+        tile = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * size
+        sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
         return Resources(tile * config.STAGES, sums + 64)

@@ -20,3 +20,27 @@ def grouped_tile(program, tiles_m, tiles_n, group: tl.constexpr):
 def dot(left, right, acc, precision: tl.constexpr):
     """acc + left right, in acc's type."""
     return tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
+
+
+@triton.jit
+def column_halves(x):
+    """The left and the right half of a tile's columns."""
+    rows: tl.constexpr = x.shape[0]
+    columns: tl.constexpr = x.shape[1]
+    return tl.split(tl.permute(tl.reshape(x, (rows, 2, columns // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def column_parts(x, parts: tl.constexpr):
+    """The columns of a tile in 1, 2 or 4 parts, from left to right: an epilogue that takes them one after the other needs fewer
+    registers, and less shared memory to store from."""
+    if parts == 1:
+        return (x,)
+    elif parts == 2:
+        left, right = column_halves(x)
+        return left, right
+    else:
+        left, right = column_halves(x)
+        first, second = column_halves(left)
+        third, fourth = column_halves(right)
+        return first, second, third, fourth

@@ -11,7 +11,7 @@ from kgen.host.assemble import KernelCall
 from kgen.index import Expr
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem, buffers_of
+from kgen.templates.problem import Problem
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
 from kgen.templates.triton.point import clean
 from kgen.templates.triton.table import TRITON_TYPES
@@ -22,19 +22,20 @@ WARPS, STAGES = 4, 3
 
 def render_template(problem: Problem, config: Config, name: str, exact: bool = False) -> KernelCall:
     """The kernel of a problem. It is rendered twice: only its slots know which sizes the kernel needs."""
-    parameters = Parameters(pointers=dict.fromkeys(buffers_of(problem.kernel.statements)))
+    parameters = Parameters()
     _text(problem, config, name, Slots(problem, config, exact, parameters))
-    parameters = Parameters(parameters.pointers, parameters.sizes)
+    parameters = Parameters(parameters.pointers, parameters.maps, parameters.sizes)
     text = _text(problem, config, name, Slots(problem, config, exact, parameters))
     graph, sizes = problem.graph, tuple(parameters.sizes)
+    pointers, maps = tuple(parameters.pointers), tuple(parameters.maps)
     names = frozenset(parameters.made_names | {clean(s) for s in sizes})
     launch = TritonKernel(
         name, text, canonical_text(text.replace(name, "kernel"), names),
-        tuple(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in parameters.pointers) + ("i64",) * len(sizes),
-        tuple(aligned(graph.buffers[b]) for b in parameters.pointers) + (False,) * len(sizes),
+        (*(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in pointers), *(m.type for m in maps), *("i64" for _ in sizes)),
+        (*(aligned(graph.buffers[b]) for b in pointers), *(False for _ in (*maps, *sizes))),
         config.get("WARPS", WARPS), config.get("STAGES", STAGES), compile_options(parameters.checks),
     )  # fmt: skip
-    return KernelCall(name, tuple(parameters.pointers), sizes, grid(problem, config), launch)
+    return KernelCall(name, pointers, sizes, grid(problem, config), launch, maps)
 
 
 def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
@@ -51,7 +52,8 @@ def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
 
 def _text(problem: Problem, config: Config, name: str, filler: Slots) -> str:
     template = problem.template
-    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n)) for n in template.operands]
+    count = {n: len(problem.members) if one.many else 1 for n, one in template.operands.items()}
+    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n), count[n]) for n in template.operands]
     results = {n: sl.ResultSlot(n, filler.store) for n in template.results}
     axes = {a: sl.AxisSlot(a, filler.size(a), problem.static(a)) for a in template.axes}
     return sl.render(problem, config, lambda: _head(problem, config, name, filler), operands, **results, **axes)
@@ -66,10 +68,11 @@ def _head(problem: Problem, config: Config, name: str, filler: Slots) -> str:
     """Everything up to the body: where the kernel comes from, imports, signature, knobs, and the lengths of the axes."""
     kernel = problem.kernel
     comments = [*source_lines(kernel.origins), f"{problem.template.name} {config} | {_axes_line(problem)}"]
-    pointers = [f"p_{clean(b)}" for b in filler.parameters.pointers]
+    names = [f"p_{clean(b)}" for b in filler.parameters.pointers]
+    names += [*filler.parameters.maps.values(), *(clean(s) for s in filler.parameters.sizes)]
     lines = [f"# {line}" for line in comments]
     lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib", "", ""]
-    lines += ["@triton.jit", f"def {name}({', '.join(pointers + [clean(s) for s in filler.parameters.sizes])}):"]
+    lines += ["@triton.jit", f"def {name}({', '.join(names)}):"]
     constants = [(k, v) for k, v in config.values if k not in ("WARPS", "STAGES")]
     constants += [("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute), ("PRECISION", repr(_precision(problem)))]
     lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]

@@ -8,21 +8,26 @@ from dataclasses import dataclass, field
 import torch
 
 from kgen import index as ix
+from kgen import ops
 from kgen import values as vs
+from kgen.build.tensor_map import TensorMap
 from kgen.index import Expr, Var
+from kgen.plan import PART, Statement
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem
-from kgen.templates.triton.point import Axes, PointEmitter, Scope
+from kgen.templates.problem import Input, Part, Problem
+from kgen.templates.triton.boxes import Boxes, boxes
+from kgen.templates.triton.point import Axes, PointEmitter, Scope, clean
 from kgen.templates.triton.precision import exact_values
-from kgen.templates.triton.table import TRITON_TYPES, literal
+from kgen.templates.triton.table import REDUCE, TRITON_TYPES, literal
 from kgen.values import Value
 
 
 @dataclass(slots=True)
 class Parameters:
-    """What the slots of one kernel have in common: its pointers and sizes, and the names that are taken."""
+    """What the slots of one kernel have in common: its pointers, descriptors and sizes, and the names that are taken."""
 
     pointers: dict[str, None] = field(default_factory=dict)
+    maps: dict[TensorMap, str] = field(default_factory=dict)  # descriptors, with their names
     sizes: dict[str, None] = field(default_factory=dict)
     made_names: set[str] = field(default_factory=set)
     count: int = 0
@@ -38,6 +43,28 @@ class Dimension:
     block: str
     index: str
     ragged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A partial reduction of a tile: `names` hold its results, `runs` of them along the axis, of `block` points each."""
+
+    statement: Statement
+    axis: str
+    part: Part
+    runs: int
+    block: int
+    names: tuple[str, ...]
+
+    def first(self, index: str) -> str:
+        """The index of the first point of each run."""
+        return f"tl.min({index}, 0)" if self.runs == 1 else f"tl.min(tl.reshape({index}, [{self.runs}, {self.block}]), 1)"
+
+    def number(self, first: str) -> str:
+        """Which part of the row, or of the run, the tile makes."""
+        if self.part.whole:
+            return f"{first} // {self.block}"
+        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "tl.zeros([1], tl.int32)"
 
 
 class TileEmitter(PointEmitter):
@@ -65,11 +92,51 @@ class TileEmitter(PointEmitter):
     def _shape(self, axes: Axes) -> str:
         return "[" + ", ".join(d.block if d.axis in axes else "1" for d in self.dimensions) + "]"
 
+    def fold(self, s: Statement, config: Config) -> Folded:
+        """Reduces the tile along an axis; later statements find the results at each point of it."""
+        part = self.problem.part(s)
+        at = next(k for k, d in enumerate(self.dimensions) if d.axis == part.axis)
+        runs = int(config.get(part.knob)) // s.block
+        lengths = [d.block for d in self.dimensions]
+        cut = [*lengths[:at], str(runs), str(s.block), *lengths[at + 1 :]]
+        tiles = self._folding(s, part.axis)
+        if runs > 1:
+            tiles = [f"tl.reshape({tile}, [{', '.join(cut)}])" for tile in tiles]
+        names = tuple(self._fresh(clean(out)) for out in s.outs)
+        rest = [self._fresh("count")] if s.op == "welford" else []
+        text = REDUCE[s.op].across.format(*tiles, axis=at + (runs > 1))
+        self._line(f"{', '.join([*names, *rest])} = {text}")
+        for out, name in zip(s.outs, names, strict=True):
+            spread = f"tl.expand_dims({name}, {at + (runs > 1)})"
+            if runs == 1:
+                self._define(out, spread, self.level - {part.axis}, False)
+            else:
+                spread = f"tl.reshape(tl.broadcast_to({spread}, [{', '.join(cut)}]), [{', '.join(lengths)}])"
+                self._define(out, spread, self.level, False)
+        return Folded(s, part.axis, part, runs, s.block, names)
+
+    def _folding(self, s: Statement, axis: str) -> list[str]:
+        """The tiles that a fold takes; points past the end of the axis leave it unchanged."""
+        inside = f"in_{axis}" if axis in self.masked() else None
+        tile = self._tile(s.value)
+        if inside is not None:
+            tile = f"tl.where({inside}, {tile}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
+        tile = self._bind("tile", tile)
+        if s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.int64)")]
+        if s.op == "welford":
+            count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
+            return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
+        return [tile]
+
     def finish(self) -> list[str]:
         """The statements, after those that work out the loop variables they need."""
         lines = self.outer.lines
         self.outer = self.inner = self.fixed = self.scope = Scope()
-        head = [line for d in self.scalars for line in self._loops(d, d.index)]
+        head = [
+            line for d in self.scalars for line in self._loops(d, f"tl.cast({d.index}, tl.int64)" if self.wide else d.index)
+        ]
         for k, d in enumerate(self.dimensions):
             lift = ", ".join(":" if j == k else "None" for j in range(len(self.dimensions)))
             lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
@@ -113,8 +180,16 @@ class Slots:
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
 
-    def emitter(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> TileEmitter:
-        """An emitter for the tile that the author's indices span."""
+    def emitter(
+        self,
+        axes: Sequence[str],
+        indices: Sequence[str],
+        loops: Mapping[str, tuple[Var, ...]],
+        lengths: Mapping[str, str],
+        folded: Folded | None = None,
+    ) -> TileEmitter:
+        """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
+        are those of sides that are not whole blocks."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -127,13 +202,26 @@ class Slots:
                 continue
             extent = self.problem.extent(axis).as_int()
             ragged = extent is None or extent % self.config.get(block) != 0
+            block = lengths.get(axis, block)
+            if folded is not None and axis == folded.axis:
+                if folded.runs == 1:
+                    scalars.append(Dimension(axis, loops[axis], "1", index, False))
+                    continue
+                block = str(folded.runs)
             dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, name: str, indices: Sequence[str]) -> list[str]:
-        """Statements that make `name` the operand's tile, zero beyond the ends of its axes."""
-        one = self.problem.inputs[operand]
-        emitter = self.emitter(one.axes, indices, one.loops)
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
+        indices, or, of an operand that is to come through the copy engine, where the tile begins."""
+        one = self.problem.members[number][operand]
+        if self.problem.template.operands[operand].access == "tma":
+            found = boxes(self.problem, one)
+            box = None if isinstance(found, str) else found.map(self.problem, self.config)
+            if box is not None and not isinstance(found, str):
+                return [f"{name} = {self._fetched(one, found, box, indices)}"]
+            indices = [self._indices(axis, start) for axis, start in zip(one.axes, indices, strict=True)]
+        emitter = self.emitter(one.axes, indices, one.loops, {})
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
         else:
@@ -147,17 +235,83 @@ class Slots:
         emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
 
-    def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
-        """The epilogue of a result's tile `name`, with everything that it stores."""
-        emitter = self.emitter(self.problem.template.results[result].axes, indices, self.problem.loops)
-        emitter.locals[self.problem.main.outs[0]] = (name, emitter.level)
+    def _indices(self, axis: str, start: str) -> str:
+        """All indices of a side that begins at `start`."""
+        block = self.problem.template.block(axis)
+        return start if block is None else f"({start} + tl.arange(0, {block}))"
+
+    def _fetched(self, one: Input, found: Boxes, box: TensorMap, indices: Sequence[str]) -> str:
+        """The tile fetched as it lies in memory, then turned to how the author wants it."""
+        starts = dict(zip(one.axes, indices, strict=True))
+        places: list[str] = []
+        for axis, loop in zip(found.axes, found.loops, strict=True):
+            single = self.problem.template.block(axis) is None
+            places.append(self._digit(starts[axis], one.loops[axis], loop) if single and loop is not None else starts[axis])
+        text = f"{self._map(box)}.load([{', '.join(places)}])"
+        sides = found.axes[-2:]
+        if len(found.axes) > 2:
+            text = f"{text}.reshape({', '.join(self.problem.template.block(a) or '' for a in sides)})"
+        wanted = tuple(axis for axis in one.axes if axis in sides)
+        return text if wanted == sides else f"{text}.T"
+
+    def _digit(self, index: str, loops: tuple[Var, ...], loop: Var) -> str:
+        """One loop of a composite axis as a digit of its index."""
+        emitter = self.emitter((), (), {}, {})
+        after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])
+        quotient = index if after == 1 else f"({index}) // ({emitter.text(after)})"
+        return quotient if loop is loops[0] else f"({quotient}) % ({emitter.text(loop.extent)})"
+
+    def _map(self, box: TensorMap) -> str:
+        """The name of a descriptor among the kernel's parameters."""
+        maps = self.parameters.maps
+        if box not in maps:
+            maps[box] = f"map_{clean(box.buffer)}" + (f"_{len(maps)}" if any(m.buffer == box.buffer for m in maps) else "")
+        self.parameters.made_names.add(maps[box])
+        return maps[box]
+
+    def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
+        """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
+        block."""
+        axes = self.problem.template.results[result].axes
+        emitter = self.emitter(axes, indices, self.problem.loops, lengths)
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
+        outs = [out for s in self.problem.mains for out in s.outs]
+        emitter.locals |= {out: (one, emitter.level) for out, one in zip(outs, names, strict=True)}
+        folded: list[Folded] = []
         for s in self.problem.epilogue:
-            emitter._scatter(s) if s.kind == "scatter" else emitter._pointwise(s)
-        return emitter.finish()
+            if s.kind == "partial":
+                if self.problem.part(s).axis in lengths:
+                    raise ValueError(f"{self.problem.template.name} stores parts of tiles that have to be reduced whole")
+                folded.append(emitter.fold(s, self.config))
+            elif s.kind == "scatter":
+                emitter._scatter(s)
+            else:
+                emitter._pointwise(s)
+        lines = emitter.finish()
+        for one in folded:
+            lines += self._store_parts(one, axes, indices, lengths)
+        return lines
+
+    def _store_parts(
+        self, folded: Folded, axes: Sequence[str], indices: Sequence[str], lengths: Mapping[str, str]
+    ) -> list[str]:
+        """Stores what the points of a tile were folded to: its loops are those of the first point of each run."""
+        s, first = folded.statement, f"first_{folded.axis}"
+        at = next(k for k, axis in enumerate(axes) if axis == folded.axis)
+        places = tuple(first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True))
+        emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
+        emitter.made_names |= {first, PART}
+        number = folded.number(first)
+        emitter.outer.lines.append(f"{PART} = tl.cast({number}, tl.int64)" if emitter.wide else f"{PART} = {number}")
+        for out, name, stored in zip(s.outs, folded.names, s.stored, strict=True):
+            if stored:
+                emitter._store(out, s.store[0], name)
+        return [f"{first} = {folded.first(indices[at])}", *emitter.finish()]
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
-        emitter = self.emitter((), (), {})
+        emitter = self.emitter((), (), {}, {})
         return emitter.text(self.problem.extent(axis))
 
 

@@ -19,14 +19,11 @@
 // Memory: two buffers a thread, which grow to the largest product that it has run and are reused by the next one.
 #pragma once
 
-#include "loops.h"
+#include "few_rows.h"
 #include "pack.h"
+#include "team.h"
 
 namespace kgen {
-
-struct Extents {
-  int64_t m, n, k;
-};
 
 // How a product is cut. What is good for which sizes: kgen/templates/cpp/blocking.py.
 struct Blocking {
@@ -34,61 +31,8 @@ struct Blocking {
   int64_t tile_rows = 512;    // of a rectangle of results that stays in a thread's cache
   int64_t tile_columns = 128;
   int parts = 1;              // of the sum over k, for threads that would have no rectangle
+  int64_t few_rows = 0;       // at most so many rows read the right operand where it lies
 };
-
-// ---- memory and threads ---------------------------------------------------------------------------------------------
-
-// This thread's buffer number Slot, at least `bytes` long; what it held is lost. Plain data: a destructor would need libstdc++.
-template <int Slot>
-inline void* scratch(int64_t bytes) {
-  struct Buffer {
-    void* data;
-    int64_t bytes;
-  };
-  static thread_local Buffer buffer{nullptr, 0};
-  if (buffer.bytes < bytes) {
-    std::free(buffer.data);
-    buffer.bytes = (bytes + 4095) / 4096 * 4096;
-    buffer.data = std::aligned_alloc(4096, size_t(buffer.bytes));
-  }
-  return buffer.data;
-}
-
-// Hands out parts of one buffer.
-class Rooms {
- public:
-  template <class T>
-  KGEN_FN static constexpr int64_t bytes(int64_t count) {
-    return (count * int64_t(sizeof(T)) + 63) / 64 * 64;
-  }
-  explicit Rooms(void* from) : next_(static_cast<char*>(from)) {}
-  template <class T>
-  T* take(int64_t count) {
-    T* const out = reinterpret_cast<T*>(next_);
-    next_ += bytes<T>(count);
-    return out;
-  }
-
- private:
-  char* next_;
-};
-
-// Calls f() in a team of threads; within a parallel region in a team of one.
-template <class F>
-inline void parallel_team(int threads, F f) {
-  const int count = omp_in_parallel() ? 1 : threads;
-#pragma omp parallel num_threads(count)
-  f();
-}
-// Within a team: shares [0, tasks) among its threads, who wait for each other at the end.
-template <class F>
-inline void team_share(int64_t tasks, F f) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t task = 0; task < tasks; ++task) f(task);
-}
-
-KGEN_FN constexpr int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-KGEN_FN constexpr int64_t pieces(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
 // ---- packed products ------------------------------------------------------------------------------------------------
 
@@ -117,7 +61,10 @@ class PackedProduct {
     packed_ = shared.take<Word>(rows_ * depths_ * kDepth);
     partial_ = shared.take<Acc>(0);
     parallel_team(threads, [&] {
-      for (int64_t m = 0; m < size_.m; m += rows_) some_rows(m, smaller(rows_, size_.m - m));
+      for (int64_t m = 0; m < size_.m; m += rows_) {
+        if (m > 0) team_wait();  // the packed rows before were still read
+        some_rows(m, smaller(rows_, size_.m - m));
+      }
     });
   }
 
@@ -141,6 +88,7 @@ class PackedProduct {
       const int64_t r = unit % chunks * kPackRows, d = unit / chunks;
       pack_a(m, r, smaller(kPackRows, rows - r), smaller(kPackRows, padded - r), d, padded, reinterpret_cast<TA*>(room));
     });
+    team_wait();
     const auto tile_of = [&](int64_t number) {
       const int64_t r = number / column_tiles() * tile_rows_, n = number % column_tiles() * tile_columns_;
       return Tile{r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, size_.n - n)};
@@ -153,6 +101,7 @@ class PackedProduct {
       if (parts_ == 1) store_(m + tile.m, tile.n, tile.rows, tile.columns, to, tile_columns_);
     });
     if (parts_ > 1) {
+      team_wait();
       constexpr int64_t strip = 8;  // rows that a thread adds up at a time
       const int64_t strips = pieces(tile_rows_, strip);
       team_share(tiles * strips, [&](int64_t task) {
@@ -216,7 +165,11 @@ template <class A, class B, class Store>
 inline void matmul(int threads, Extents size, const Blocking& how, const A& a, const B& b, const Store& store) {
   using U = unit_t<typename A::Element, typename B::Element>;
   if (size.m <= 0 || size.n <= 0) return;
-  PackedProduct<U, A, B, Store>(size, how, a, b, store).run(threads);
+  if (size.m <= smaller(how.few_rows, kFewRows)) {
+    FewRowsProduct<U, A, B, Store>(size, a, b, store).run(threads);
+  } else {
+    PackedProduct<U, A, B, Store>(size, how, a, b, store).run(threads);
+  }
 }
 
 }  // namespace kgen

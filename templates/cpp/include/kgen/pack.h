@@ -78,6 +78,11 @@ struct Words {
     if (left >= E * L) return bits_as<R>(load_as<E * L>(p, view.k_stride, V{}, Full<E * L>{}));
     return bits_as<R>(load_as<E * L>(p, view.k_stride, V{}, Tail<E * L>{left}));
   }
+  // The same of elements that are neighbours from `p`.
+  template <class W>
+  KGEN_FN R words_at(const T* p, W w) const {
+    return bits_as<R>(load_as<E * L>(p, 1, typename U::Element{}, w));
+  }
 
   // Word k of i, i + 1, ..., one a lane.
   KGEN_FN R along_i(int64_t i, int64_t k) const {
@@ -85,8 +90,7 @@ struct Words {
     if (left >= L) return along_i(i, k, Full<L>{});
     return left > 0 ? along_i(i, k, Tail<L>{left}) : R{};
   }
-
- private:
+  // The same for a number of lanes that is known not to go beyond the view.
   template <class W>
   KGEN_FN R along_i(int64_t i, int64_t k, W w) const {
     const T* p = view.data + i * view.i_stride + k * E * view.k_stride;

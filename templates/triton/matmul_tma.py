@@ -1,0 +1,136 @@
+"""Matrix products on Hopper GPUs: operands through the copy engine, by programs that stay on their processors or by one for
+each tile.
+
+The configurations are those that won on an H200. A tile of 128 by 256 asks least of the L2 cache, and its epilogue runs in
+parts, for the accumulator takes most of the registers. Two programs of 128 by 128 on a processor hide each other's epilogues
+instead, and fill it better where there are few tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem
+from kgen.templates.triton.boxes import boxes
+from kgen.templates.triton.matmul import refuse_dot
+
+PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
+HOPPER = 90
+# Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
+ROW = 128
+# Bytes of shared memory that synchronise the stages, and what is lost to alignment.
+BARRIERS = 1024
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why the copy engine is of no use for a product."""
+    if problem.device.arch < HOPPER:
+        return f"the copy engine needs compute capability 9.0, not {problem.device.arch / 10}"
+    operands = [one for member in problem.members for one in member.values()]
+    reasons = [found for one in operands if isinstance(found := boxes(problem, one), str)]
+    if len(reasons) == len(operands):
+        return "; ".join(reasons)
+    return refuse_dot(problem)
+
+
+def resources(problem: Problem, config: Config) -> Resources:
+    """Stages of both tiles, and a part of the result on its way between registers and memory, which the compiler moves by rows.
+    Where the loop over tiles is flattened the next tile's stages are filling by then; otherwise both have one place."""
+    count = len(problem.members)
+    tiles = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize * config.STAGES
+    staged = config.BLOCK_M * config.BLOCK_N // config.PARTS * staged_bytes(problem)
+    sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
+    shared = tiles + staged if config.get("FLATTEN") else max(tiles, staged)
+    return Resources(shared + BARRIERS, sums + 32)
+
+
+def staged_bytes(problem: Problem) -> int:
+    """Bytes of the widest element of which the epilogue reads or writes tiles."""
+    rows = frozenset(problem.loops["m"])
+    columns = frozenset(problem.loops["n"])
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    tiles = [o for s in problem.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
+        atoms = {a for e in load.attr[1] for a in ix.free_atoms(e)}
+        if load.attr[0] not in made and atoms & rows and atoms & columns:
+            tiles.append(load.attr[0])
+    return max(problem.graph.buffers[name].dtype.itemsize for name in tiles)
+
+
+def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Configurations from a table whose third column is the tile along k in bytes. A reduction along the columns needs whole
+    rows of a tile."""
+    whole = any(s.kind == "partial" and problem.part(s).axis == "n" for s in problem.epilogue)
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        if whole and values.get("PARTS", 1) > 1:
+            continue
+        values["BLOCK_K"] //= problem.main_dtype.itemsize
+        yield values
+
+
+def grid_of_tiles(problem: Problem, config: Config) -> Expr:
+    return problem.extent("b") * problem.tiles("m", config.BLOCK_M) * problem.tiles("n", config.BLOCK_N)
+
+
+@template(implements=PATTERN, device="cuda", source="matmul_persistent.py.jinja", name="triton_matmul_persistent")
+class PersistentMatmul:
+    """C = A B by one program for each processor, which takes tile after tile; the next tile's operands arrive during an
+    epilogue."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "k", "n", access="tma", many=True),
+        result("b", "m", "n", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
+    GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
+    PROGRAMS, WARPS, STAGES = knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
+
+    refuse = staticmethod(refuse)
+    resources = staticmethod(resources)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
+        yield from configurations(problem, (
+            (128, 256, ROW, 8, 4, 2, True, 8, 1), (128, 256, ROW, 8, 4, 4, True, 8, 1), (128, 256, ROW, 8, 3, 1, True, 8, 1),
+            (128, 256, ROW, 8, 3, 2, True, 8, 1), (128, 256, ROW, 8, 3, 4, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, 8, 1),
+            (128, 256, ROW, 8, 4, 2, False, 8, 1), (128, 256, ROW, 8, 4, 4, False, 8, 1), (128, 128, ROW, 8, 5, 2, True, 8, 1),
+            (128, 128, ROW, 4, 5, 1, True, 8, 1), (128, 128, ROW, 4, 3, 1, True, 8, 2), (128, 256, ROW, 8, 4, 4, True, 16, 1),
+        ), names)  # fmt: skip
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return ix.minimum(grid_of_tiles(problem, config), problem.device.processors * config.PROGRAMS)
+
+
+@template(implements=PATTERN, device="cuda", source="matmul_tiles.py.jinja", name="triton_matmul_tiles")
+class TilesMatmul:
+    """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "k", "n", access="tma", many=True),
+        result("b", "m", "n", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256), knob(128, 256, 64), knob(64, 32, 128)
+    GROUP, PARTS, WARPS, STAGES = knob(8), knob(1, 2), knob(4, 8), knob(3, 4, 5, 6)
+
+    refuse = staticmethod(refuse)
+    resources = staticmethod(resources)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")
+        yield from configurations(problem, (
+            (128, 128, ROW, 4, 3, 1), (128, 128, ROW, 4, 3, 2), (128, 128, ROW, 4, 6, 1),
+            (64, 128, ROW, 4, 4, 1), (64, 256, ROW, 4, 4, 1),
+            (128, 64, ROW, 4, 4, 1), (64, 64, ROW, 4, 4, 1), (64, 32, ROW, 4, 4, 1), (128, 256, ROW, 8, 4, 2),
+            (128, 256, ROW, 8, 3, 1), (64, 128, 2 * ROW, 4, 3, 1), (64, 64, 2 * ROW, 4, 4, 1),
+        ), names)  # fmt: skip
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return grid_of_tiles(problem, config)

@@ -1,0 +1,300 @@
+"""The C++ matrix product: dtypes, layouts, odd sizes, blockings and threads against float64, each result stored once.
+
+Each unit has three entry points: both operands in memory, and two in which functions compute them (twice the value in memory).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.build import cpp, toolchain
+from kgen.templates.cpp.table import CPP_TYPES
+
+pytestmark = pytest.mark.cpu
+
+SOURCE = """
+#include "kgen/kernel.h"
+#include "kgen/matmul.h"
+using namespace kgen;
+using TA = {a};
+using TB = {b};
+using TC = {c};
+
+template <class T, Along A>
+auto doubled(Strided<T> from, Flag& wrong) {{
+  return filled<T, A>([from, &wrong](int64_t i0, int64_t ni, int64_t k0, int64_t nk, T* to, int64_t ld) {{
+    if (ni < 1 || nk < 1 || ld < (A == Along::k ? nk : ni) || uintptr_t(to) % 64 || ld * sizeof(T) % 64) wrong.raise();
+    for (int64_t i = 0; i < ni; ++i) {{
+      for (int64_t k = 0; k < nk; ++k) {{
+        const auto value = load<1>(from.data + (i0 + i) * from.i_stride + (k0 + k) * from.k_stride, one);
+        store(to + (A == Along::k ? i * ld + k : k * ld + i), add_(value, value), one);
+      }}
+    }}
+  }});
+}}
+
+struct Problem {{
+  const TA* a;
+  const TB* b;
+  TC* out;
+  uint8_t* stored;
+  int64_t m, n, k, a_i, a_k, b_i, b_k, threads, rows, tile_rows, tile_columns, parts, few_rows;
+}};
+
+template <class A, class B>
+void multiply(const Problem& p, const A& a, const B& b) {{
+  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts),
+                      .few_rows = p.few_rows}};
+  matmul(int(p.threads), {{p.m, p.n, p.k}}, how, a, b,
+         [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
+    for (int64_t r = 0; r < rows; ++r) {{
+      vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {{
+        store(p.out + (m0 + r) * p.n + n0 + j, load<16>(tile + r * ld + j, w), w);
+      }});
+      for (int64_t j = 0; j < columns; ++j) ++p.stored[(m0 + r) * p.n + n0 + j];
+    }}
+  }});
+}}
+
+extern "C" int in_memory(const Problem* p) {{
+  multiply(*p, Strided<TA>{{p->a, p->a_i, p->a_k}}, Strided<TB>{{p->b, p->b_i, p->b_k}});
+  return 0;
+}}
+extern "C" int computed_k_i(const Problem* p) {{
+  Flag wrong;
+  multiply(*p, doubled<TA, Along::k>({{p->a, p->a_i, p->a_k}}, wrong), doubled<TB, Along::i>({{p->b, p->b_i, p->b_k}}, wrong));
+  return wrong.raised;
+}}
+extern "C" int computed_i_k(const Problem* p) {{
+  Flag wrong;
+  multiply(*p, doubled<TA, Along::i>({{p->a, p->a_i, p->a_k}}, wrong), doubled<TB, Along::k>({{p->b, p->b_i, p->b_k}}, wrong));
+  return wrong.raised;
+}}
+"""
+ENTRIES = ("in_memory", "computed_k_i", "computed_i_k")
+
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+I8, U8, I32, I64 = torch.int8, torch.uint8, torch.int32, torch.int64
+# left, right, result; the last three are mixtures
+DTYPES = [
+    (F32, F32, F32), (F64, F64, F64), (BF16, BF16, F32), (F16, F16, F32), (I8, I8, I32), (U8, I8, I32), (I32, I32, I32),
+    (I64, I64, I64), (F32, BF16, F32), (F64, F32, F64), (F16, BF16, BF16),
+]  # fmt: skip
+SIZES = [
+    (0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 7, 1), (2, 1, 3), (5, 17, 31), (13, 33, 65), (16, 64, 512), (17, 37, 513),
+    (61, 97, 127), (101, 163, 577),
+]  # fmt: skip
+FEW_ROWS = [(1, 1), (1, 700), (2, 513), (3, 95), (4, 1030), (7, 64), (8, 2051), (9, 259), (16, 300)]
+FEW_COLUMNS = [157, 101, 49, 1, 97, 2]
+
+
+@dataclass
+class Blocking:
+    rows: int = 512
+    tile_rows: int = 512
+    tile_columns: int = 128
+    parts: int = 1
+    few_rows: int = 0
+
+
+# The defaults, and cuts that leave several pieces in every direction.
+BLOCKINGS = [Blocking(), Blocking(96, 48, 32, 1), Blocking(48, 96, 64, 2), Blocking(192, 48, 96, 3)]
+
+
+class Problem(ctypes.Structure):
+    _fields_ = (
+        [(name, ctypes.c_void_p) for name in ("a", "b", "out", "stored")]
+        + [(name, ctypes.c_int64) for name in ("m", "n", "k", "a_i", "a_k", "b_i", "b_k", "threads")]
+        + [(name, ctypes.c_int64) for name in ("rows", "tile_rows", "tile_columns", "parts", "few_rows")]
+    )  # fmt: skip
+
+
+@dataclass
+class Case:
+    a: Tensor  # m by k
+    b: Tensor  # k by n
+    out: torch.dtype
+    blocking: Blocking = field(default_factory=Blocking)
+    threads: int = 2
+    entry: str = "in_memory"
+
+    def __str__(self) -> str:
+        operands = f"{tuple(self.a.shape)}{self.a.stride()} x {tuple(self.b.shape)}{self.b.stride()}"
+        return f"{self.a.dtype} {self.b.dtype} {operands} {self.blocking} {self.threads} threads {self.entry}"
+
+
+def library(dtypes: tuple[torch.dtype, ...]) -> ctypes.CDLL:
+    a, b, c = (CPP_TYPES[d].storage for d in dtypes)
+    return cpp.load_library(cpp.build_unit("matmul", SOURCE.format(a=a, b=b, c=c)))
+
+
+def run(case: Case) -> Tensor:
+    """The result, computed into poisoned memory; asserts that each element was stored once."""
+    (m, k), n = case.a.shape, case.b.shape[1]
+    out = torch.full((m, n), 113, dtype=case.out)
+    stored = torch.zeros(m, n, dtype=torch.uint8)
+    pointers = (t.data_ptr() for t in (case.a, case.b, out, stored))
+    strides = (*case.a.stride(), case.b.stride(1), case.b.stride(0))
+    how = case.blocking
+    problem = Problem(
+        *pointers, m, n, k, *strides, case.threads, how.rows, how.tile_rows, how.tile_columns, how.parts, how.few_rows
+    )
+    native = getattr(library((case.a.dtype, case.b.dtype, case.out)), case.entry)
+    assert native(ctypes.byref(problem)) == 0, f"{case}: a block to fill is wrong"
+    assert bool((stored == 1).all()), f"{case}: stored {stored.unique().tolist()} times"
+    return out
+
+
+def check(case: Case) -> None:
+    got = run(case)
+    a, b = (t if case.entry == "in_memory" else t * 2 for t in (case.a, case.b))  # in their dtype: 8-bit integers may wrap
+    if not case.out.is_floating_point:
+        assert torch.equal(got, a.to(case.out) @ b.to(case.out)), str(case)
+        return
+    a, b = a.double(), b.double()
+    want, size = a @ b, a.abs() @ b.abs()
+    # rounding grows with the terms of a sum: 16 units for blocked sums, and half a unit of the result for a narrow one
+    unit = 16 * torch.finfo(F64 if case.out == F64 else F32).eps + torch.finfo(case.out).eps / 2
+    worst = ((got.double() - want).abs() / (size + 1e-30)).max().item() if got.numel() else 0.0
+    assert worst <= unit, f"{case}: off by {worst}, more than {unit}"
+
+
+def values(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(m, n).to(dtype)
+    info = torch.iinfo(dtype)
+    return torch.randint(max(info.min, -1000), min(info.max, 1000) + 1, (m, n), dtype=dtype)
+
+
+def transposed(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    return values(n, m, dtype).t()
+
+
+def padded(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    """Rows with gaps, from an offset."""
+    return values(m + 1, n + 3, dtype)[1:, 2 : n + 2]
+
+
+def every_other(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    return values(2 * m, 3 * n, dtype)[::2, ::3]
+
+
+def one_row(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    return values(1, n, dtype).expand(m, n)
+
+
+def one_column(m: int, n: int, dtype: torch.dtype) -> Tensor:
+    return values(m, 1, dtype).expand(m, n)
+
+
+LAYOUTS = (values, transposed, padded, every_other, one_row, one_column)
+
+
+def cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
+    """Every size, layout, blocking, number of threads and entry; not all of their products."""
+    left, right, out = dtypes
+    turn = itertools.count()
+    for (m, n, k), a, b, entry in itertools.product(SIZES, LAYOUTS[:2], LAYOUTS[:2], ENTRIES):
+        i = next(turn)
+        yield Case(a(m, k, left), b(k, n, right), out, BLOCKINGS[i // 3 % 4], threads=i // 5 % 3 + 1, entry=entry)
+    for (m, k), (b, n), entry in itertools.product(FEW_ROWS, zip(LAYOUTS, FEW_COLUMNS, strict=True), ENTRIES):
+        yield Case(LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), threads=m % 2 + 1, entry=entry)
+    for a, b in itertools.product(LAYOUTS, LAYOUTS):
+        yield Case(a(29, 97, left), b(97, 67, right), out, BLOCKINGS[next(turn) % 4])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=lambda d: "_".join(str(t).removeprefix("torch.") for t in d))
+@pytest.mark.parametrize("isa", toolchain.available())
+def test_products_agree_with_float64(monkeypatch: pytest.MonkeyPatch, isa: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    monkeypatch.setenv("KGEN_ISA", isa)
+    torch.manual_seed(0)
+    for case in cases(dtypes):
+        check(case)
+
+
+@pytest.mark.skipif(not toolchain._dot_flags(), reason="this machine has no dot products of narrow types")
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_products_without_some_instructions(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """Machines with AVX-512 but not all of what this one has."""
+    monkeypatch.setattr(toolchain, "_DOT", toolchain._DOT[:kept])
+    torch.manual_seed(0)
+    for dtypes in ((BF16, BF16, F32), (U8, I8, I32)):
+        for case in cases(dtypes):
+            check(case)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_results_do_not_depend_on_threads(parts: int) -> None:
+    torch.manual_seed(0)
+    a, b = values(37, 2000, F32), transposed(2000, 300, F32)
+    blocking = Blocking(48, 48, 64, parts)
+    first = run(Case(a, b, F32, blocking, threads=1))
+    for threads in (2, 3, 2, 3):
+        assert torch.equal(first, run(Case(a, b, F32, blocking, threads=threads)))
+
+
+def test_unused_memory_does_not_matter() -> None:
+    """Padding multiplies what earlier products left behind: here infinities and NaN."""
+    for dtype in (F32, BF16):
+        bad = torch.full((70, 700), float("nan"), dtype=dtype)
+        run(Case(bad, bad.t(), F32))
+        check(Case(values(17, 333, dtype), values(333, 45, dtype), F32))
+        check(Case(transposed(17, 333, dtype), transposed(333, 45, dtype), F32))
+
+
+# ---- nothing outside the operands is read ---------------------------------------------------------------------------
+
+
+def test_nothing_outside_the_operands_is_read() -> None:
+    """Operands between pages that nobody may touch, in a process of its own: what fails dies."""
+    for dtypes in GUARDED:
+        library(dtypes)
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout.splitlines() or ["nothing"])[-1] + done.stderr[-2000:]
+    assert done.stdout.endswith("all done\n")
+
+
+GUARDED = ((F32, F32, F32), (BF16, BF16, F32), (I8, I8, I32), (F32, BF16, F32))
+
+
+def guarded(m: int, n: int, dtype: torch.dtype, at_end: bool) -> Tensor:
+    """An m by n tensor that begins or ends where memory does."""
+    page = mmap.PAGESIZE
+    size = m * n * dtype.itemsize
+    whole = (size + page - 1) // page * page
+    memory = mmap.mmap(-1, whole + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for guard in (start, start + page + whole):
+        assert protect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0) == 0
+    offset = page + (whole - size if at_end else 0)
+    return torch.frombuffer(memory, dtype=dtype, count=m * n, offset=offset).view(m, n).copy_(values(m, n, dtype))
+
+
+def run_guarded() -> None:
+    for dtypes, size, at_end in itertools.product(GUARDED, ((1, 1, 1), (3, 35, 67), (19, 50, 259)), (False, True)):
+        m, n, k = size
+        for left, right in itertools.product((False, True), repeat=2):
+            a = guarded(m, k, dtypes[0], at_end) if left else guarded(k, m, dtypes[0], at_end).t()
+            b = guarded(k, n, dtypes[1], at_end) if right else guarded(n, k, dtypes[1], at_end).t()
+            case = Case(a, b, dtypes[2])
+            print(case, flush=True)
+            check(case)
+            check(replace(case, blocking=Blocking(few_rows=16)))
+    print("all done")
+
+
+if __name__ == "__main__":
+    run_guarded()

@@ -1,0 +1,153 @@
+"""Products whose operands come through the copy engine: layouts, batches, what falls back to pointers, parts of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from products import compiled, error, forced
+from torch import Tensor
+
+from kgen.build import triton
+from kgen.templates import registry
+from kgen.templates.contract import Config
+
+h, bf = torch.float16, torch.bfloat16
+TEMPLATES = ("triton_matmul_persistent", "triton_matmul_tiles")
+
+
+def r(*shape: int, dtype: torch.dtype = h) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def heads(x: Tensor, y: Tensor) -> Tensor:
+    """A batch of two dimensions, neither of which is contiguous with the other."""
+    return x.transpose(1, 2) @ y.transpose(1, 2)
+
+
+# What is computed, from what, and how many of its operands come in boxes.
+CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
+    "rows_by_rows": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b)),
+        [r(200, 96, dtype=bf), r(264, 96, dtype=bf), r(264, dtype=bf)],
+        2,
+    ),
+    "rows_by_columns": (lambda x, w, y: x @ w + y, [r(200, 96), r(96, 264), r(200, 264)], 2),
+    "columns_by_columns": (lambda x, w: torch.relu(x.t() @ w) ** 2, [r(96, 200), r(96, 264)], 2),
+    "columns_by_rows": (lambda x, w: x.t() @ w.t(), [r(96, 200), r(264, 96)], 2),
+    "batch": (lambda x, w: torch.bmm(x, w) * 2, [r(3, 72, 40), r(3, 40, 136)], 2),
+    "batch_of_one_operand": (lambda x, w: torch.bmm(x, w.expand(3, 40, 136)), [r(3, 72, 40), r(40, 136)], 2),
+    "heads": (heads, [r(2, 72, 3, 40), r(2, 40, 3, 136)], 2),
+    "transposed_result": (lambda x, w: (x @ w).t().contiguous(), [r(72, 40), r(40, 136)], 2),
+    "part_of_a_tensor": (lambda x, w: x[8:, 16:] @ w[:, 8:80], [r(72, 56), r(40, 136)], 2),
+    "misaligned_part": (lambda x, w: x[:, 3:] @ w, [r(72, 43), r(40, 136)], 1),
+    "odd_rows": (lambda x, w: x @ w.t(), [r(72, 40), r(133, 40)], 2),
+    "odd_columns": (lambda x, w: x @ w, [r(72, 40), r(40, 133)], 1),
+    "one_row": (lambda x, w: x @ w, [r(1, 40), r(40, 136)], 2),
+    "cast": (lambda x, w: x.to(h) @ w, [r(72, 40, dtype=torch.float32), r(40, 136)], 1),
+    "gathered": (lambda x, i, w: x[i] @ w, [r(72, 40), torch.arange(71, -1, -1), r(40, 136)], 1),
+    "fp32": (lambda x, w: x @ w, [r(72, 40, dtype=torch.float32), r(40, 136, dtype=torch.float32)], 2),
+}
+
+CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
+TELLING = ("gate_and_up", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
+
+
+def smallest(configs: Sequence[Config]) -> Sequence[Config]:
+    """With several tiles even of small products, stored in parts where there is such a configuration."""
+    return sorted(configs, key=lambda c: (c.BLOCK_M * c.BLOCK_N, -c.PARTS))[:1]
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("name", "template"), [*((name, TEMPLATES[1]) for name in CASES), *((name, TEMPLATES[0]) for name in TELLING)]
+)
+def test_agrees_with_eager(name: str, template: str) -> None:
+    fn, args, boxed = CASES[name]
+    with forced(template, smallest) as made:
+        got = compiled(fn, *args)
+    assert error(got, fn(*args)) < (4e-3 if got.dtype is bf else 1e-3)
+    assert len(made.products) == 1
+    assert made.products[0].source.count(".load([") == boxed
+
+
+@pytest.mark.slow
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_configuration(template: str) -> None:
+    fn, args, _ = CASES["rows_by_columns"]
+    for k in range(len(list(registry.find(template).configs(_problem_like(h))))):
+        with forced(template, lambda configs, k=k: configs[k : k + 1]) as made:
+            assert error(compiled(fn, *args), fn(*args)) < 1e-3, made.configs
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_sizes_of_the_call(template: str) -> None:
+    """The length of the operands' rows is known, their number is not."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w)
+
+    with forced(template, smallest) as made:
+        step = torch.compile(fn, backend="kgen", fullgraph=True, options={"gpu_interpreter": True, "cache": False})
+        for rows in (72, 200, 17):
+            x, w = r(rows, 40), r(40, 136)
+            torch._dynamo.mark_dynamic(x, 0)
+            assert error(step(x, w), fn(x, w)) < 1e-3
+    assert {k.source.count(".load([") for k in made.products} == {2}
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_rows_of_unknown_length_come_by_pointers() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w
+
+    with forced("triton_matmul_tiles", smallest) as made:
+        for inner in (40, 41):
+            x, w = r(72, inner), r(inner, 136)
+            torch._dynamo.mark_dynamic(x, 1)
+            torch._dynamo.mark_dynamic(w, 0)
+            assert error(compiled(fn, x, w), fn(x, w)) < 1e-3
+    assert {k.source.count(".load([") for k in made.products} == {1}  # rows of w have a known length
+
+
+def _problem_like(dtype: torch.dtype) -> Any:
+    """All that `configs` asks of a problem."""
+    return type("Problem", (), {"main_dtype": dtype})()
+
+
+# ---- compiled for a GPU that is not here ---------------------------------------------------------------------------------
+
+e = torch.empty
+SHAPES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "activation": (
+        lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+        [e(4096, 4096, dtype=bf), e(4096, 4096, dtype=bf), e(4096, dtype=bf)],
+    ),
+    "residual": (lambda x, w, y: x @ w + y, [e(4096, 4096, dtype=bf) for _ in range(3)]),
+    "wide": (lambda x, w: F.linear(x, w).float(), [e(4096, 768, dtype=bf), e(5025, 768, dtype=bf)]),
+    "gradient": (lambda x, w: x.t() @ w, [e(4096, 4096, dtype=bf) for _ in range(2)]),
+}
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_fits(name: str, template: str) -> None:
+    """The compiler needs no more shared memory than was foreseen, and keeps everything in registers."""
+    fn, args = SHAPES[name]
+    picked = range(0, 12, 12 if name != "activation" else 5)
+    for k in picked:
+        with forced(template, lambda configs, k=k: configs[k : k + 1], runs=False) as made:
+            compiled(fn, *args)
+        (found,) = triton.compile_kernels(made.products, 90)
+        assert found.shared <= made.needs[0].shared, made.configs
+        assert found.stack == 0

@@ -1,0 +1,311 @@
+"""Reductions of a product that run on its tiles: what becomes parts, what is joined where, and what must stay apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kgen
+from kgen import errors
+from kgen.plan import Kernel, Schedule
+from kgen.scheduler import Options
+from kgen.sizes import Sizes
+from kgen.tuning import model
+from kgen.verdict import Outcome, Reason
+from tests.kernels import plans
+
+pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+GPU = Options(gpu_everywhere=True)
+OPTIONS = {"gpu_interpreter": True, "cache": False}
+
+
+@pytest.fixture(autouse=True)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """The tile that templates choose: small ones, so that small products have several. Templates win over the library."""
+    m, n = wanted = getattr(request, "param", (32, 32))
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+    monkeypatch.setattr(model, "seconds", lambda problem, config: abs(config.BLOCK_M - m) + abs(config.BLOCK_N - n))
+    return wanted
+
+
+def r(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(*sizes) / 4).to(dtype)
+
+
+def wide(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.double() if tree.is_floating_point() else tree
+    return type(tree)(wide(t) for t in tree) if isinstance(tree, list | tuple) else tree
+
+
+def compiled(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(f, backend="kgen", dynamic=dynamic, fullgraph=True, options=OPTIONS)(*args)
+
+
+def check(f: Callable[..., Any], *args: Any, tolerance: float = 1e-5) -> None:
+    """Against eager in float64."""
+    got, wanted = compiled(f, *args), f(*wide(args))
+    for one, other in zip(*([t if isinstance(t, tuple) else (t,) for t in (got, wanted)]), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def plan_of(f: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedule:
+    return plans(f, *args, options=options).forward
+
+
+def kernels(plan: Schedule) -> list[Kernel]:
+    assert all(isinstance(k, Kernel) for k in plan.kernels)
+    assert not plan.calls
+    return [k for k in plan.kernels if isinstance(k, Kernel)]
+
+
+def parts(plan: Schedule) -> list[str]:
+    """The partial reductions on tiles, all of them in products' kernels."""
+    found = [(k, s) for k in kernels(plan) for s in k.statements if s.kind == "partial"]
+    assert all(k.contracts and s.block > 0 for k, s in found)
+    return [s.op for _, s in found]
+
+
+def largest(plan: Schedule) -> int:
+    """Elements of the largest buffer that the kernels write."""
+    sizes = Sizes(plan.graph.size_hints)
+    stored = {o for k in kernels(plan) for s in k.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    return max(sizes.bytes(plan.graph.buffers[o]) // plan.graph.buffers[o].dtype.itemsize for o in stored)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`kernels` are those of the whole function, `ops` the partial reductions among them."""
+
+    f: Callable[..., Any]
+    inputs: Callable[[], tuple[Any, ...]]
+    ops: tuple[str, ...]
+    kernels: int = 2
+    stored: bool = False  # whether the product, or what is made of each of its elements, is needed itself
+
+
+def rows(dtype: torch.dtype = torch.float32, m: int = 70, n: int = 90, k: int = 40) -> Callable[[], tuple[Any, ...]]:
+    return lambda: (r(m, k, dtype=dtype), r(k, n, dtype=dtype))
+
+
+CASES = {
+    "sum_of_exp": Case(lambda x, w: (x @ w).exp().sum(-1), rows(), ("sum",)),
+    "max": Case(lambda x, w: (x @ w).amax(-1), rows(), ("max",)),
+    "min_kept": Case(lambda x, w: (x @ w).amin(-1, keepdim=True), rows(), ("min",)),
+    "product": Case(lambda x, w: (1 + (x @ w) / 100).prod(-1), rows(), ("prod",)),
+    "any": Case(lambda x, w: (x @ w > 1.5).any(-1), rows(), ("any",)),
+    "all": Case(lambda x, w: (x @ w > -1.5).all(0), rows(), ("any",)),  # torch turns it into not any
+    "log_sum_exp": Case(lambda x, w: torch.logsumexp(x @ w, -1), rows(), ("max", "sum")),
+    "argmax": Case(lambda x, w: (x @ w).argmax(-1), rows(), ("argmax",)),
+    "min_and_place": Case(lambda x, w: tuple((x @ w).min(0)), rows(), ("argmin",)),
+    "squares": Case(lambda x, w, b: F.linear(x, w, b).square().sum(-1), lambda: (r(70, 40), r(90, 40), r(90)), ("sum",)),
+    "norm": Case(lambda x, w: torch.linalg.vector_norm(x @ w, dim=-1), rows(), ("sum",)),
+    "variance": Case(lambda x, w: torch.var_mean(x @ w, -1), rows(), ("welford",)),
+    "columns": Case(lambda x, w: F.gelu(x @ w).sum(0), rows(), ("sum",)),
+    "columns_of_3d": Case(lambda x, w: F.gelu(F.linear(x, w)).sum((0, 1)), lambda: (r(3, 35, 40), r(90, 40)), ("sum",)),
+    "loss": Case(lambda x, w, y: (x @ w - y).square().mean(), lambda: (*rows()(), r(70, 90)), ("sum",)),
+    "mean_max": Case(lambda x, w: (x @ w).amax(), rows(), ("max",)),
+    "batch": Case(lambda x, w: torch.bmm(x, w).amax(-1), lambda: (r(3, 70, 40), r(3, 40, 90)), ("max",)),
+    "batch_rows": Case(lambda x, w: torch.bmm(x, w).logsumexp(1), lambda: (r(3, 70, 40), r(3, 40, 90)), ("max", "sum")),
+    "batch_all": Case(lambda x, w: torch.bmm(x, w).logsumexp((1, 2)), lambda: (r(3, 70, 40), r(3, 40, 90)), ("max", "sum")),
+    "batch_summed": Case(lambda x, w: torch.bmm(x, w).sum((0, 2)), lambda: (r(3, 70, 40), r(3, 40, 90)), ("sum",)),
+    "heads_in_tile": Case(lambda x, w: (x @ w).view(70, 12, 8).square().sum(-1), rows(n=96), ("sum",)),
+    "heads_of_tiles": Case(lambda x, w: (x @ w).view(70, 2, 64).amax(-1), rows(n=128), ("max",)),
+    "heads_argmax": Case(lambda x, w: (x @ w).view(70, 2, 64).argmax(-1), rows(n=128), ("argmax",)),
+    "heads_log_sum_exp": Case(lambda x, w: (x @ w).view(70, 12, 8).logsumexp(-1), rows(n=96), ("max", "sum")),
+    "heads_variance": Case(lambda x, w: torch.var((x @ w).view(70, 12, 8), -1), rows(n=96), ("welford",)),
+    "transposed": Case(
+        lambda x, w: (x.t() @ w.t()).square().sum(-1), lambda: (r(40, 70), r(90, 40)), ("sum",),
+    ),
+    "result_transposed": Case(lambda x, w: ((x @ w).t() * 2).amax(0), rows(), ("max",)),
+    "kept": Case(lambda x, w: (lambda y: (y, y.sum(-1)))(F.relu(x @ w)), rows(), ("sum",), stored=True),
+    "kept_transposed": Case(
+        lambda x, w: (lambda y: (y.t().contiguous(), y.amax(-1)))(x @ w), rows(), ("max",), stored=True
+    ),
+    "residual": Case(
+        lambda x, w, y: (lambda h: (h, h.square().sum(-1)))(x @ w + y), lambda: (*rows()(), r(70, 90)), ("sum",), stored=True
+    ),
+    "rms_norm": Case(
+        lambda x, w, b, g: F.rms_norm(F.linear(x, w, b), (90,), g),
+        lambda: (r(2, 35, 40), r(90, 40), r(90), r(90)), ("sum",), 3, True,
+    ),
+    "layer_norm": Case(
+        lambda x, w: F.layer_norm(F.linear(x, w), (90,)), lambda: (r(70, 40), r(90, 40)), ("welford",), 3, True
+    ),
+    "followed": Case(lambda x, w, b: torch.rsqrt((x @ w).square().mean(-1) + b) * 3, lambda: (*rows()(), r(70)), ("sum",)),
+    "both_ways": Case(lambda x, w: (lambda y: (y.sum(0), y.amax(1)))(x @ w), rows(), ("sum", "max"), 3),
+    "one_column": Case(lambda x, w: (x @ w).sum(0), rows(n=1), ("sum",)),
+    "one_row": Case(lambda x, w: (x @ w).amax(-1), rows(m=1), ("max",)),
+    "primes": Case(lambda x, w: torch.logsumexp(x @ w, -1), rows(m=61, n=127, k=31), ("max", "sum")),
+    "whole_tiles": Case(lambda x, w: torch.logsumexp(x @ w, -1), rows(m=64, n=96, k=32), ("max", "sum")),
+    "bfloat16": Case(lambda x, w: torch.logsumexp((x @ w).float(), -1), rows(torch.bfloat16), ("max", "sum")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans(name: str) -> None:
+    case = CASES[name]
+    plan = plan_of(case.f, *case.inputs())
+    assert len(kernels(plan)) == case.kernels
+    assert tuple(sorted(parts(plan))) == tuple(sorted(case.ops))
+    x, w = case.inputs()[:2]
+    elements = x.numel() * w.numel() // 40**2 if w.shape[0] == 40 or 40 in w.shape else None
+    if elements is not None and x.dim() == 2:
+        assert (largest(plan) >= elements) == case.stored
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    case = CASES[name]
+    check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5)
+
+
+@pytest.mark.parametrize("tiles", [(32, 32), (64, 32), (32, 64), (128, 128), (16, 128)], indirect=True)
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "variance", "batch_all"])
+def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
+    case = CASES[name]
+    plan = plan_of(case.f, *case.inputs())
+    axis = {"columns": 0}.get(name, 1)
+    blocks = {s.block for k in kernels(plan) for s in k.statements if s.kind == "partial"}
+    assert blocks == ({8} if name == "heads_in_tile" else {tiles[axis]})
+    check(case.f, *case.inputs(), tolerance=2e-5)
+
+
+# ---- special values -------------------------------------------------------------------------------------------------
+
+
+def masked_log_sum_exp(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
+    return torch.logsumexp(x @ w + mask, -1)
+
+
+def test_log_sum_exp_of_infinities() -> None:
+    mask = torch.zeros(8, 90)
+    mask[0, :32] = -math.inf  # a tile with nothing in it
+    mask[1] = -math.inf
+    mask[2, 40] = math.inf
+    mask[3, 5] = math.nan
+    mask[4, :80] = -math.inf
+    mask[5] = -1e30
+    mask[6, 3:] = -200.0
+    check(masked_log_sum_exp, r(8, 40), r(40, 90), mask)
+
+
+def test_places_of_nans_and_equals() -> None:
+    x, w = torch.ones(6, 4), torch.zeros(4, 90)
+    w[:, [40, 70]] = 1.0  # equal in two tiles: the first one counts
+    mask = torch.zeros(6, 90)
+    mask[1, 33] = mask[1, 80] = math.nan
+    mask[2] = -math.inf
+    mask[3, 89] = math.inf
+    for f in (lambda x, w, mask: (x @ w + mask).argmax(-1), lambda x, w, mask: (x @ w + mask).argmin(-1)):
+        assert torch.equal(compiled(f, x, w, mask), f(x, w, mask))
+
+
+def test_padding_does_not_count() -> None:
+    """Past the end of the axis the tile holds zeros, and what the epilogue makes of them."""
+    check(lambda x, w: ((x @ w) + 5).sum(-1), r(33, 8), r(8, 33))
+    check(lambda x, w: (-1 - (x @ w).square()).amax(-1), r(33, 8), r(8, 33))
+    check(lambda x, w: (3 + (x @ w)).prod(0), r(33, 8), r(8, 33), tolerance=1e-4)
+
+
+def test_results_repeat() -> None:
+    args = (r(130, 40), r(40, 200))
+    f = CASES["log_sum_exp"].f
+    assert torch.equal(compiled(f, *args), compiled(f, *args))
+
+
+# ---- dynamic shapes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "variance", "loss"])
+def test_dynamic_sizes(name: str) -> None:
+    case = CASES[name]
+    torch._dynamo.reset()
+    g = torch.compile(case.f, backend="kgen", dynamic=True, fullgraph=True, options=OPTIONS)
+    for m, n in ((70, 90), (33, 257), (32, 64), (5, 3)):
+        args = (r(m, 40), r(40, n), *([r(m, n)] if name == "loss" else []))
+        torch.testing.assert_close(g(*args), case.f(*args), rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+# ---- what stays apart -----------------------------------------------------------------------------------------------
+
+
+def refusals(plan: Schedule) -> set[Reason]:
+    return {v.reason for v in plan.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)}
+
+
+def apart(f: Callable[..., Any], *args: Any) -> Schedule:
+    """The plan of a function whose product reduces no tiles, but that is right all the same."""
+    plan = plan_of(f, *args)
+    assert not parts(plan)
+    check(f, *args)
+    return plan
+
+
+def test_runs_that_are_no_power_of_two_stay_apart() -> None:
+    assert Reason.NOT_EPILOGUE in refusals(apart(lambda x, w: (x @ w).view(70, 4, 24).sum(-1), r(70, 40), r(40, 96)))
+
+
+def test_strided_runs_stay_apart() -> None:
+    apart(lambda x, w: (x @ w).view(70, 8, 12).sum(1), r(70, 40), r(40, 96))
+
+
+def test_a_slice_of_the_columns_stays_apart() -> None:
+    apart(lambda x, w: (x @ w)[:, 3:35].sum(-1), r(70, 40), r(40, 96))
+
+
+def test_a_softmax_of_short_rows_stays_apart() -> None:
+    plan = apart(lambda x, w: (x @ w).softmax(-1), r(70, 40), r(40, 96))
+    assert len(kernels(plan)) == 2
+
+
+def test_a_reduction_of_the_batch_stays_apart() -> None:
+    apart(lambda x, w: torch.bmm(x, w).sum(0), r(3, 70, 40), r(3, 40, 90))
+
+
+def test_what_reads_a_later_step_stays_apart() -> None:
+    """The reduction needs a sort of the product's own sums: its parts would have to be there before they are made."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        order = y.sum(-1).sort().values
+        return (y * order[:, None]).amax(-1)
+
+    got, wanted = compiled(f, *(args := (r(70, 40), r(40, 90)))), f(*args)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_library_keeps_a_product_that_it_computes_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 0.0)
+    plan = plan_of(CASES["sum_of_exp"].f, *CASES["sum_of_exp"].inputs())
+    assert len(plan.calls) == 1
+    assert len(plan.kernels) == 1
+    assert all(s.kind != "partial" for k in plan.kernels for s in k.statements)
+
+
+def test_demands() -> None:
+    f, args = CASES["sum_of_exp"].f, CASES["sum_of_exp"].inputs()
+    with kgen.require_fused("aten.mm", "aten.sum"):
+        compiled(f, *args)
+    with kgen.forbid_fused("aten.mm", "aten.sum"):
+        assert torch.allclose(compiled(f, *args), f(*args), rtol=1e-4)
+    with pytest.raises(Exception, match="must be fused") as raised, kgen.require_fused("aten.bmm", "aten.sum"):
+        compiled(lambda x, w: torch.bmm(x, w).sum(0), r(3, 70, 40), r(3, 40, 90))
+    assert errors.FusionRequired.__name__ in repr(raised.value) or "FusionRequired" in str(raised.value)
+
+
+def test_verdicts_say_that_tiles_reduce() -> None:
+    plan = plan_of(CASES["log_sum_exp"].f, *CASES["log_sum_exp"].inputs())
+    fused = [v for v in plan.verdicts if v.outcome is Outcome.FUSED and v.reason is Reason.PARTIALS]
+    assert len(fused) == 2
+    assert all(v.producer == "mm" for v in fused)
