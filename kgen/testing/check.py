@@ -131,8 +131,15 @@ class _Checker:
         generator = torch.Generator().manual_seed(self.seed)
         held = [make(spec, self.device, generator) for spec in case.inputs]
         inputs = [h.tensor for h in held]
-        eager, reference = expected(case, inputs)
         run = _Run(case)
+        try:
+            eager, reference = expected(case, inputs)
+        except NotImplementedError as cause:
+            return run.refused_because(f"the operator itself does not take it: {cause}")
+        if case.reference is not None:
+            found = compare(eager, eager, reference, inputs)
+            if found.problem:
+                return run.failed(f"the operator itself disagrees with its reference: {found.problem}")
         with recording() as recorder, only(self.template.name, run.noting(pick)):
             try:
                 got = self._compiled(case)(*inputs)
@@ -199,7 +206,10 @@ class _Run:
         verdicts = [v for plan in self.plans for v in plan.verdicts if v.outcome is Decision.EXTERN]
         verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or verdicts
         reasons = dict.fromkeys(v.detail.removeprefix(f"{template}: ") or v.reason.value for v in verdicts)
-        return self._result(Outcome.REFUSED, reason="; ".join(reasons) or "there is no product in the graph")
+        return self.refused_because("; ".join(reasons) or "there is no product in the graph")
+
+    def refused_because(self, reason: str) -> Result:
+        return self._result(Outcome.REFUSED, reason=reason)
 
     def compared(self, difference: Difference) -> Result:
         outcome = Outcome.FAILED if difference.problem else Outcome.PASSED
