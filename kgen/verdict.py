@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -117,6 +117,15 @@ class FusionDemand:
     producer: str
     consumer: str
     wanted: bool
+
+    def between(self, some: Iterable[str], others: Iterable[str]) -> bool:
+        """Whether it is about an operator of each: of `aten.mm.default`, it may say `aten.mm`."""
+        one, two = _spelled(some), _spelled(others)
+        return (self.producer in one and self.consumer in two) or (self.producer in two and self.consumer in one)
+
+
+def _spelled(operators: Iterable[str]) -> set[str]:
+    return {name for op in operators for name in (op, op.rpartition(".")[0])}
 
 
 _demands: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands", default=())

@@ -350,4 +350,4 @@ def _has(group: Group, operator: str) -> bool:
 
 
 def _matches(demand: FusionDemand, a: Group, b: Group) -> bool:
-    return (_has(a, demand.producer) and _has(b, demand.consumer)) or (_has(b, demand.producer) and _has(a, demand.consumer))
+    return demand.between(_operators(a), _operators(b))
