@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ from kgen.plan import Kernel, Schedule, members
 from kgen.record import recording
 from kgen.scheduler import Options
 from kgen.sizes import Sizes
+from kgen.templates.contract import Config
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
+from tests.products import forced
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -178,6 +180,36 @@ def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
     blocks = {s.block for k in kernels(plan) for s in k.statements if s.kind == "partial"}
     assert blocks == ({8} if name == "heads_in_tile" else {tiles[axis]})
     check(case.f, *case.inputs(), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "rms_norm", "loss"])
+@pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
+def test_templates_whose_epilogues_get_tiles_in_parts(name: str, template: str) -> None:
+    def smallest(configs: Sequence[Config]) -> Sequence[Config]:
+        return sorted((c for c in configs if c.PARTS > 1), key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
+
+    m, n = 136, 264
+    args = [r(m, 40), r(40, n), *([r(m, n)] if name == "loss" else [])]
+    f = CASES[name].f
+    if name == "heads_in_tile":
+        f, args[1] = (lambda x, w: (x @ w).view(m, 32, 8).square().sum(-1)), r(40, 256)
+    if name == "rms_norm":
+        f = lambda x, w: F.rms_norm(x @ w, (n,))  # noqa: E731
+    with forced(template, smallest) as made:
+        check(f, *args, tolerance=2e-5)
+    [product] = made.products
+    assert "_parts" in product.source
+
+
+def test_products_with_an_operand_in_common() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return (F.silu(x @ w) * (x @ v)).square().sum(-1)
+
+    args = (r(70, 40), r(40, 90), r(40, 90))
+    plan = plan_of(f, *args)
+    assert parts(plan) == ["sum"]
+    assert len(plan.kernels) == 2
+    check(f, *args)
 
 
 # ---- special values -------------------------------------------------------------------------------------------------

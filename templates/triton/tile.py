@@ -96,7 +96,7 @@ class TileEmitter(PointEmitter):
         """Reduces the tile along an axis; later statements find the results at each point of it."""
         part = self.problem.part(s)
         at = next(k for k, d in enumerate(self.dimensions) if d.axis == part.axis)
-        runs = int(config.get(part.knob)) // s.block
+        runs = self.problem.side(part.axis, config) // s.block
         lengths = [d.block for d in self.dimensions]
         cut = [*lengths[:at], str(runs), str(s.block), *lengths[at + 1 :]]
         tiles = self._folding(s, part.axis)
@@ -281,8 +281,10 @@ class Slots:
         folded: list[Folded] = []
         for s in self.problem.epilogue:
             if s.kind == "partial":
-                if self.problem.part(s).axis in lengths:
-                    raise ValueError(f"{self.problem.template.name} stores parts of tiles that have to be reduced whole")
+                if self.problem.part(s).axis in lengths and self.problem.template.method("sides") is None:
+                    raise ValueError(
+                        f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
+                    )
                 folded.append(emitter.fold(s, self.config))
             elif s.kind == "scatter":
                 emitter._scatter(s)
