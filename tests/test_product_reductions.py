@@ -319,6 +319,18 @@ def test_a_picked_index_is_checked() -> None:
 # ---- dynamic shapes -------------------------------------------------------------------------------------------------
 
 
+def test_a_cross_entropy_of_dynamic_sizes_stores_no_logits() -> None:
+    with recording() as recorder:
+        torch._dynamo.reset()
+        g = torch.compile(cross_entropy, backend="kgen", dynamic=True, fullgraph=True, options=OPTIONS)
+        for m, n in ((70, 90), (33, 257), (31, 3)):
+            args = (r(m, 40), r(n, 40), targets(m, n))
+            torch.testing.assert_close(g(*args), cross_entropy(*args), rtol=1e-4, atol=1e-5)
+    [graph] = recorder.graphs
+    assert sorted(parts(graph.plan)) == ["max", "sum", "sum"]
+    assert largest(graph.plan) <= 3 * 70
+
+
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "variance", "loss"])
 def test_dynamic_sizes(name: str) -> None:
     case = CASES[name]

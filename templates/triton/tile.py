@@ -64,7 +64,7 @@ class Folded:
         """Which part of the row, or of the run, the tile makes."""
         if self.part.whole:
             return f"{first} // {self.block}"
-        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "tl.zeros([1], tl.int32)"
+        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "0"
 
 
 class TileEmitter(PointEmitter):
@@ -304,6 +304,8 @@ class Slots:
         places = tuple(first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True))
         emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
         emitter.made_names |= {first, PART}
+        if folded.axis in lengths and folded.runs == 1:  # of a last tile, whole sides may lie past the end
+            emitter.guard = (f"({first} < {emitter.text(self.problem.extent(folded.axis))})", frozenset())
         number = folded.number(first)
         emitter.outer.lines.append(f"{PART} = tl.cast({number}, tl.int64)" if emitter.wide else f"{PART} = {number}")
         for out, name, stored in zip(s.outs, folded.names, s.stored, strict=True):
