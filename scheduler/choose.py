@@ -68,8 +68,7 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
     assert kernel.choice is not None
     problem = chosen_problem(kernel, graph, device)
     config = problem.template.config(**dict(kernel.choice.config))
-    found = {s.outs[0]: problem.part(s).block(config) for s in problem.epilogue if s.kind == "partial"}
-    return {name: block for name, block in found.items() if block is not None}
+    return {name: block for name, block in problem.part_blocks(config).items() if block is not None}
 
 
 def choose_template(

@@ -60,7 +60,8 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     is when the tile that was chosen for a product says into how many parts its rows are reduced."""
     options = options or Options()
     freeze_layouts(graph)
-    known = _Known(_offered(graph, options))
+    demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
+    known = _Known(_offered(graph, options), tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
     while True:
         result = _attempt(graph, known, options)
@@ -86,7 +87,7 @@ class _Known:
         """With what one more attempt has found out."""
         apart = {name for name, verdict in refused.items() if verdict.reason is Reason.TWO_PRODUCTS}
         gone = set(refused) - apart
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone)
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded)
         return _Known(self.offered - gone, self.single | apart, tiles)
 
 

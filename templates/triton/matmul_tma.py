@@ -69,15 +69,16 @@ def staged_bytes(problem: Problem) -> int:
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Configurations from a table whose third column is the tile along k in bytes. A reduction along the columns needs whole
-    rows of a tile."""
-    whole = any(s.kind == "partial" and problem.part(s).axis == "n" for s in problem.epilogue)
+    """Configurations from a table whose third column is the tile along k in bytes."""
     for row in rows:
         values = dict(zip(names, row, strict=True))
-        if whole and values.get("PARTS", 1) > 1:
-            continue
         values["BLOCK_K"] //= problem.main_dtype.itemsize
         yield values
+
+
+def sides(problem: Problem, config: Config) -> dict[str, int]:
+    """An epilogue gets a tile's columns in parts."""
+    return {"n": config.BLOCK_N // config.PARTS}
 
 
 def grid_of_tiles(problem: Problem, config: Config) -> Expr:
@@ -101,6 +102,7 @@ class PersistentMatmul:
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
@@ -131,6 +133,7 @@ class TilesMatmul:
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")
