@@ -15,6 +15,7 @@ from torch import Tensor
 
 import kgen
 from kgen import errors
+from kgen.build import triton
 from kgen.plan import Kernel, Schedule, members
 from kgen.record import recording
 from kgen.scheduler import Options
@@ -223,6 +224,17 @@ def test_products_with_an_operand_in_common() -> None:
     assert parts(plan) == ["sum"]
     assert len(plan.kernels) == 2
     check(f, *args)
+
+
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent"])
+def test_kernels_compile_for_a_gpu(template: str) -> None:
+    cases = [CASES[name].f for name in ("log_sum_exp", "argmax", "variance")]
+    with forced(template, lambda configs: [c for c in configs if c.BLOCK_N == 128][:1], runs=False) as made:
+        for f in cases:
+            compiled(f, r(200, 64, dtype=torch.float16), r(64, 264, dtype=torch.float16))
+    assert len(made.products) == len(cases)
+    for kernel in triton.compile_kernels(made.kernels, 90):
+        assert kernel.stack == 0
 
 
 # ---- special values -------------------------------------------------------------------------------------------------

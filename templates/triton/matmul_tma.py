@@ -60,12 +60,13 @@ def staged_bytes(problem: Problem) -> int:
     rows = frozenset(problem.loops["m"])
     columns = frozenset(problem.loops["n"])
     made = {o for s in problem.kernel.statements for o in s.outs}
-    tiles = [o for s in problem.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    whole = [s for s in problem.epilogue if s.kind != "partial"]
+    tiles = [o for s in whole for o, kept in zip(s.outs, s.stored, strict=True) if kept]
     for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
         atoms = {a for e in load.attr[1] for a in ix.free_atoms(e)}
         if load.attr[0] not in made and atoms & rows and atoms & columns:
             tiles.append(load.attr[0])
-    return max(problem.graph.buffers[name].dtype.itemsize for name in tiles)
+    return max((problem.graph.buffers[name].dtype.itemsize for name in tiles), default=0)
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
