@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from products import compiled, error, forced
 from torch import Tensor
 
 from kgen.build import triton
-from kgen.templates import registry
 from kgen.templates.contract import Config
 
 h, bf = torch.float16, torch.bfloat16
@@ -83,7 +81,10 @@ def test_agrees_with_eager(name: str, template: str) -> None:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_configuration(template: str) -> None:
     fn, args, _ = CASES["rows_by_columns"]
-    for k in range(len(list(registry.find(template).configs(_problem_like(h))))):
+    sizes: list[int] = []
+    with forced(template, lambda configs: sizes.append(len(configs)) or configs[:1]) as made:
+        compiled(fn, *args)
+    for k in range(sizes[0]):
         with forced(template, lambda configs, k=k: configs[k : k + 1]) as made:
             assert error(compiled(fn, *args), fn(*args)) < 1e-3, made.configs
 
@@ -121,9 +122,38 @@ def test_rows_of_unknown_length_come_by_pointers() -> None:
     assert {k.source.count(".load([") for k in made.products} == {1}  # rows of w have a known length
 
 
-def _problem_like(dtype: torch.dtype) -> Any:
-    """All that `configs` asks of a problem."""
-    return type("Problem", (), {"main_dtype": dtype})()
+# ---- few rows ------------------------------------------------------------------------------------------------------------
+
+FEW: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "row": (lambda x, w, b: F.silu(F.linear(x, w, b)), [r(1, 136), r(72, 136), r(72)]),
+    "row_by_columns": (lambda x, w, b: F.silu(x @ w + b), [r(1, 136), r(136, 72), r(72)]),
+    "row_of_each": (torch.bmm, [r(3, 1, 136), r(3, 136, 72)]),
+    "row_of_fp32": (lambda x, w: x @ w, [r(1, 136, dtype=torch.float32), r(136, 72, dtype=torch.float32)]),
+    "row_by_gate_and_up": (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(1, 136), r(136, 72), r(136, 72)]),
+    "dequantised": (
+        lambda x, w, s: F.linear(x, w.to(h) * s.unsqueeze(1)),
+        [r(8, 136), r(72, 136).mul(30).to(torch.int8), r(72).abs() / 30],
+    ),
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", FEW)
+def test_few_rows(name: str) -> None:
+    fn, args = FEW[name]
+    with forced("triton_matmul" if name == "dequantised" else "triton_matvec") as made:
+        got = compiled(fn, *args)
+    assert error(got, fn(*args)) < 1e-3
+    assert len(made.products) == 1
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_matvec_leaves_other_products_alone() -> None:
+    with forced("triton_matvec") as made:
+        compiled(lambda x, w: x @ w, r(2, 136), r(136, 72))
+    assert not made.products
 
 
 # ---- compiled for a GPU that is not here ---------------------------------------------------------------------------------
