@@ -17,6 +17,7 @@ from kgen.aot_cache import CompiledGraph
 from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
+from kgen.templates import registry
 from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only
 
@@ -102,9 +103,10 @@ def _toolchain_of(config: Config) -> AbstractContextManager[object]:
 
 
 def _cache_key(config: Config) -> tuple[Any, ...]:
-    """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share."""
+    """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share, and
+    templates among those that have been registered."""
     with _toolchain_of(config):
-        return (*configuration.code_key(config), toolchain.isa().name)
+        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint())
 
 
 def compile(  # noqa: A001

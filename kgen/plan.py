@@ -15,7 +15,7 @@ from kgen.verdict import Verdict
 # Iterations of a tiled loop: one cache line of float32.
 TILE = 16
 # What a partial reduction calls the number of its tile.
-PART = "part"
+PART = "part_at"
 # Longest row, in points, that one program on a GPU holds in registers.
 MAX_PERSISTENT = 32768
 
@@ -29,7 +29,7 @@ class Statement:
     kernel's `share`. A contraction is what templates compute: the sum over the inner loops of `value` times `factors`,
     each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these.
     A partial reduces a product's tile along the outer loops in `rank` (which counts their points), every `block` of them to one
-    result; `store` begins with the number of the tile (`part`), a variable that whoever emits the statement defines. A block
+    result; `store` begins with the number of the tile (`PART`), a variable that whoever emits the statement defines. A block
     of 0 is still to be chosen."""
 
     kind: str

@@ -48,7 +48,7 @@ class Fuser:
     _by_serial: dict[int, Group] = field(default_factory=dict)
     _buffers: dict[tuple[int, int], str] = field(default_factory=dict)
     _bytes: dict[str, int] = field(default_factory=dict)
-    _blocked: dict[int, dict[int, str]] = field(default_factory=dict)  # pairs that a path kept apart: tried again after merges
+    _blocked: dict[int, dict[int, str]] = field(default_factory=dict)  # pairs to be tried again after merges
 
     def run(self) -> list[Group]:
         self._by_serial = {g.serial: g for g in self.groups}
@@ -88,6 +88,9 @@ class Fuser:
 
     def _push(self, a: Group, b: Group, buffer: str) -> None:
         if a is b or not (a.alive and b.alive):
+            return
+        if (is_partial(a) or is_partial(b)) and not (is_product(a) or is_product(b)):
+            self._wait(a, b, buffer)  # for a product to join either
             return
         key = (a.serial, b.serial)
         if key not in self._buffers:
@@ -137,8 +140,7 @@ class Fuser:
             return
         path = self._path(a, b)
         if path:
-            self._blocked.setdefault(a.serial, {})[b.serial] = buffer
-            self._blocked.setdefault(b.serial, {})[a.serial] = buffer
+            self._wait(a, b, buffer)
             self._say(a, b, Outcome.ILLEGAL, path)
             return
         space, left, right = joint
@@ -159,12 +161,15 @@ class Fuser:
         else:
             self._merge(b, a, space, joined)
 
+    def _wait(self, a: Group, b: Group, buffer: str) -> None:
+        """Has the pair tried again when either has merged with a third group."""
+        self._blocked.setdefault(a.serial, {})[b.serial] = buffer
+        self._blocked.setdefault(b.serial, {})[a.serial] = buffer
+
     def _together(self, a: Group, b: Group, buffer: str) -> tuple[bool, tuple[Space, Members, Members] | Reason]:
         """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
-        if (is_partial(a) or is_partial(b)) and not (is_product(a) or is_product(b)):
-            return flows, Reason.NOT_A_PRODUCT
         joint = self._joint(a, b, buffer, common)
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
 

@@ -143,7 +143,7 @@ def _serial_variables(node: ir.Scatter) -> set[Var]:
     for expr in node.index:
         for atom in ix.free_atoms(expr):
             if isinstance(atom, ix.Indirect):
-                serial |= _variables_of(atom.value)
+                serial |= variables_of(atom.value)
             seen.add(atom)
     affine = all(_plain(e) for e in node.index)
     for v in node.vars:
@@ -204,7 +204,7 @@ def _smallest(stride: Expr, digits: list[tuple[Var, Expr]]) -> bool:
     return all(ix.lower_bound(other - stride) >= 0 for _, other in digits)
 
 
-def _variables_of(value: Value) -> set[Var]:
+def variables_of(value: Value) -> set[Var]:
     found: set[Var] = set()
     for v in vs.topological([value]):
         for expr in vs.index_exprs(v):

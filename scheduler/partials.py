@@ -22,7 +22,8 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
-from kgen.scheduler.items import position_in
+from kgen.scheduler.items import position_in, variables_of
+from kgen.scheduler.picks import with_picks
 from kgen.sizes import Sizes
 from kgen.values import Index, Value
 from kgen.verdict import Outcome, Reason, Verdict
@@ -96,18 +97,20 @@ def alone(plan: Schedule) -> dict[str, Verdict]:
 def _refusal(plan: Schedule, name: str) -> Verdict:
     """Why fusion kept a partial reduction apart from every product."""
     refusals = [v for v in plan.verdicts if v.consumer == name and v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)]
-    refusals = [v for v in refusals if v.reason is not Reason.NOT_A_PRODUCT] or refusals
     return refusals[0] if refusals else Verdict("", name, Outcome.ILLEGAL, Reason.NOT_IN_TILES)
 
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
-    search = _Search(graph, tiles)
-    for node in nodes:
-        search.visit(node)
+    products = frozenset(n.out for n in nodes if isinstance(n, ir.Contraction) and n.vendor is None)
+    picked = with_picks(graph, nodes, products)
+    search = _Search(graph, tiles, picked)
+    if search.stored & products:  # to pick an element of what lies in memory is better left to who needs it
+        picked = with_picks(graph, nodes, products - search.stored)
+        search = _Search(graph, tiles, picked)
     sites = search.worthwhile()
     out: list[ir.Node] = []
-    for node in nodes:
+    for node in picked:
         site = sites.get(ir.outs(node)[0]) if isinstance(node, ir.Reduction) else None
         out += [node] if site is None else _Cut(graph, site).run()
     return out
@@ -116,7 +119,7 @@ def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list
 class _Search:
     """Finds the reductions of products, in one walk over the nodes."""
 
-    def __init__(self, graph: ir.Graph, tiles: Tiles) -> None:
+    def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
         self.graph, self.tiles = graph, tiles
         self.sizes = Sizes(graph.size_hints)
         self.axes: dict[str, tuple[int, ...]] = {}  # product -> its dimensions that are cut into tiles
@@ -126,6 +129,12 @@ class _Search:
         self.made: dict[str, ir.Pointwise] = {}
         self.sites: dict[str, Site] = {}
         self.revisited: set[str] = set()  # products whose elements are read again when a reduction of them is complete
+        self.stored: set[str] = set()  # products of which something else than reductions on tiles needs each element
+        for node in nodes:
+            self.visit(node)
+        kept = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
+        kept |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+        self.stored |= {traced.product for name, traced in self.traced.items() if name in kept}
 
     def visit(self, node: ir.Node) -> None:
         if isinstance(node, ir.Contraction) and node.vendor is None:
@@ -133,11 +142,13 @@ class _Search:
             return
         reads = ir.reads(node)
         after = frozenset().union(*(self.after.get(name, ()) for name in reads))
+        read = {self.traced[name].product for name in reads if name in self.traced}
         if isinstance(node, ir.Reduction):
             site = self._site(node)
             if site is not None:
                 self.sites[node.outs[0]] = site
-            after |= {self.traced[name].product for name in reads if name in self.traced}
+            self.stored |= read - {site.product if site is not None else ""}
+            after |= read
         if isinstance(node, ir.Pointwise):
             self.made[node.out] = node
             place = self._place(node.value)
@@ -145,11 +156,13 @@ class _Search:
                 self.traced[node.out] = Traced(*place, node.vars)
             elif place is not None:
                 self.revisited.add(place[0])
+        if not isinstance(node, ir.Reduction):
+            self.stored |= read - {self.traced[out].product for out in ir.outs(node) if out in self.traced}
         for out in ir.outs(node):
             self.after[out] = after
 
     def _product(self, node: ir.Contraction) -> None:
-        left, right = _loops_of(node.lhs), _loops_of(node.rhs)
+        left, right = variables_of(node.lhs), variables_of(node.rhs)
         self.axes[node.out] = tuple(k for k, v in enumerate(node.out_vars) if (v in left) != (v in right))
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
         self.order.append(node.out)
@@ -241,7 +254,7 @@ class _Search:
             exponent, shift = factor.args[0].args
             weight = [f for j, f in enumerate(factors) if j != k]
             maximum = self._maximum(site, exponent)
-            one_row = not any(v in _loops_of(shift) for v in site.loops)
+            one_row = not any(v in variables_of(shift) for v in site.loops)
             if maximum is not None and one_row and all(self._free(v, site.product) for v in (exponent, *weight)):
                 return Site(
                     site.node, site.product, weight[0] if weight else vs.const(1.0, exponent.dtype), site.loops, site.rest,
@@ -266,10 +279,6 @@ def _parts_of(out: str) -> str:
     return f"{out}_parts"
 
 
-def _loops_of(value: Value) -> set[Atom]:
-    return {a for v in vs.topological([value]) for e in vs.index_exprs(v) for a in ix.free_atoms(e)}
-
-
 class _Cut:
     """Writes one reduction as parts, and what joins them."""
 
@@ -278,8 +287,9 @@ class _Cut:
         self.part = ix.var(PART, site.count)
         self.row = tuple(v.expr() for v in self.node.vars)
         self.kept = (*self.node.vars, *site.rest)  # loops that a part does not reduce
-        self.index = (self.part.expr(), *(v.expr() for v in self.kept))
-        self.joined = (self.part, *site.rest)
+        self.one = site.count == 1  # then there is nothing to join along the axis
+        self.index = (ix.ZERO if self.one else self.part.expr(), *(v.expr() for v in self.kept))
+        self.joined = site.rest if self.one else (self.part, *site.rest)
 
     def run(self) -> list[ir.Node]:
         site, node = self.site, self.node
@@ -308,7 +318,9 @@ class _Cut:
         top = self._load(maximum.parts[0], (tile, *self.index[1:]))
         return vs.where(vs.call("isinf", top), vs.const(0.0, top.dtype), top)
 
-    def _reduction(self, out: str, value: Value, op: str) -> ir.Reduction:
+    def _reduction(self, out: str, value: Value, op: str) -> ir.Node:
+        if not self.joined:
+            return self._pointwise(out, value)
         return ir.Reduction((out,), self.node.vars, self.joined, op, value, self.node.origin)
 
     def _pointwise(self, out: str, value: Value) -> ir.Pointwise:
@@ -316,6 +328,8 @@ class _Cut:
 
     def _joining(self) -> list[ir.Node]:
         node, site = self.node, self.site
+        if not self.joined and len(node.outs) == 2:
+            return [self._pointwise(out, self._load(name)) for out, name in zip(node.outs, site.parts, strict=True)]
         if node.op in ("argmax", "argmin"):
             return self._joining_places()
         if node.op == "welford":

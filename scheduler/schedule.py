@@ -63,15 +63,14 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     refusals: list[Verdict] = []
     while True:
         result = _attempt(graph, offered, tiles, options)
-        apart = alone(result)
-        refused = {} if apart else _choose(result, options)
-        blocks = {} if apart or refused else _blocks(result, options)
-        if not apart and not refused and not blocks:
+        refused = alone(result) or _choose(result, options)
+        blocks = {} if refused else _blocks(result, options)
+        if not refused and not blocks:
             result.verdicts[:0] = refusals
             return plan_memory(result)
-        refusals += (*apart.values(), *refused.values())
+        refusals += refused.values()
         offered -= set(refused)
-        tiles = Tiles({**tiles.blocks, **blocks}, tiles.apart | set(apart))
+        tiles = Tiles({**tiles.blocks, **blocks}, tiles.apart | set(refused))
 
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
@@ -89,7 +88,8 @@ def _offerable(node: ir.Node) -> bool:
 
 
 def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
-    """Gives every product its template; the results of those that are better off in the library, with the reason."""
+    """Gives every product its template; the results of those that are better off in the library, with the reason. Where no
+    template takes a product with the reductions on its tiles, these are refused, by their first results."""
     refused: dict[str, Verdict] = {}
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
@@ -99,6 +99,9 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
+        elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
+            for s in partials(step):
+                refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
         else:
             refused[out] = chosen
     return refused

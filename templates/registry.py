@@ -60,8 +60,9 @@ def find(name: str) -> Template:
 
 
 def fingerprint() -> tuple[tuple[str, str], ...]:
-    """Names and versions: what a cached graph depends on."""
-    return tuple((t.name, t.version) for t in every())
+    """Names and versions of the templates from other packages, in order: what a cached graph depends on besides kgen itself.
+    It loads none, for a process that finds its graphs in the cache needs none."""
+    return tuple((t.name, t.version) for t in _templates.values() if type(t.author).__module__ not in BUILT_IN)
 
 
 @cache

@@ -6,6 +6,7 @@ Each unit has three entry points: both operands in memory, and two in which func
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import mmap
 import subprocess
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kgen.build import cpp, toolchain
+from kgen.templates.cpp.blocking import FEW_ROWS, choose_blocking
 from kgen.templates.cpp.table import CPP_TYPES
 
 pytestmark = pytest.mark.cpu
@@ -54,8 +56,7 @@ struct Problem {{
 
 template <class A, class B>
 void multiply(const Problem& p, const A& a, const B& b) {{
-  const Blocking how{{.rows = p.rows, .tile_rows = p.tile_rows, .tile_columns = p.tile_columns, .parts = int(p.parts),
-                      .few_rows = p.few_rows}};
+  const Blocking how{{p.rows, p.tile_rows, p.tile_columns, int(p.parts), p.few_rows}};
   matmul(int(p.threads), {{p.m, p.n, p.k}}, how, a, b,
          [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
     for (int64_t r = 0; r < rows; ++r) {{
@@ -95,7 +96,7 @@ SIZES = [
     (0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 7, 1), (2, 1, 3), (5, 17, 31), (13, 33, 65), (16, 64, 512), (17, 37, 513),
     (61, 97, 127), (101, 163, 577),
 ]  # fmt: skip
-FEW_ROWS = [(1, 1), (1, 700), (2, 513), (3, 95), (4, 1030), (7, 64), (8, 2051), (9, 259), (16, 300)]
+FEW_SIZES = [(1, 1), (1, 700), (2, 513), (3, 95), (4, 1030), (7, 64), (8, 2051), (9, 259), (16, 300)]
 FEW_COLUMNS = [157, 101, 49, 1, 97, 2]
 
 
@@ -135,6 +136,11 @@ class Case:
 
 
 def library(dtypes: tuple[torch.dtype, ...]) -> ctypes.CDLL:
+    return _library(dtypes, toolchain.isa())
+
+
+@functools.cache
+def _library(dtypes: tuple[torch.dtype, ...], _: toolchain.Isa) -> ctypes.CDLL:
     a, b, c = (CPP_TYPES[d].storage for d in dtypes)
     return cpp.load_library(cpp.build_unit("matmul", SOURCE.format(a=a, b=b, c=c)))
 
@@ -207,15 +213,23 @@ def cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
     turn = itertools.count()
     for (m, n, k), a, b, entry in itertools.product(SIZES, LAYOUTS[:2], LAYOUTS[:2], ENTRIES):
         i = next(turn)
-        yield Case(a(m, k, left), b(k, n, right), out, BLOCKINGS[i // 3 % 4], threads=i // 5 % 3 + 1, entry=entry)
-    for (m, k), (b, n), entry in itertools.product(FEW_ROWS, zip(LAYOUTS, FEW_COLUMNS, strict=True), ENTRIES):
-        yield Case(LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), threads=m % 2 + 1, entry=entry)
-    for a, b in itertools.product(LAYOUTS, LAYOUTS):
-        yield Case(a(29, 97, left), b(97, 67, right), out, BLOCKINGS[next(turn) % 4])
+        yield Case(a(m, k, left), b(k, n, right), out, BLOCKINGS[i // 3 % 4], threads=1 + (i % 5 == 0), entry=entry)
+    for (m, k), (b, n), entry in itertools.product(FEW_SIZES, zip(LAYOUTS, FEW_COLUMNS, strict=True), ENTRIES):
+        yield Case(
+            LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), threads=1 + (m in (1, 8)), entry=entry
+        )
+    for a, b in zip(LAYOUTS, (*LAYOUTS[2:], *LAYOUTS[:2]), strict=True):
+        for blocking in BLOCKINGS[:2]:
+            yield Case(a(29, 97, left), b(97, 67, right), out, blocking, threads=1)
 
 
-@pytest.mark.parametrize("dtypes", DTYPES, ids=lambda d: "_".join(str(t).removeprefix("torch.") for t in d))
-@pytest.mark.parametrize("isa", toolchain.available())
+def targets() -> list[tuple[str, tuple[torch.dtype, ...]]]:
+    """All dtypes under the best instruction set, those that differ in code under the others: each is a compilation."""
+    best, *others = toolchain.available()
+    return [(best, d) for d in DTYPES] + [(isa, d) for isa in others for d in (*DTYPES[:3], DTYPES[4])]
+
+
+@pytest.mark.parametrize(("isa", "dtypes"), targets(), ids=lambda x: x if isinstance(x, str) else "_".join(map(str, x)))
 def test_products_agree_with_float64(monkeypatch: pytest.MonkeyPatch, isa: str, dtypes: tuple[torch.dtype, ...]) -> None:
     monkeypatch.setenv("KGEN_ISA", isa)
     torch.manual_seed(0)
@@ -224,14 +238,26 @@ def test_products_agree_with_float64(monkeypatch: pytest.MonkeyPatch, isa: str, 
 
 
 @pytest.mark.skipif(not toolchain._dot_flags(), reason="this machine has no dot products of narrow types")
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("kept", [0, 2])
 def test_products_without_some_instructions(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    """Machines with AVX-512 but not all of what this one has."""
+    """Machines with AVX-512 but not all of what this one has: none of it, or no AMX."""
     monkeypatch.setattr(toolchain, "_DOT", toolchain._DOT[:kept])
     torch.manual_seed(0)
     for dtypes in ((BF16, BF16, F32), (U8, I8, I32)):
         for case in cases(dtypes):
             check(case)
+
+
+def test_chosen_blockings() -> None:
+    for m, n, k in itertools.product((1, 16, 17, 1000, 100_000), (1, 50, 4096), (0, 1, 4096, 10**6)):
+        how = choose_blocking(m, n, k, F32, "avx512", threads=8)
+        assert how.few_rows == (FEW_ROWS if m <= FEW_ROWS else 0)
+        assert how.rows % 48 == how.tile_rows % 48 == how.tile_columns % 32 == 0
+        assert 48 <= how.tile_rows <= how.rows
+        assert how.rows * max(k, 1) * 4 <= 8 << 20 or how.rows == 48
+        assert how.tile_rows * how.tile_columns * 4 <= 512 << 10
+    assert choose_blocking(64, 64, 65536, F32, "avx512", threads=8).parts > 1
+    assert choose_blocking(1024, 1024, 1024, F32, "avx512", threads=2).parts == 1
 
 
 @pytest.mark.parametrize("parts", [1, 3])

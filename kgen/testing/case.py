@@ -23,7 +23,7 @@ GUARD = 64
 @dataclass(frozen=True, slots=True)
 class Spec:
     """A tensor to draw: `layout` is one of LAYOUTS. Floats are normal numbers times `scale`; integers are below `high`, and
-    above -`high` if the type has a sign. `distinct` integers are 0 ... n-1 in some order."""
+    above -`high` if the type has a sign. `distinct` integers are 0 ... n-1 in some order. `written`: the problem changes it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,6 +31,7 @@ class Spec:
     scale: float = 1.0
     high: int = 0
     distinct: bool = False
+    written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,18 @@ def _short(dtype: torch.dtype) -> str:
 class Held:
     """A tensor in the midst of its guards, and all of that memory as it was before."""
 
+    spec: Spec
     tensor: torch.Tensor
     memory: torch.Tensor
     before: torch.Tensor
 
     @property
-    def changed(self) -> bool:
-        """Whether somebody wrote to the tensor or around it."""
-        return not torch.equal(self.memory.view(torch.uint8), self.before.view(torch.uint8))
+    def damaged(self) -> bool:
+        """Whether somebody wrote around the tensor, or to one that is not to change."""
+        before = self.before.clone()
+        if self.spec.written:
+            before.as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset()).copy_(self.tensor)
+        return not torch.equal(self.memory.view(torch.uint8), before.view(torch.uint8))
 
 
 def make(spec: Spec, device: torch.device, generator: torch.Generator) -> Held:
@@ -79,7 +84,7 @@ def make(spec: Spec, device: torch.device, generator: torch.Generator) -> Held:
     stored = tuple(min(n, 1) if s == 0 else n for n, s in zip(spec.shape, strides, strict=True))
     _view(memory, stored, strides, GUARD + offset).copy_(_values(spec, stored, generator))
     memory = memory.to(device)
-    return Held(_view(memory, spec.shape, strides, GUARD + offset), memory, memory.clone())
+    return Held(spec, _view(memory, spec.shape, strides, GUARD + offset), memory, memory.clone())
 
 
 def _view(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:

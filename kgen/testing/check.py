@@ -21,7 +21,7 @@ from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.testing.case import Case, make
-from kgen.testing.cases import DTYPES, cases, cases_of_dtype, plain
+from kgen.testing.cases import DTYPES, cases, cases_of_dtype, large, plain
 from kgen.testing.compare import Difference, compare, expected
 from kgen.testing.report import Outcome, Report, Result
 from kgen.tuning.only import Pick, only
@@ -82,6 +82,8 @@ def _problems(checker: _Checker) -> Iterator[Case]:
         if checker.last is Outcome.REFUSED:
             continue
         yield from cases_of_dtype(template, dtype)
+        if not checker.interpreted:
+            yield from large(template, dtype)
         if first:
             yield from cases(template, dtype)
         first = False
@@ -129,8 +131,15 @@ class _Checker:
         generator = torch.Generator().manual_seed(self.seed)
         held = [make(spec, self.device, generator) for spec in case.inputs]
         inputs = [h.tensor for h in held]
-        eager, reference = expected(case, inputs)
         run = _Run(case)
+        try:
+            eager, reference = expected(case, inputs)
+        except NotImplementedError as cause:
+            return run.refused_because(f"the operator itself does not take it: {cause}")
+        if case.reference is not None:
+            found = compare(eager, eager, reference, inputs)
+            if found.problem:
+                return run.failed(f"the operator itself disagrees with its reference: {found.problem}")
         with recording() as recorder, only(self.template.name, run.noting(pick)):
             try:
                 got = self._compiled(case)(*inputs)
@@ -139,7 +148,7 @@ class _Checker:
         run = replace(run, plans=_plans(recorder))
         if not run.ran(self.template.name):
             return run.refused(self.template.name)
-        if any(h.changed for h in held):
+        if any(h.damaged for h in held):
             return run.failed("it wrote to its inputs, or to memory next to them")
         return run.compared(compare(got, eager, reference, inputs))
 
@@ -197,7 +206,10 @@ class _Run:
         verdicts = [v for plan in self.plans for v in plan.verdicts if v.outcome is Decision.EXTERN]
         verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or verdicts
         reasons = dict.fromkeys(v.detail.removeprefix(f"{template}: ") or v.reason.value for v in verdicts)
-        return self._result(Outcome.REFUSED, reason="; ".join(reasons) or "there is no product in the graph")
+        return self.refused_because("; ".join(reasons) or "there is no product in the graph")
+
+    def refused_because(self, reason: str) -> Result:
+        return self._result(Outcome.REFUSED, reason=reason)
 
     def compared(self, difference: Difference) -> Result:
         outcome = Outcome.FAILED if difference.problem else Outcome.PASSED
@@ -213,11 +225,12 @@ class _Run:
 
 
 def _stores_product(plan: Schedule) -> bool:
-    """Whether a kernel leaves something as large as the product to another one, in memory that no output has."""
+    """Whether a kernel leaves something as large as the product to another one, in memory that the caller does not see."""
     graph, sizes = plan.graph, Sizes(plan.graph.size_hints)
     products = [graph.buffers[s.outs[0]] for step in plan.kernels for s in step.statements if s.kind == "contraction"]
     smallest = min((sizes.of(ix.product(b.sizes)) for b in products), default=0)
-    visible = {address(graph, o.buffer)[0] for o in graph.outputs if isinstance(o, ir.TensorArg)}
+    outer = [o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)] + [i.buffer for i in graph.inputs if i.buffer]
+    visible = {address(graph, name)[0] for name in outer}
     stored = {o for step in plan.kernels for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     hidden = [graph.buffers[o] for o in stored if address(graph, o)[0] not in visible]
     return any(sizes.of(ix.product(b.sizes)) >= smallest for b in hidden)

@@ -29,8 +29,8 @@ class Difference:
 
 def expected(case: Case, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What eager gives, whose shapes and types are right, and the reference in float64, whose values are."""
-    eager = tree_leaves(case.function(*inputs))
-    exact = [t.double() if t.is_floating_point() else t for t in inputs]
+    eager = tree_leaves(case.function(*(t.clone() for t in inputs)))
+    exact = [t.to(torch.float64, copy=True) if t.is_floating_point() else t.clone() for t in inputs]
     return eager, tree_leaves((case.reference or case.function)(*exact))
 
 

@@ -1,13 +1,14 @@
 """What surrounds a product in a conformance check: one row for each kind of prologue and epilogue.
 
-A fusion's `run` gets the product as a function of its two operands, the operands, and the tensors that `extras` describe. It
-takes float64 as well as the type under test, so that it is its own reference.
+A fusion's `run` gets the product as a function of its operands, these, and the tensors that `extras` describe. It takes
+float64 as well as the type under test, so that it is its own reference. A product is whatever a template computes, a matrix
+product or an operator; the comments call its last two axes rows and columns, and the last one of its first operand the depth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,17 +16,24 @@ import torch.nn.functional as F
 
 from kgen.testing.case import Spec
 
-__all__ = ["EPILOGUES", "PROLOGUES", "Fusion", "Shapes"]
+__all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes of both operands and of the result, and the type of the operands."""
+    """The shapes of the operands and of the result, and the type of the operands."""
 
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
     result: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        return self.inputs[0]
+
+    @property
+    def right(self) -> tuple[int, ...]:
+        return self.inputs[-1]
 
     @property
     def rows(self) -> int:
@@ -44,9 +52,18 @@ class Shapes:
         """Another type than the operands'."""
         return torch.float32 if self.dtype.itemsize < 4 else torch.bfloat16
 
-    def operands(self) -> tuple[Spec, Spec]:
-        """Both, drawn so that the elements of their product are about 1."""
-        return Spec(self.left, self.dtype), Spec(self.right, self.dtype, scale=max(self.depth, 1) ** -0.5)
+    def operands(self) -> tuple[Spec, ...]:
+        """All, drawn so that the elements of a matrix product are about 1."""
+        first = (Spec(shape, self.dtype) for shape in self.inputs[:-1])
+        return *first, Spec(self.right, self.dtype, scale=max(self.depth, 1) ** -0.5)
+
+    def with_left(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> tuple[Spec, ...]:
+        """The operands, the first one of another shape or type."""
+        return Spec(shape, dtype or self.dtype), *self.operands()[1:]
+
+    def with_right(self, stored: Spec) -> tuple[Spec, ...]:
+        """The operands, the last one stored in another way."""
+        return *self.operands()[:-1], stored
 
 
 Extras = Callable[[Shapes], tuple[Spec, ...]]
@@ -56,15 +73,25 @@ def _none(_: Shapes) -> tuple[Spec, ...]:
     return ()
 
 
+def _matrices(s: Shapes) -> bool:
+    return min(map(len, (*s.inputs, s.result))) >= 2
+
+
+def _any(_: Shapes) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """`kernels` are the launches when all is fused. `operands` says how the operands are stored, where that is not plain."""
+    """`kernels` are the launches when all is fused. `operands` says how the operands are stored, where that is not plain, and
+    `fits` which shapes there are such problems of."""
 
     name: str
     run: Callable[..., Any]
     extras: Extras = _none
     kernels: int = 1
-    operands: Callable[[Shapes], tuple[Spec, Spec]] = Shapes.operands
+    operands: Callable[[Shapes], tuple[Spec, ...]] = Shapes.operands
+    fits: Callable[[Shapes], bool] = _matrices
 
 
 # ---- epilogues --------------------------------------------------------------------------------------------------------
@@ -73,8 +100,8 @@ class Fusion:
 def _after(finish: Callable[..., Any]) -> Callable[..., Any]:
     """A fusion that begins with the product."""
 
-    def run(product: Callable[..., Any], a: torch.Tensor, b: torch.Tensor, *extras: torch.Tensor) -> Any:
-        return finish(product(a, b), *extras)
+    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return finish(product(*operands), *extras)
 
     return run
 
@@ -111,17 +138,18 @@ def _split(c: torch.Tensor) -> torch.Tensor:
 
 
 EPILOGUES: tuple[Fusion, ...] = (
-    Fusion("gelu", _after(F.gelu)),
+    Fusion("gelu", _after(F.gelu), fits=_any),
     Fusion("plus a row", _after(lambda c, v: c + v), _row),
     Fusion("times a column", _after(lambda c, v: torch.sigmoid(c) * v), _column),
     Fusion("plus a tile", _after(lambda c, t: F.relu(c) + t), _tile),
     Fusion("plus a transposed tile", _after(lambda c, t: c + t), lambda s: (Spec(s.result, s.dtype, "transposed"),)),
-    Fusion("times a scalar", _after(lambda c, v: c * v), _scalar),
+    Fusion("times a scalar", _after(lambda c, v: c * v), _scalar, fits=_any),
     Fusion("all kinds of input", _after(lambda c, row, column, tile, v: F.silu(c + row) * column + tile * v), _all),
-    Fusion("several outputs", _after(lambda c: (F.relu(c), c * 2 + 1, c.abs()))),
+    Fusion("several outputs", _after(lambda c: (F.relu(c), c * 2 + 1, c.abs())), fits=_any),
     Fusion("raw result kept", _after(lambda c: (F.relu(c).square(), c))),
     Fusion("to float32", _after(lambda c: F.gelu(c.to(torch.float32)))),
     Fusion("to float16", _after(lambda c: (c * 0.5).to(torch.float16))),
+    Fusion("added in place", _after(lambda c, t: t.add_(c)), lambda s: (Spec(s.result, s.dtype, written=True),)),
     Fusion("transposed", _after(lambda c: F.gelu(c).mT.contiguous())),
     Fusion("columns in parts", _after(lambda c: _split(F.silu(c)))),
     Fusion("rows in parts", _after(lambda c: torch.tanh(c).unflatten(-2, (2, -1)).movedim(-2, -1).contiguous())),
@@ -143,64 +171,113 @@ EPILOGUES: tuple[Fusion, ...] = (
 
 
 def _with_left(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    return lambda product, a, b, *extras: product(change(a, *extras), b)
+    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return product(change(operands[0], *extras), *operands[1:])
+
+    return run
 
 
 def _with_right(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    return lambda product, a, b, *extras: product(a, change(b, *extras))
+    """`change` also gets the type of the first operand."""
+
+    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return product(*operands[:-1], change(operands[-1], operands[0].dtype, *extras))
+
+    return run
 
 
-def _cast_left(s: Shapes) -> tuple[Spec, Spec]:
-    return Spec(s.left, s.other), s.operands()[1]
+def _cast(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+    return product(operands[0].to(operands[-1].dtype), *operands[1:])
 
 
-def _more_rows(s: Shapes) -> tuple[Spec, Spec]:
-    """A left operand with rows to choose from."""
-    return Spec((2 * s.left[0] + 1, *s.left[1:]), s.dtype), s.operands()[1]
+def _all_changed(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+    return product(*(F.relu(x) + 1 for x in operands[:-1]), operands[-1] * 2)
 
 
-def _smaller(s: Shapes) -> tuple[Spec, Spec]:
-    """A left operand without its last rows, and without its last columns."""
-    return Spec((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3), s.dtype), s.operands()[1]
+def _both_sides(product: Callable[..., Any], operands: Sequence[torch.Tensor], row: torch.Tensor, t: torch.Tensor) -> Any:
+    return F.gelu(product(operands[0] * 0.5, *operands[1:]) + row) + t
 
 
-def _bytes(s: Shapes) -> tuple[Spec, Spec]:
-    return s.operands()[0], Spec(s.right, torch.int8, high=100)
+def _scaled_behind(product: Callable[..., Any], operands: Sequence[torch.Tensor], scale: torch.Tensor) -> Any:
+    return product(*operands[:-1], operands[-1].to(operands[0].dtype)) * scale
 
 
-def _packed(s: Shapes) -> tuple[Spec, Spec]:
-    """Two numbers of 4 bits in each byte, neighbours along the depth."""
-    *lead, depth, columns = s.right
-    return s.operands()[0], Spec((*lead, depth // 2, columns), torch.uint8, high=256)
+def _two(s: Shapes) -> bool:
+    return _matrices(s) and len(s.inputs) > 1
+
+
+def _even(s: Shapes) -> bool:
+    return _two(s) and s.right[-2] % 2 == 0
 
 
 def _unpacked(w: torch.Tensor) -> torch.Tensor:
+    """Two numbers of 4 bits in each byte, neighbours along the last axis but one."""
     return torch.stack(((w & 15).to(torch.int8) - 8, (w >> 4).to(torch.int8) - 8), dim=-2).flatten(-3, -2)
 
 
-def _depth(s: Shapes, scale: float = 1.0) -> tuple[Spec, ...]:
-    return (Spec((s.depth,), s.dtype, scale=scale),)
+def _along_left(s: Shapes) -> tuple[Spec, ...]:
+    return (Spec((s.depth,), s.dtype),)
+
+
+def _across_left(s: Shapes) -> tuple[Spec, ...]:
+    return (Spec((s.left[-2], 1), s.dtype),)
+
+
+def _scales(size: float, columns: Callable[[Shapes], int]) -> Extras:
+    """Scales of quantised numbers that are about `size`."""
+    return lambda s: (Spec((columns(s),), s.dtype, scale=max(s.depth, 1) ** -0.5 / size),)
+
+
+def _bytes(s: Shapes) -> tuple[Spec, ...]:
+    return s.with_right(Spec(s.right, torch.int8, high=100))
+
+
+def _half_bytes(s: Shapes) -> tuple[Spec, ...]:
+    return s.with_right(Spec((*s.right[:-2], s.right[-2] // 2, s.right[-1]), torch.uint8, high=256))
+
+
+def _last(s: Shapes) -> int:
+    return s.right[-1]
 
 
 PROLOGUES: tuple[Fusion, ...] = (
-    Fusion("cast", lambda product, a, b: product(a.to(b.dtype), b), operands=_cast_left),
-    Fusion("times a scalar", _with_left(lambda a, v: a * v), _scalar),
-    Fusion("times a row", _with_left(lambda a, v: a * v), _depth),
-    Fusion("times a column", _with_left(lambda a, v: a * v), lambda s: (Spec((s.rows, 1), s.dtype),)),
-    Fusion("of both operands", lambda product, a, b: product(F.relu(a), b * 2)),
-    Fusion("sum of two", _with_left(lambda a, t: a + t), lambda s: (Spec(s.left, s.dtype),)),
+    Fusion("cast", _cast, operands=lambda s: s.with_left(s.left, s.other), fits=_two),
+    Fusion("times a scalar", _with_left(lambda a, v: a * v), _scalar, fits=_any),
+    Fusion("times a row", _with_left(lambda a, v: a * v), _along_left),
+    Fusion("times a column", _with_left(lambda a, v: a * v), _across_left),
+    Fusion("of all operands", _all_changed, fits=_any),
+    Fusion("sum of two", _with_left(lambda a, t: a + t), lambda s: (Spec(s.left, s.dtype),), fits=_any),
     Fusion("gathered rows", _with_left(lambda a, i: a[i]), lambda s: (Spec(s.left[:1], torch.int64, high=2 * s.left[0] + 1),),
-           operands=_more_rows),
-    Fusion("padded", _with_left(lambda a: F.pad(a, (1, 2, 0, 2))), operands=_smaller),
-    Fusion("dequantised from int8", lambda product, a, b, scale: product(a, b.to(a.dtype) * scale), operands=_bytes,
-           extras=lambda s: (Spec((s.columns,), s.dtype, scale=0.02 * max(s.depth, 1) ** -0.5),)),
-    Fusion("dequantised from 4 bits", lambda product, a, b, scale: product(a, _unpacked(b).to(a.dtype) * scale),
-           operands=_packed, extras=lambda s: (Spec((s.columns,), s.dtype, scale=0.2 * max(s.depth, 1) ** -0.5),)),
-    Fusion("int8, scaled behind", lambda product, a, b, scale: product(a, b.to(a.dtype)) * scale, operands=_bytes,
-           extras=lambda s: (Spec((s.columns,), s.dtype, scale=0.02 * max(s.depth, 1) ** -0.5),)),
-    Fusion("normalised", _with_left(lambda a, rstd, gain: a * rstd * gain),
-           lambda s: (Spec((s.rows, 1), s.dtype), *_depth(s))),
-    Fusion("of a layer norm", _with_left(lambda a, gain: F.layer_norm(a, a.shape[-1:], gain)), _depth, kernels=2),
-    Fusion("and epilogue", lambda product, a, b, row, t: F.gelu(product(a * 0.5, b) + row) + t,
-           extras=lambda s: (*_row(s), *_tile(s))),
+           operands=lambda s: s.with_left((2 * s.left[0] + 1, *s.left[1:]))),
+    Fusion("padded", _with_left(lambda a: F.pad(a, (1, 2, 0, 2))),
+           operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3))),
+    Fusion("dequantised from int8", _with_right(lambda b, kind, scale: b.to(kind) * scale), _scales(50, _last), operands=_bytes,
+           fits=_two),
+    Fusion("dequantised from 4 bits", _with_right(lambda b, kind, scale: _unpacked(b).to(kind) * scale), _scales(5, _last),
+           operands=_half_bytes, fits=_even),
+    Fusion("int8, scaled behind", _scaled_behind, _scales(50, lambda s: s.columns), operands=_bytes, fits=_two),
+    Fusion("normalised", _with_left(lambda a, rstd, gain: a * rstd * gain), lambda s: (*_across_left(s), *_along_left(s))),
+    Fusion("of a layer norm", _with_left(lambda a, gain: F.layer_norm(a, a.shape[-1:], gain)), _along_left, kernels=2),
+    Fusion("and epilogue", _both_sides, lambda s: (*_row(s), *_tile(s))),
 )  # fmt: skip
+
+
+# ---- families ---------------------------------------------------------------------------------------------------------
+
+
+def _gated(product: Callable[..., Any], operands: Sequence[torch.Tensor], other: torch.Tensor) -> Any:
+    return F.silu(product(*operands)) * product(*operands[:-1], other)
+
+
+def _projected(product: Callable[..., Any], operands: Sequence[torch.Tensor], *others: torch.Tensor) -> Any:
+    return tuple(product(*operands[:-1], b) for b in (operands[-1], *others))
+
+
+def _narrow(s: Shapes) -> Spec:
+    return replace(s.operands()[-1], shape=(*s.right[:-1], s.right[-1] // 3))
+
+
+FAMILIES: tuple[Fusion, ...] = (
+    Fusion("gate and up", _gated, lambda s: s.operands()[-1:]),
+    Fusion("three projections", _projected, lambda s: (_narrow(s), _narrow(s))),
+)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kgen.templates.contract import contraction, knob, operand, result, template
+from kgen.templates.cpp.blocking import choose_blocking
 from kgen.templates.problem import Problem
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
@@ -18,7 +19,8 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n"), result("b", "m", "n")
-    ROWS, TILE_ROWS, TILE_COLUMNS, PARTS = knob(512, 256, 128), knob(512, 256, 128, 64), knob(128, 256, 64), knob(1, 2, 4)
+    ROWS, TILE_ROWS, TILE_COLUMNS, PARTS = knob(512, 256), knob(512, 256, 128, 64), knob(128, 256, 64), knob(1, 2, 4)
+    FEW_ROWS = knob(0, 16)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.main_dtype not in TYPES:
@@ -26,4 +28,15 @@ class Matmul:
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        yield {}
+        """The rule's cut, then wider and narrower rectangles for whoever measures."""
+        m, n, k = (problem.size(axis) for axis in "mnk")
+        first = choose_blocking(m, n, k, problem.main_dtype, problem.device.isa, problem.device.processors)
+        seen: set[tuple[int, int]] = set()
+        for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2)):
+            tile = max(48, first.tile_rows // rows // 48 * 48), max(32, first.tile_columns // columns // 32 * 32)
+            if tile not in seen:
+                yield {
+                    "ROWS": first.rows, "TILE_ROWS": tile[0], "TILE_COLUMNS": tile[1], "PARTS": first.parts,
+                    "FEW_ROWS": first.few_rows if problem.static("m") else 16,
+                }  # fmt: skip
+            seen.add(tile)

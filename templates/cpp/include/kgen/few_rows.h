@@ -4,6 +4,7 @@
 // are neighbours for one k become multiples of rows added to the results, which stay in L1, several rows at a time.
 #pragma once
 
+#include "few_rows_tiles.h"
 #include "pack.h"
 #include "reduce.h"
 #include "team.h"
@@ -12,11 +13,10 @@ namespace kgen {
 
 // ---- neighbours along k ---------------------------------------------------------------------------------------------
 
-// c[r * ldc + j] (+)= dot products of Rows rows with Columns columns. `x` has rows of kDepth words, `block` words from one block of
+// c[r * ldc + j] += dot products of Rows rows with Columns columns. `x` has rows of kDepth words, `block` words from one block of
 // k to the next.
 template <class U, int Rows, int Columns, class T>
-[[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc,
-                                   bool first) {
+[[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
   constexpr int L = word_lanes<U>, E = U::elements;
   constexpr int64_t ahead = 1024 / sizeof(T);  // elements to the memory that is asked for in advance
   using R = Register<typename U::Word, L>;
@@ -49,7 +49,7 @@ template <class U, int Rows, int Columns, class T>
   KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
     KGEN_UNROLL for (int j = 0; j < Columns; ++j) {
       const auto sum = fold_sum(bits_as<Vec<typename U::Acc, L>>(sums[r * Columns + j]));
-      if (j < b.ni) c[r * ldc + j] = first ? sum : c[r * ldc + j] + sum;
+      if (j < b.ni) c[r * ldc + j] += sum;
     }
   }
 }
@@ -115,28 +115,32 @@ class FewRowsProduct {
   using Acc = typename U::Acc;
   using TA = typename A::Element;
   using TB = typename B::Element;
-  static constexpr int64_t depth = kDepth * U::elements;
-  // columns of a rectangle of results, and (for columns that are computed) the blocks of k at a time
-  static constexpr int64_t kDotColumns = 48, kRowColumns = 1024, kFilledColumns = 64, kFilledDepths = 4;
+  static constexpr int64_t depth = kDepth * U::elements, P = kPanel<U>;
+  static constexpr bool has_tiles = !std::is_same_v<tiles_t<U>, NoTiles>;
+  static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
 
  public:
   FewRowsProduct(Extents size, const A& a, const B& b, const Store& store) : size_(size), a_(a), b_(b), store_(store) {
-    rows_ = size.m > 8 ? 16 : size.m > 4 ? 8 : size.m > 2 ? 4 : size.m;
+    in_tiles_ = has_tiles && size.m > 4 && b.along_k() && tiles_t<U>::granted();
+    rows_ = size.m > 8 || in_tiles_ ? 16 : size.m > 4 ? 8 : size.m > 2 ? 4 : size.m;
     depths_ = pieces(size.k, depth);
+    x_block_ = kDepth * (in_tiles_ ? P : rows_);
   }
 
+  // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
+  static bool wanted(Extents size, const B& b) { return size.m <= 8 || b.along_k() || !tiles_t<U>::granted(); }
+
   void run(int threads) {
-    const int64_t wide = columns_at_once(), columns = round_up(pieces(size_.n, threads * pieces(size_.n, threads * wide)), 16);
+    const int64_t wide = columns_at_once(), shares = threads * pieces(size_.n, threads * wide);
+    const int64_t columns = round_up(pieces(size_.n, shares), 16);
     parallel_team(threads, [&] {
+      [[maybe_unused]] const tiles_t<U> registers;
       Rooms own(scratch<1>(own_bytes(columns)));
-      Word* const packed = own.take<Word>(rows_ * depths_ * kDepth);
+      Word* const x = own.take<Word>(x_block_ * depths_);
+      Word* const tiles = own.take<Word>(tile_words());
       Acc* const results = own.take<Acc>(rows_ * columns);
       auto* const room = own.take<char>(0);
-      for (int64_t d = 0; d < depths_; ++d) {  // each thread for itself: that costs less than waiting for each other
-        const int64_t k = d * depth, nk = smaller(depth, size_.k - k);
-        const auto view = a_.view(0, size_.m, k, nk, reinterpret_cast<TA*>(room));
-        pack_rows(Words<U, TA>{view, size_.m, nk}, rows_, packed + d * rows_ * kDepth, kDepth);
-      }
+      pack_x(x, reinterpret_cast<TA*>(room));  // each thread for itself: that costs less than waiting for each other
       team_share(pieces(size_.n, columns), [&](int64_t task) {
         const int64_t n = task * columns, count = smaller(columns, size_.n - n);
         for (int64_t i = 0; i < rows_ * columns; ++i) results[i] = Acc(0);
@@ -144,7 +148,7 @@ class FewRowsProduct {
         for (int64_t k = 0; k < size_.k; k += step) {
           const int64_t nk = smaller(step, size_.k - k);
           const auto view = b_.view(n, count, k, nk, reinterpret_cast<TB*>(room));
-          add(packed + k / depth * rows_ * kDepth, Words<U, TB>{view, count, nk}, results, columns);
+          add(x + k / depth * x_block_, Words<U, TB>{view, count, nk}, tiles, results, columns);
         }
         store_(int64_t(0), n, size_.m, count, results, columns);
       });
@@ -152,19 +156,42 @@ class FewRowsProduct {
   }
 
  private:
+  // Columns of a rectangle of results: a few streams at a time, or the rows of results that L1 holds.
   int64_t columns_at_once() const {
-    if constexpr (!B::in_place) return kFilledColumns;
-    else return b_.k_stride == 1 ? kDotColumns : kRowColumns;
+    return b_.along_k() || !B::in_place ? 48 : 1024;
   }
+
+  int64_t tile_words() const { return in_tiles_ ? 48 * kDepth : 0; }
 
   int64_t own_bytes(int64_t columns) const {
     const int64_t room_a = A::in_place ? 0 : room_of(size_.m, depth) * sizeof(TA);
     const int64_t room_b = B::in_place ? 0 : room_of(columns, depth * kFilledDepths) * sizeof(TB);
-    return Rooms::bytes<Word>(rows_ * depths_ * kDepth) + Rooms::bytes<Acc>(rows_ * columns) + larger(room_a, room_b);
+    const int64_t words = Rooms::bytes<Word>(x_block_ * depths_) + Rooms::bytes<Word>(tile_words());
+    return words + Rooms::bytes<Acc>(rows_ * columns) + larger(room_a, room_b);
   }
 
-  void add(const Word* x, Words<U, TB> b, Acc* c, int64_t ldc) {
-    if (b.view.k_stride == 1) {
+  void pack_x(Word* x, TA* room) {
+    for (int64_t d = 0; d < depths_; ++d) {
+      const int64_t k = d * depth, nk = smaller(depth, size_.k - k);
+      const Words<U, TA> rows{a_.view(0, size_.m, k, nk, room), size_.m, nk};
+      if (in_tiles_) pack_panels(rows, x + d * x_block_);
+      else pack_rows(rows, rows_, x + d * x_block_, kDepth);
+    }
+  }
+
+  void add(const Word* x, Words<U, TB> b, [[maybe_unused]] Word* room, Acc* c, int64_t ldc) {
+#if KGEN_AMX
+    if constexpr (has_tiles) {
+      if (in_tiles_) {
+        for (int64_t n = 0; n < b.ni; n += kTileDots) {
+          const Words<U, TB> some{b.view.view(n, 0, 0, 0, nullptr), smaller(kTileDots, b.ni - n), b.nk};
+          dots_in_tiles(x, some, room, c + n, ldc, size_.m);
+        }
+        return;
+      }
+    }
+#endif
+    if (b_.along_k()) {
       switch (rows_) {
         case 1: return dots<1>(x, b, c, ldc);
         case 2: return dots<2>(x, b, c, ldc);
@@ -172,20 +199,18 @@ class FewRowsProduct {
         default: return dots<8>(x, b, c, ldc);
       }
     }
-    const int64_t block = rows_ * kDepth;
-    if (size_.m == 1) return add_all_multiples<U, 1>(x, block, 1, b, c, ldc);
-    if (size_.m == 2) return add_all_multiples<U, 2>(x, block, 2, b, c, ldc);
-    add_all_multiples<U, 0>(x, block, size_.m, b, c, ldc);
+    if (size_.m == 1) return add_all_multiples<U, 1>(x, x_block_, 1, b, c, ldc);
+    if (size_.m == 2) return add_all_multiples<U, 2>(x, x_block_, 2, b, c, ldc);
+    add_all_multiples<U, 0>(x, x_block_, size_.m, b, c, ldc);
   }
 
   template <int Rows>
   void dots(const Word* x, Words<U, TB> b, Acc* c, int64_t ldc) {
-    // sums that registers hold: three quarters of them
-    constexpr int Columns = smaller(8, (KGEN_AVX512 ? 24 : 12) / Rows);
+    constexpr int Columns = smaller(8, (KGEN_AVX512 ? 24 : 12) / Rows);  // three quarters of the registers hold sums
     for (int64_t n = 0; n < b.ni; n += Columns) {
       const Words<U, TB> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
       for (int64_t r = 0; r < rows_; r += Rows) {
-        dot_columns<U, Rows, Columns>(x + r * kDepth, rows_ * kDepth, some, c + r * ldc + n, ldc, false);
+        dot_columns<U, Rows, Columns>(x + r * kDepth, x_block_, some, c + r * ldc + n, ldc);
       }
     }
   }
@@ -194,7 +219,8 @@ class FewRowsProduct {
   const A& a_;
   const B& b_;
   const Store& store_;
-  int64_t rows_, depths_;
+  bool in_tiles_;
+  int64_t rows_, depths_, x_block_;
 };
 
 }  // namespace kgen

@@ -165,8 +165,9 @@ template <class A, class B, class Store>
 inline void matmul(int threads, Extents size, const Blocking& how, const A& a, const B& b, const Store& store) {
   using U = unit_t<typename A::Element, typename B::Element>;
   if (size.m <= 0 || size.n <= 0) return;
-  if (size.m <= smaller(how.few_rows, kFewRows)) {
-    FewRowsProduct<U, A, B, Store>(size, a, b, store).run(threads);
+  using FewRows = FewRowsProduct<U, A, B, Store>;
+  if (size.m <= smaller(how.few_rows, kFewRows) && FewRows::wanted(size, b)) {
+    FewRows(size, a, b, store).run(threads);
   } else {
     PackedProduct<U, A, B, Store>(size, how, a, b, store).run(threads);
   }

@@ -190,6 +190,7 @@ inline bool amx_granted() {
 // Eight tiles of 16 rows of 64 bytes, for as long as it lives; nothing between may use tiles of another shape.
 class AmxTiles {
  public:
+  static bool granted() { return amx_granted(); }
   AmxTiles() {
     if (!amx_granted()) return;
     struct {
@@ -259,7 +260,9 @@ template <>
 }
 #endif
 
-struct NoTiles {};
+struct NoTiles {
+  static constexpr bool granted() { return false; }
+};
 // What must live around multiply_panel in the thread that calls it.
 template <class U>
 #if KGEN_AMX

@@ -17,6 +17,7 @@ struct Strided {
   const T* data;
   int64_t i_stride, k_stride;
 
+  KGEN_FN bool along_k() const { return k_stride == 1; }
   KGEN_FN Strided view(int64_t i, int64_t, int64_t k, int64_t, T*) const {
     return {data + i * i_stride + k * k_stride, i_stride, k_stride};
   }
@@ -34,6 +35,7 @@ struct Filled {
   static constexpr bool in_place = false;
   F fill;
 
+  KGEN_FN static constexpr bool along_k() { return A == Along::k; }
   KGEN_FN Strided<T> view(int64_t i, int64_t ni, int64_t k, int64_t nk, T* room) const {
     const int64_t ld = ((A == Along::k ? nk : ni) + 63) / 64 * 64;
     fill(i, ni, k, nk, room, ld);
@@ -77,6 +79,11 @@ struct Words {
     using V = typename U::Element;
     if (left >= E * L) return bits_as<R>(load_as<E * L>(p, view.k_stride, V{}, Full<E * L>{}));
     return bits_as<R>(load_as<E * L>(p, view.k_stride, V{}, Tail<E * L>{left}));
+  }
+  // Asks for what along_i(i, k) reads; nothing has to be there.
+  KGEN_FN void prefetch(int64_t i, int64_t k) const {
+    const T* p = view.data + i * view.i_stride + k * E * view.k_stride;
+    KGEN_UNROLL for (int e = 0; e < E; ++e) __builtin_prefetch(p + e * view.k_stride);
   }
   // The same of elements that are neighbours from `p`.
   template <class W>
@@ -156,6 +163,7 @@ template <class U, class T>
   } else {
     for (int64_t k = 0; k < words; ++k) {
       for (int64_t i = 0; i < columns; i += L) {
+        from.prefetch(i, k + 4);
         const R row = from.along_i(i, k);
         __builtin_memcpy(place(i, k), &row, sizeof(R));
       }

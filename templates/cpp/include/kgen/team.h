@@ -3,6 +3,10 @@
 
 #include "loops.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace kgen {
 
 struct Extents {
@@ -18,9 +22,14 @@ inline void* scratch(int64_t bytes) {
   };
   static thread_local Buffer buffer{nullptr, 0};
   if (buffer.bytes < bytes) {
+    constexpr int64_t huge = 2 << 20;
+    const int64_t page = bytes < huge / 2 ? 4096 : huge;
     std::free(buffer.data);
-    buffer.bytes = (bytes + 4095) / 4096 * 4096;
-    buffer.data = std::aligned_alloc(4096, size_t(buffer.bytes));
+    buffer.bytes = (bytes + page - 1) / page * page;
+    buffer.data = std::aligned_alloc(size_t(page), size_t(buffer.bytes));
+#ifdef __linux__
+    if (page == huge) madvise(buffer.data, size_t(buffer.bytes), MADV_HUGEPAGE);  // packed blocks are all over their pages
+#endif
   }
   return buffer.data;
 }

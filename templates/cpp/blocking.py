@@ -1,0 +1,72 @@
+"""How the C++ matrix product (`include/kgen/matmul.h`) cuts a problem, by its sizes: a rule, not a search.
+
+What it weighs, for m by k times k by n:
+
+- Rows are packed once for all threads, over all of k: as many as 8 MiB of words hold. More rows at a time mean that the columns
+  are packed fewer times; with 512 of them that costs 3% of a float product, with 64 a quarter.
+- A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 or 256 KiB); the wider the fewer rows.
+- Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
+  and k is long, the sum over k is shared out too.
+- Up to 16 rows the product is bound by reading the columns, which are then read where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Blocking", "choose_blocking"]
+
+# As in include/kgen/microkernel.h and few_rows.h.
+DEPTH = 256  # words along k in a packed block
+FEW_ROWS = 16
+_REGISTER = {"avx512": 64, "avx2": 32, "generic": 16}
+
+_PACKED_ROWS_BYTES = 8 << 20
+_RESULT_BYTES = 512 << 10
+_ROW_UNIT = 48  # rows are cut at multiples of it
+_TASKS = 4  # rectangles that a thread should get, where there are enough results
+_PAIRED = (torch.bfloat16, torch.int8, torch.uint8)  # two to a word
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """The fields of the C++ struct of that name."""
+
+    rows: int
+    tile_rows: int
+    tile_columns: int
+    parts: int = 1
+    few_rows: int = 0
+
+    def cpp(self) -> str:
+        """The C++ initialiser."""
+        return (
+            f"Blocking{{.rows = {self.rows}, .tile_rows = {self.tile_rows}, .tile_columns = {self.tile_columns}, "
+            f".parts = {self.parts}, .few_rows = {self.few_rows}}}"
+        )
+
+
+def choose_blocking(m: int, n: int, k: int, dtype: torch.dtype, isa: str, threads: int) -> Blocking:
+    """The blocking for m by k times k by n of `dtype`; for dynamic sizes, of their hints: any blocking is right for any size.
+
+    `few_rows` is 0 where m is larger: a caller whose m may also be small sets it to FEW_ROWS."""
+    word = 8 if dtype in (torch.float64, torch.int64) else 4
+    panel = 2 * max(_REGISTER[isa] // word, 4)
+    words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
+    rows = _cut(m, min(1024, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
+    tile_rows = _cut(rows, 512, _ROW_UNIT)
+    widest = min(256, _RESULT_BYTES // (word * tile_rows))
+    wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
+    tile_columns = max(panel, min(widest, wanted) // panel * panel)
+    tiles = -(-m // tile_rows) * -(-n // tile_columns)
+    parts = min(-(-threads // tiles), words // (2 * DEPTH)) if tiles < threads else 1
+    return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if m <= FEW_ROWS else 0)
+
+
+def _cut(size: int, most: int, unit: int) -> int:
+    """The size of equal pieces of `size` that are at most about `most`, a multiple of `unit`."""
+    most = max(unit, most // unit * unit)
+    pieces = -(-max(1, size) // most)
+    return -(-max(1, size) // (pieces * unit)) * unit

@@ -1,0 +1,292 @@
+"""What the author of a template gets to hear: at registration, at compile time, and from the conformance kit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import template_author
+import torch
+from template_author import JINJA, METHODS, MODULE
+
+import kgen
+from kgen import errors
+from kgen.templates import registry
+from kgen.testing import Case, Outcome, Spec, cases, check_template
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Iterator[Author]:
+    made = Author(tmp_path)
+    yield made
+    for name in made.names:
+        registry.remove(name)
+
+
+class Author:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.names = folder, []
+
+    def registers(self, name: str = "authors", jinja: str = JINJA, module: str = MODULE, methods: str = "") -> type:
+        """The decorated class."""
+        self.names.append(name)
+        path = template_author.write(self.folder / f"{len(self.names)}", name, jinja, module, methods)
+        return template_author.load(path).Product
+
+
+# ---- declarations that do not hold together -------------------------------------------------------------------------
+
+BAD_MODULES = {
+    "device": ('device="cuda"', 'device="tpu"', "device 'tpu' is none of cuda, cpu"),
+    "operand": ('kgen.operand("b", "m", "k")', 'kgen.operand("m", "k")', "operands are over"),
+    "missing operand": ("A, B, C = kgen.operand", "B, _, C = kgen.operand", ""),
+    "result": ('kgen.result("b", "m", "n")', 'kgen.result("b", "n", "m")', "results are over"),
+    "axis": ("BLOCK_M,", "BLOCK_X,", "BLOCK_X is the tile of an axis 'x', but its axes are b, m, k, n"),
+    "no values": ("kgen.knob(16)", "kgen.knob()", "knob BLOCK_K has no values"),
+    "file": ("product.py.jinja", "missing.py.jinja", "there is no file"),
+    "pattern": ('"b,k,n -> b,m,n"', '"b,k,n"', "is no pattern such as"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_MODULES)
+def test_a_declaration_that_does_not_hold_together(author, what):
+    old, new, message = BAD_MODULES[what]
+    assert old in MODULE
+    with pytest.raises(errors.BadTemplate) as error:
+        author.registers(module=MODULE.replace(old, new))
+    assert message in str(error.value)
+    assert "docs/templates.md" in str(error.value)
+    assert "authors" not in {t.name for t in registry.every()}
+
+
+BAD_SOURCES = {
+    "result never stored": ('    {{ C.store("acc", "b", "rm", "rn") }}\n', "", "never renders the slot C"),
+    "operand never read": ('{{ B.tile("right", "b", "rk", "rn") }}', "right = left.T", "never renders the slot B"),
+    "unknown name": ("{{ kernel() }}", "{{ kernel() }}\n    {{ C_out }}", "uses C_out: no slot, no knob and no axis"),
+    "syntax": ("{{ kernel() }}", "{{ kernel() }}\n{% if %}", "line 3"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SOURCES)
+def test_a_source_that_does_not_fit_its_declaration(author, what):
+    old, new, message = BAD_SOURCES[what]
+    assert old in JINJA
+    with pytest.raises(errors.BadTemplate, match="authors") as error:
+        author.registers(jinja=JINJA.replace(old, new))
+    assert message in str(error.value)
+    assert "product.py.jinja" in str(error.value)
+
+
+def test_two_templates_of_one_name(author):
+    author.registers()
+    with pytest.raises(errors.DuplicateTemplate, match="two templates are called authors") as error:
+        author.registers()
+    assert error.value.details["first"] != error.value.details["second"]
+
+
+def test_two_classes_of_one_module_with_one_name(author):
+    """Their Jinja file is the same, so that the path does not tell them apart."""
+    twice = MODULE + MODULE.replace("class Product", "class Another").replace("import kgen", "")
+    with pytest.raises(errors.DuplicateTemplate, match=r"Product and .*Another"):
+        author.registers(module=twice)
+
+
+def test_a_module_may_be_loaded_again(author):
+    path = template_author.write(author.folder, "authors")
+    author.names.append("authors")
+    module = template_author.load(path)
+    module.__spec__.loader.exec_module(module)
+    assert type(registry.find("authors").author) is module.Product
+
+
+def test_unknown_templates_are_named_with_those_there_are():
+    with pytest.raises(errors.UnknownTemplate, match="triton_matmul"):
+        check_template("matmul_of_nobody")
+    with pytest.raises(errors.UnknownTemplate, match="triton_matmul"):
+        check_template(dict)
+
+
+def test_a_configuration_with_an_unknown_knob(author):
+    author.registers(
+        methods="""
+    def configs(self, problem):
+        yield {"BLOCK_M": 16, "WRAPS": 4}
+"""
+    )
+    with pytest.raises(errors.BadTemplate, match=r"names \['WRAPS'\], which are no knobs"):
+        list(registry.find("authors").configs(None))
+
+
+# ---- the kit --------------------------------------------------------------------------------------------------------
+
+
+def some(name: str) -> list[Case]:
+    """A few of the kit's problems that between them try each part of a kernel."""
+    return [case for case in cases(registry.find(name)) if case.name in ("k=17", "n=17", "b=5", "added in place", "transposed")]
+
+
+@pytest.mark.interpret
+def test_a_right_template_passes(author):
+    report = check_template(author.registers(), problems=some("authors"))
+    assert report.template == "authors"
+    assert report.where == ("cuda" if torch.cuda.is_available() else "interpreter")
+    assert len(report.passed) == len(report.results) > 2 * len(report.problems)  # under several configurations
+    assert all(r.fused for r in report.results)
+    assert "0 failed; refused 0 / " in str(report)
+
+
+WRONG = {
+    "the last block of the sum is missing": ("range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
+    "the first block of the sum is missing": ("range(0, K, BLOCK_K)", "range(BLOCK_K, K, BLOCK_K)"),
+    "stored twice": (
+        '    {{ C.store("acc", "b", "rm", "rn") }}',
+        '    {{ C.store("acc", "b", "rm", "rn") }}\n    {{ C.store("acc", "b", "rm", "rn") }}',
+    ),
+    "axes swapped at the store": ('C.store("acc", "b", "rm", "rn")', 'C.store("acc", "b", "rn", "rm")'),
+    "axes swapped at a load": ('A.tile("left", "b", "rm", "rk")', 'A.tile("left", "b", "rk", "rm")'),
+    "one batch only": ("b = tl.program_id(0) // (tiles_m * tiles_n)", "b = tl.program_id(0) * 0"),
+    "summed in short floats": ("acc = lib.dot(left, right, acc, PRECISION)", (
+        "acc = lib.dot(left, right, acc, PRECISION).to(tl.float16).to(ACCUMULATOR)"
+    )),
+    "tiles left out": ("tile = tl.program_id(0) % (tiles_m * tiles_n)", "tile = tl.program_id(0) % (tiles_m * tiles_n) // 2"),
+    "a name that the kernel does not have": ("acc = lib.dot(left,", "acc = lib.dot(lefty,"),
+}  # fmt: skip
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_kernel_is_caught(author, what):
+    old, new = WRONG[what]
+    assert old in JINJA
+    product = author.registers(jinja=JINJA.replace(old, new))
+    report = check_template(product, problems=some("authors"), configs=1, raises=False)
+    assert report.failed
+    with pytest.raises(errors.TemplateCheckFailed, match="template authors fails") as error:
+        report.raise_if_failed()
+    assert error.value.details["case"] in report.problems
+    assert "BLOCK_M=" in error.value.details["config"]
+
+
+@pytest.mark.interpret
+def test_a_grid_that_is_too_small_leaves_poison(author):
+    author.registers(methods=METHODS["half of the programs"])
+    with pytest.raises(errors.TemplateCheckFailed, match="it is nan and should be"):
+        check_template("authors", problems=[c for c in cases(registry.find("authors")) if c.name == "n=61"], configs=1)
+
+
+@pytest.mark.interpret
+def test_refusals_are_counted_with_their_reasons(author):
+    author.registers(methods=METHODS["refuse float64"])
+    problem = Case("doubles", "size", torch.mm, (Spec((5, 6), torch.float64), Spec((6, 7), torch.float64)))
+    report = check_template("authors", problems=[problem, *some("authors")[:1]])
+    (refused,) = report.refused
+    assert refused.case is problem
+    assert refused.reason == "it is for short floats"
+    assert "refused 1 / 2" in str(report)
+    assert "refused 1: it is for short floats" in str(report)
+
+
+@pytest.mark.interpret
+def test_a_template_that_takes_nothing_does_not_pass(author):
+    author.registers(methods=METHODS["needs too much"])
+    report = check_template("authors", problems=some("authors")[:2], raises=False)
+    assert {r.outcome for r in report.results} == {Outcome.REFUSED}
+    with pytest.raises(errors.TemplateCheckFailed, match="no configuration fits the device"):
+        report.raise_if_failed()
+
+
+@pytest.mark.interpret
+def test_a_write_beside_the_result_is_caught(author):
+    """The guards around an operand change."""
+    spoil = '    tl.store(p_arg0_1 - 1, 0.0)\n    {{ C.store("acc", "b", "rm", "rn") }}'
+    author.registers(jinja=JINJA.replace('    {{ C.store("acc", "b", "rm", "rn") }}', spoil))
+    with pytest.raises(errors.TemplateCheckFailed, match="wrote to its inputs, or to memory next to them"):
+        check_template("authors", problems=[c for c in cases(registry.find("authors")) if c.name == "k=17"], configs=1)
+
+
+@pytest.mark.interpret
+def test_the_choice_of_others_is_left_alone(author):
+    """A check forces its template for its own compilations only."""
+    author.registers()
+    check_template("authors", problems=some("authors")[:1])
+    with kgen.config.override(gpu_interpreter=True):
+        report = kgen.explain(lambda a, b: a @ b, torch.randn(512, 512), torch.randn(512, 512), print_report=False)
+    assert not any("authors" in v.detail for v in report.verdicts if v.outcome.name == "CHOSEN")
+
+
+# ---- another package ------------------------------------------------------------------------------------------------
+
+USER = """
+import torch, acme.product, kgen
+from kgen.templates import registry
+from kgen.testing import cases, check_template
+from kgen.verdict import Outcome, Reason
+
+def f(a, b, v):
+    return torch.nn.functional.gelu(a @ b + v)
+
+args = torch.randn(70, 40), torch.randn(40, 50), torch.randn(50)
+with kgen.config.override(gpu_interpreter=True):
+    report = kgen.explain(f, *args, print_report=False)
+    (kernel,) = report.kernels
+    assert "acme_product" in kernel.source and not report.externs
+    assert [v.detail.split()[0] for v in report.verdicts if v.outcome is Outcome.CHOSEN] == ["acme_product"]
+    torch.testing.assert_close(torch.compile(f, backend="kgen")(*args), f(*args))
+
+    doubles = [t.double() for t in args]  # the template refuses them, and the others do not matter here
+    report = kgen.explain(f, *doubles, print_report=False)
+    assert any("acme_product: it is for short floats" in v.detail for v in report.verdicts if v.reason is Reason.NO_TEMPLATE)
+    assert report.externs
+    torch.testing.assert_close(torch.compile(f, backend="kgen")(*doubles), f(*doubles))
+
+problems = [c for c in cases(registry.find("acme_product")) if c.name in ("k=17", "gelu", "normalised")]
+print(check_template(acme.product.Product, problems=problems, configs=1))
+"""
+
+
+def run_user(folder: Path, code: str) -> str:
+    paths = os.pathsep.join((str(folder), str(ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.interpret
+def test_a_template_of_another_package(tmp_path):
+    """With nothing changed in kgen: fusion, fallback, explain and conformance."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "__init__.py").touch()
+    methods = METHODS["refuse float64"] + METHODS["costs nothing"]
+    template_author.write(tmp_path / "acme", "acme_product", methods=methods)
+    assert "acme_product on " in run_user(tmp_path, USER)
+
+
+CACHED = """
+import torch, acme.product
+def f(a, b):
+    return a @ b
+options = {"gpu_interpreter": True}
+with torch.no_grad():
+    print(torch.compile(f, backend="kgen", options=options)(torch.ones(4, 4), torch.ones(4, 4))[0, 0].item())
+"""
+
+
+@pytest.mark.interpret
+def test_a_changed_template_is_not_found_in_the_cache(tmp_path):
+    """Graphs in the cache of compiled graphs were made with the templates of their time."""
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "__init__.py").touch()
+    template_author.write(tmp_path / "acme", "acme_product", methods=METHODS["costs nothing"])
+    assert run_user(tmp_path, CACHED).split() == ["4.0"]
+    doubled = JINJA.replace("    {{ C.store", "    acc *= 2\n    {{ C.store")
+    template_author.write(tmp_path / "acme", "acme_product", doubled, methods=METHODS["costs nothing"])
+    assert run_user(tmp_path, CACHED).split() == ["8.0"]

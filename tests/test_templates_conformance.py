@@ -1,0 +1,102 @@
+"""The conformance kit over the built-in templates, and what they may refuse.
+
+A family is the templates for one kind of product on one device. What one refuses, another one has to take: all together must
+leave nothing to the library, and most of them should take most problems.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.templates import registry
+from kgen.templates.contract import Template
+from kgen.testing import Case, Outcome, Report, cases, check_template
+from kgen.testing.cases import DTYPES, cases_of_dtype, plain
+
+NAMES = [t.name for t in registry.every() if type(t.author).__module__ in registry.BUILT_IN]
+# The share of (problem, template) pairs that a family may refuse.
+MAY_REFUSE = 0.2
+# Problems that no template of the device has to take: matrix units of 64-bit floats are left to the library.
+LEFT_TO_LIBRARY = {"cuda": {"float64"}, "cpu": set()}
+# What has to become one kernel (of some problems two: a reduction's second step) on every device.
+FUSED = {
+    "gelu", "plus a row", "times a column", "plus a tile", "times a scalar", "all kinds of input", "several outputs",
+    "raw result kept", "to float32", "to float16", "added in place", "transposed", "columns in parts", "rows in parts", "cast",
+    "times a row", "of all operands", "sum of two", "gathered rows", "padded", "dequantised from int8",
+    "dequantised from 4 bits", "int8, scaled behind", "normalised", "and epilogue",
+}  # fmt: skip
+# One in so many problems for the tests that run each time: a prime, so that it falls upon all kinds.
+EVERY = 9
+
+
+def some_of_each() -> dict[str, list[Case]]:
+    """A part of the problems that the kit has for each template, and every type."""
+    return {name: list(some_problems(registry.find(name))) for name in NAMES}
+
+
+def some_problems(template: Template) -> Iterator[Case]:
+    yield from (plain(template, dtype) for dtype in DTYPES)
+    yield from list(cases(template, DTYPES[0]))[::EVERY]
+    yield from list(cases_of_dtype(template, torch.bfloat16))[::3]
+
+
+def assert_right(report: Report) -> None:
+    report.raise_if_failed()
+    apart = [r for r in report.separate if r.case.name in FUSED]
+    assert not apart, "\n".join(map(str, apart))
+
+
+def assert_family(reports: list[Report], device: str) -> None:
+    """At most a fifth of all pairs refused, and no problem by everybody."""
+    takers: dict[str, int] = defaultdict(int)
+    pairs = refused = 0
+    for report in reports:
+        by_case = {str(r.case): r.outcome for r in report.results}
+        pairs += len(by_case)
+        for case, outcome in by_case.items():
+            refused += outcome is Outcome.REFUSED
+            takers[case] += outcome is not Outcome.REFUSED
+    left = [c for c, count in takers.items() if count == 0 and not any(f"'{n}'" in c for n in LEFT_TO_LIBRARY[device])]
+    assert not left, "no template takes " + "; ".join(left)
+    assert refused <= MAY_REFUSE * pairs, "\n".join(map(str, reports))
+
+
+def assert_conform(family: str, problems: dict[str, list[Case]] | None, **how: Any) -> None:
+    """One test for a family: what each of its templates refuses matters only to all of them."""
+    templates = [registry.find(name) for name in NAMES if registry.find(name).device == family]
+    reports = [
+        check_template(t, problems=None if problems is None else problems[t.name], raises=False, **how) for t in templates
+    ]
+    for report in reports:
+        assert_right(report)
+    assert_family(reports, family)
+
+
+DEVICES = [pytest.param("cpu", marks=pytest.mark.cpu), pytest.param("cuda", marks=pytest.mark.interpret)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_templates_are_right_and_refuse_little(device):
+    assert_conform(device, some_of_each(), device="cpu", configs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_templates_are_right_for_every_problem(device):
+    assert_conform(device, None, device="cpu")
+
+
+@pytest.mark.gpu
+def test_templates_are_right_on_a_gpu():
+    assert_conform("cuda", some_of_each(), device="cuda", configs=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_templates_are_right_for_every_problem_on_a_gpu():
+    assert_conform("cuda", None, device="cuda")
