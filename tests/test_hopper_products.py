@@ -53,6 +53,16 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
 CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
 CASES["row_sums"] = (lambda x, w: (x @ w).float().exp().sum(-1), [r(72, 40) * 0.1, r(40, 136)], 2)
 CASES["column_sums"] = (lambda x, w: (x @ w).float().square().sum(0), [r(72, 40), r(40, 136)], 2)
+f8, i8 = torch.float8_e4m3fn, torch.int8
+
+
+def scaled(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    return torch.relu(torch._scaled_mm(x, w.t(), s, t, out_dtype=bf, use_fast_accum=True))
+
+
+CASES["scaled"] = (scaled, [r(64, 96, dtype=f8), r(80, 96, dtype=f8), torch.tensor(0.5), torch.tensor(0.25)], 2)
+CASES["scaled_rows"] = (scaled, [r(64, 96, dtype=f8), r(80, 96, dtype=f8), r(64, 1).abs().float(), r(1, 80).abs().float()], 2)
+CASES["integers"] = (lambda x, w: torch._int_mm(x, w) * 3, [r(64, 96).mul(30).to(i8), r(96, 80).mul(30).to(i8)], 2)
 TELLING = ("gate_and_up", "row_sums", "column_sums", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
 
 
@@ -120,6 +130,24 @@ def test_rows_of_unknown_length_come_by_pointers() -> None:
             torch._dynamo.mark_dynamic(w, 0)
             assert error(compiled(fn, x, w), fn(x, w)) < 1e-3
     assert {k.source.count(".load([") for k in made.products} == {1}  # rows of w have a known length
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_scaled_products_that_stay_the_librarys() -> None:
+    """Sums as exact as float32's, 8-bit results, and scales of blocks."""
+    x, w, s = r(64, 96, dtype=f8), r(80, 96, dtype=f8), torch.tensor(0.5)
+
+    def exact(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), s, s, out_dtype=bf)
+
+    def narrow(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), s, s, out_dtype=f8, use_fast_accum=True).float()
+
+    for fn in (exact, narrow):
+        with forced("triton_matmul") as made:
+            assert error(compiled(fn, x, w, s), fn(x, w, s)) == 0
+        assert not made.products
 
 
 # ---- few rows ------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
 
 # Operand types that the matrix units multiply.
-DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
+FLOAT8_ARCH = 89
 MIN_BLOCK = 16
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS = 64
@@ -22,6 +24,8 @@ def refuse_dot(problem: Problem) -> str | None:
     """Why the matrix units cannot compute a product."""
     if problem.main_dtype not in DOT_TYPES:
         return f"no matrix unit multiplies {problem.main_dtype}"
+    if problem.main_dtype in FLOAT8 and problem.device.arch < FLOAT8_ARCH:
+        return f"8-bit floats need compute capability {FLOAT8_ARCH / 10}"
     return None
 
 
