@@ -325,7 +325,7 @@ def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
     if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
         return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"
     mask = emitter._mask_argument(emitter.level)
-    other = ", other=0" if mask else ""
+    other = f", other={_zero(dtype)}" if mask else ""  # of 8-bit floats an integer is none
     return f"tl.load({emitter._place(name, offset, emitter.level)}{mask}{other})"
 
 
