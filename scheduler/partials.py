@@ -183,7 +183,7 @@ class _Search:
 
     def worthwhile(self) -> dict[str, Site]:
         """Without those of a product whose rows are read again anyway, to be normalised say, and fit in registers then: a
-        launch would be added, and a softmax's exponentials be computed twice, for nothing. What the user demands is worth it."""
+        launch would be added, and a softmax's exponentials computed twice, for nothing. What the user demands is worth it."""
         idle = {
             s.product
             for s in self.sites.values()
