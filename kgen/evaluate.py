@@ -249,8 +249,9 @@ class _Machine:
             return torch.zeros(points.extents[:kept], dtype=points.value(node.lhs).dtype)
         assert node.operands is not None
         lhs, rhs = (points.value(vs.cast(v, node.operands)) for v in (node.lhs, node.rhs))
-        if not lhs.dtype.is_floating_point:
-            lhs, rhs = lhs.to(torch.int64), rhs.to(torch.int64)
+        if lhs.dtype.itemsize == 1 or not lhs.dtype.is_floating_point:  # torch multiplies no 8-bit floats
+            wide = torch.float32 if lhs.dtype.is_floating_point else torch.int64
+            lhs, rhs = lhs.to(wide), rhs.to(wide)
         # a reduced axis that neither operand depends on still counts its points
         full = [points.extents[k] if k >= kept else 1 for k in range(count)]
         lhs = lhs.expand([max(a, b) for a, b in zip(lhs.shape, full, strict=True)])

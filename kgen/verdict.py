@@ -62,6 +62,7 @@ class Reason(Enum):
     NO_TEMPLATE = "no template takes it"
     TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
+    NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"

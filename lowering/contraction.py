@@ -34,12 +34,13 @@ class Product:
     addend: Value | None = None
 
 
-def _node(b: Builder, product: Product, call: ir.Extern) -> ir.Contraction:
+def _node(b: Builder, product: Product, call: ir.Extern, factors: slice = slice(-2, None)) -> ir.Contraction:
+    """`factors` are the operands' places among the call's arguments."""
     out = call.outs[0]
     assert out is not None
     lhs, rhs = at(product.lhs, product.left), at(product.rhs, product.right)
     plain = product.lhs.dtype == product.rhs.dtype
-    stored = tuple(_loaded(arg, at) for arg, at in zip(call.args[-2:], (product.left, product.right), strict=True))
+    stored = tuple(_loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
     return ir.Contraction(
         out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
         product.lhs.dtype if plain else None, product.scale, product.addend, stored,
@@ -84,6 +85,40 @@ def _matrix_product(
     wrap = partial(_node, b, product) if plain else None
     result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
     return result
+
+
+def int_mm(b: Builder, x: Tensor, y: Tensor) -> Tensor:
+    """Of 8-bit integers, added up and given in 32 bits."""
+    return _matrix_product(b, (x, y), {}, x, y)
+
+
+def scaled_mm(
+    b: Builder, x: Tensor, y: Tensor, scale_x: Tensor, scale_y: Tensor, bias: Tensor | None = None,
+    scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
+    """``(scale_x * scale_y) * x @ y + bias`` with one scale for a tensor, or one for each row of x and each column of y. Where
+    the caller asks for sums as exact as float32's, or for 8-bit results, which saturate, it stays the library's."""
+    args = (x, y, scale_x, scale_y, bias, scale_result, out_dtype, use_fast_accum)
+    m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[1]), ix.var("k", x.sizes[1])
+    scales = [_scale(s, wanted) for s, wanted in ((scale_x, (m, None)), (scale_y, (None, n)))]
+    wrap = None
+    if use_fast_accum and scale_result is None and out_dtype is not None and out_dtype.itemsize > 1 and None not in scales:
+        left, right = (s for s in scales if s is not None)
+        product = Product(x, y, (m, n), k, (m.expr(), k.expr()), (k.expr(), n.expr()), vs.call("mul", left, right))
+        if bias is not None:
+            product = replace(product, addend=at(bias, [n.expr()]))
+        wrap = partial(_node, b, product, factors=slice(0, 2))
+    result: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
+    return result
+
+
+def _scale(scale: Tensor, wanted: tuple[Var | None, Var | None]) -> Value | None:
+    """A tensor's one scale, or one for each index of the loop in `wanted`; None for other arrangements."""
+    if all(size == 1 for size in scale.sizes):
+        return at(scale, [ix.ZERO] * scale.rank)
+    if tuple(scale.sizes) == tuple(ix.ONE if v is None else v.extent for v in wanted):
+        return at(scale, [ix.ZERO if v is None else v.expr() for v in wanted])
+    return None
 
 
 def _times(value: Value, number: float) -> Value:
@@ -164,8 +199,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.baddbmm": baddbmm,
     "aten.convolution": convolution,
     "aten.convolution_backward": library("contraction without a template"),
-    "aten._scaled_mm": library("contraction without a template"),
-    "aten._int_mm": library("contraction without a template"),
+    "aten._scaled_mm": scaled_mm,
+    "aten._int_mm": int_mm,
     **{f"aten._scaled_dot_product_{name}": attention for name in _ATTENTION},
     **{f"aten._scaled_dot_product_{name}_backward": attention for name in _ATTENTION},
 }

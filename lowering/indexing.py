@@ -101,7 +101,10 @@ def at_least_1d(x: Tensor) -> Tensor:
 def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     if any(s == 0 for s in index.sizes):  # torch lets an empty index have any rank
         return Tensor(index.sizes, x.dtype, x.device, vs.const(0, x.dtype))
-    source, lanes, k = gather_source(b, at_least_1d(x), index.numel()), at_least_1d(index), axis(dim, x.rank)
+    source, lanes, k = at_least_1d(x), at_least_1d(index), axis(dim, x.rank)
+    # along the other dimensions torch lets the index have no more elements than there are
+    fewer = ix.lower_bound(source.sizes[k] - lanes.sizes[k]) >= 0
+    source = gather_source(b, source, source.numel() if fewer else index.numel())
 
     def where(*j: Expr) -> list[Expr]:
         return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]

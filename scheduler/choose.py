@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kgen import ir
+from kgen import values as vs
 from kgen.plan import Choice, Kernel
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
@@ -16,9 +17,18 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
 def product_of(kernel: Kernel) -> str:
-    """The result of the kernel's contraction: what its first epilogue makes of the sum."""
-    main = next(k for k, s in enumerate(kernel.statements) if s.kind == "contraction")
-    return kernel.statements[main + 1].outs[0]
+    """The result of the kernel's first product."""
+    return products_of(kernel)[0]
+
+
+def products_of(kernel: Kernel) -> tuple[str, ...]:
+    """The results of the kernel's products: what the first statement that reads a sum makes of it."""
+    found: list[str] = []
+    for s in kernel.statements:
+        if s.kind == "contraction":
+            readers = (r for r in kernel.statements if any(load.attr[0] in s.outs for load in vs.loads(r.roots)))
+            found.append(next(readers).outs[0])
+    return tuple(found)
 
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -58,8 +68,7 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
     assert kernel.choice is not None
     problem = chosen_problem(kernel, graph, device)
     config = problem.template.config(**dict(kernel.choice.config))
-    found = {s.outs[0]: problem.part(s).block(config) for s in problem.epilogue if s.kind == "partial"}
-    return {name: block for name, block in found.items() if block is not None}
+    return {name: block for name, block in problem.part_blocks(config).items() if block is not None}
 
 
 def choose_template(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -111,15 +111,20 @@ def is_product(group: Group) -> bool:
 
 def are_family(items: Sequence[Item]) -> bool:
     """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
-    loops, with an operand in common, of which none needs another one's result."""
+    loops, with an operand in common."""
     products = [item for item in items if item.contracts]
     sums = [item.node for item in products if isinstance(item.node, ir.Contraction)]
     if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
         return False
-    made = {out for item in items for out in item.outs}
-    if any(read.buffer in made for item in products for read in item.reads):
-        return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
+
+
+def feeds_product(items: Iterable[Item]) -> bool:
+    """Whether a product among the items needs what another item makes. That has no tile: even where both are at the same
+    element, as those of a column that is multiplied by one number are, operands are read before anything is stored."""
+    items = list(items)
+    made = {out for item in items for out in item.outs}
+    return any(read.buffer in made for item in items if item.contracts for read in item.reads)
 
 
 def is_partial(group: Group) -> bool:

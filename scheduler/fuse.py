@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kgen import errors, ir
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space, same_points
-from kgen.scheduler.contractions import are_family, is_partial, is_product
+from kgen.scheduler.contractions import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.items import Group, Members
 from kgen.scheduler.legality import illegal, moved
 from kgen.sizes import Sizes
@@ -38,7 +38,7 @@ class Fuser:
     limits: dict[str, cost.Limits]  # by device
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
-    families: bool = True  # products may share a kernel
+    single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -181,9 +181,12 @@ class Fuser:
             return joint
         if not flows:
             return Reason.NO_SAVING
+        items = (*joint[1].items, *joint[2].items)
+        if feeds_product(items):
+            return Reason.NOT_PROLOGUE
         if is_product(a) and is_product(b):
-            family = self.enabled and self.families and are_family((*joint[1].items, *joint[2].items))
-            return joint if family else Reason.TWO_PRODUCTS
+            alone = any(out in self.single for item in items for out in item.outs)
+            return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
         return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
 

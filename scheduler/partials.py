@@ -37,10 +37,12 @@ UNFOLDED = 100
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
-    part has, which is for a template's tile to say, and which reductions have to stay apart from their product."""
+    part has, which is for a template's tile to say, and which reductions have to stay apart from their product. `demanded` are
+    operators that the user wants to see fused."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
+    demanded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +182,18 @@ class _Search:
         return None if latest is None else (latest, found[latest])
 
     def worthwhile(self) -> dict[str, Site]:
-        """Without those of a softmax whose rows are read again anyway, and fit in registers then: the exponentials would be
-        computed twice, and a launch be added, for nothing."""
+        """Without those of a product whose rows are read again anyway, to be normalised say, and fit in registers then: a
+        launch would be added, and a softmax's exponentials computed twice, for nothing. What the user demands is worth it."""
         idle = {
             s.product
             for s in self.sites.values()
-            if s.maximum is not None and s.product in self.revisited and self.sizes.of(s.length) <= MAX_PERSISTENT
+            if s.product in self.revisited and self.sizes.of(s.length) <= MAX_PERSISTENT and not self._demanded(s.node)
         }
         return {name: s for name, s in self.sites.items() if s.product not in idle}
+
+    def _demanded(self, node: ir.Reduction) -> bool:
+        names = {part for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
+        return not names.isdisjoint(self.tiles.demanded)
 
     # ---- one reduction ----------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
@@ -9,7 +10,7 @@ from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import choose_template, part_blocks, product_of
+from kgen.scheduler.choose import choose_template, part_blocks, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -74,18 +75,35 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
     """A schedule in which templates compute those of the contractions in `offered` for which that is faster."""
-    tiles = Tiles()
+    demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
+    known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
     while True:
-        result = _attempt(graph, offered, tiles, options)
+        result = _attempt(graph, known, options)
         refused = alone(result) or _choose(result, options)
         blocks = {} if refused else _blocks(result, options)
         if not refused and not blocks:
             result.verdicts[:0] = refusals
             return plan_memory(result)
         refusals += refused.values()
-        offered -= set(refused)
-        tiles = Tiles({**tiles.blocks, **blocks}, tiles.apart | set(refused))
+        known = known.after(refused, blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What earlier attempts at a schedule have found out: products that templates may still compute, by their first results,
+    those among them that no template makes together with another one, and reductions on tiles."""
+
+    offered: frozenset[str]
+    single: frozenset[str] = frozenset()
+    tiles: Tiles = field(default_factory=Tiles)
+
+    def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int]) -> _Known:
+        """With what one more attempt has found out."""
+        apart = {name for name, verdict in refused.items() if verdict.reason is Reason.TWO_PRODUCTS}
+        gone = set(refused) - apart
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded)
+        return _Known(self.offered - gone, self.single | apart, tiles)
 
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
@@ -117,6 +135,8 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
             for s in partials(step):
                 refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
+        elif len(products := products_of(step)) > 1:
+            refused |= {one: replace(chosen, producer=one, reason=Reason.TWO_PRODUCTS) for one in products}
         else:
             refused[out] = chosen
     return refused
@@ -131,16 +151,16 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
     return found
 
 
-def _attempt(graph: ir.Graph, offered: frozenset[str], tiles: Tiles, options: Options) -> Schedule:
-    """A schedule without a memory plan, in which templates are to compute the contractions in `offered`."""
-    nodes, graph.nodes = graph.nodes, offer(graph, offered, tiles, options.demands)
+def _attempt(graph: ir.Graph, known: _Known, options: Options) -> Schedule:
+    """A schedule without a memory plan, in which templates are to compute what they may."""
+    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands)
     try:
-        return _scheduled(graph, options)
+        return _scheduled(graph, options, known.single)
     finally:
         graph.nodes = nodes
 
 
-def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
+def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
@@ -148,7 +168,7 @@ def _scheduled(graph: ir.Graph, options: Options) -> Schedule:
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
-    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands)
+    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single)
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group

@@ -13,6 +13,9 @@ may define
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
   is never offered;
 - ``configs(self, problem)``: the configurations worth trying, in place of all combinations of the knobs;
+- ``sides(self, problem, config) -> dict``: how many points along an axis the epilogue gets at once, where that is not a whole
+  tile, as ``{"n": config.BLOCK_N // 2}``. Every call of ``C.store`` begins at a multiple of it: reductions in an epilogue count
+  on that;
 - ``grid(self, problem, config)``: the number of programs, in place of one for each tile of the first result;
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline.
 """

@@ -53,16 +53,14 @@ class Input:
 @dataclass(frozen=True, slots=True)
 class Part:
     """What a partial reduction folds of a tile: points along `axis`, of which `run` neighbours have one result. `whole`: all of
-    the axis has one, so that a tile makes a part of it. `knob` is the tile's length along the axis."""
+    the axis has one, so that a tile makes a part of it."""
 
     axis: str
     run: Expr
     whole: bool
-    knob: str
 
-    def block(self, config: Config) -> int | None:
+    def block(self, tile: int) -> int | None:
         """Points of a part: the tile's, or fewer where it holds several runs. None where neither divides the other."""
-        tile: int = config.get(self.knob)
         run = self.run.as_int() or 0
         if self.whole:
             return tile
@@ -116,14 +114,25 @@ class Problem:
 
     def part(self, s: Statement) -> Part:
         """What a partial reduction folds of a tile."""
-        found = _part(s, self.kernel, self.loops, self.template)
+        found = _part(s, self)
         assert isinstance(found, Part)
         return found
 
+    def side(self, axis: str, config: Config) -> int:
+        """Points along an axis of what the epilogue gets at once: the tile's, or as many as the author says."""
+        own = self.template.method("sides")
+        block: int = config.get(self.template.block(axis) or "", 1)
+        return block if own is None else own(self, config).get(axis, block)
+
+    def part_blocks(self, config: Config) -> dict[str, int | None]:
+        """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
+        found = {s.outs[0]: self.part(s) for s in self.epilogue if s.kind == "partial"}
+        return {out: part.block(self.side(part.axis, config)) for out, part in found.items()}
+
     def admits(self, config: Config) -> bool:
         """Whether the tile makes parts of just the length that the plan has for what joins them, where it has one yet."""
-        blocks = [(self.part(s).block(config), s.block) for s in self.epilogue if s.kind == "partial"]
-        return all(block is not None and wanted in (0, block) for block, wanted in blocks)
+        wanted = {s.outs[0]: s.block for s in self.epilogue if s.kind == "partial"}
+        return all(block is not None and wanted[out] in (0, block) for out, block in self.part_blocks(config).items())
 
     # ---- sizes ------------------------------------------------------------------------------------------------------
 
@@ -228,6 +237,15 @@ def _plain(value: Value, dtype: torch.dtype) -> Value | None:
 
 def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
     """The problem that a kernel is for a template, or why it is none. `kernel` has linear offsets."""
+    problem = _problem_of(template, kernel, graph, device)
+    if isinstance(problem, str):
+        return problem
+    reasons = (_part(s, problem) for s in problem.epilogue if s.kind == "partial")
+    return next((reason for reason in reasons if isinstance(reason, str)), problem)
+
+
+def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
+    """The problem with its loops sorted into axes."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
     pattern = template.implements
     reason = _other_work(template, main)
@@ -249,12 +267,7 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
-    sorted_loops = {a: tuple(found) for a, found in loops.items()}
-    for s in kernel.statements:
-        part = _part(s, kernel, sorted_loops, template) if s.kind == "partial" else None
-        if isinstance(part, str):
-            return part
-    return Problem(template, kernel, graph, sorted_loops, device)
+    return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
 
 
 def _other_work(template: Template, main: list[Statement]) -> str | None:
@@ -269,21 +282,20 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
     return None
 
 
-def _part(s: Statement, kernel: Kernel, loops: Mapping[str, tuple[Var, ...]], template: Template) -> Part | str:
+def _part(s: Statement, problem: Problem) -> Part | str:
     """What a partial reduction folds of a tile, or why it cannot."""
     assert s.rank is not None
-    folded = [v for v in kernel.outer if v in ix.free_atoms(s.rank)]
-    axis = next((a for a, own in loops.items() if folded and folded[0] in own), None)
-    knob = None if axis is None else template.block(axis)
-    if axis is None or knob is None:
+    folded = [v for v in problem.kernel.outer if v in ix.free_atoms(s.rank)]
+    axis = next((a for a, own in problem.loops.items() if folded and folded[0] in own), None)
+    if axis is None or problem.template.block(axis) is None:
         return "it has no tiles along what is reduced"
-    own = loops[axis]
+    own = problem.loops[axis]
     if tuple(folded) != own[len(own) - len(folded) :]:
         return f"what is reduced is no run of neighbours along axis {axis}"
     position = ix.linearize([v.expr() for v in folded], ix.contiguous_strides(v.extent for v in folded))
     if s.op in ("argmax", "argmin") and s.rank is not position:
         return f"places along axis {axis} are counted in another order than its tiles"
-    return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own), knob)
+    return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own))
 
 
 def _turned(

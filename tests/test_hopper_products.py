@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from products import compiled, error, forced
 from torch import Tensor
 
 from kgen.build import triton
-from kgen.templates import registry
 from kgen.templates.contract import Config
 
 h, bf = torch.float16, torch.bfloat16
@@ -55,6 +53,16 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], int]] = {
 CASES["gate_and_up"] = (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(72, 40), r(40, 136), r(40, 136)], 3)
 CASES["row_sums"] = (lambda x, w: (x @ w).float().exp().sum(-1), [r(72, 40) * 0.1, r(40, 136)], 2)
 CASES["column_sums"] = (lambda x, w: (x @ w).float().square().sum(0), [r(72, 40), r(40, 136)], 2)
+f8, i8 = torch.float8_e4m3fn, torch.int8
+
+
+def scaled(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    return torch.relu(torch._scaled_mm(x, w.t(), s, t, out_dtype=bf, use_fast_accum=True))
+
+
+CASES["scaled"] = (scaled, [r(64, 96, dtype=f8), r(80, 96, dtype=f8), torch.tensor(0.5), torch.tensor(0.25)], 2)
+CASES["scaled_rows"] = (scaled, [r(64, 96, dtype=f8), r(80, 96, dtype=f8), r(64, 1).abs().float(), r(1, 80).abs().float()], 2)
+CASES["integers"] = (lambda x, w: torch._int_mm(x, w) * 3, [r(64, 96).mul(30).to(i8), r(96, 80).mul(30).to(i8)], 2)
 TELLING = ("gate_and_up", "row_sums", "column_sums", "rows_by_rows", "columns_by_columns", "heads", "misaligned_part")
 
 
@@ -83,7 +91,10 @@ def test_agrees_with_eager(name: str, template: str) -> None:
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_configuration(template: str) -> None:
     fn, args, _ = CASES["rows_by_columns"]
-    for k in range(len(list(registry.find(template).configs(_problem_like(h))))):
+    sizes: list[int] = []
+    with forced(template, lambda configs: sizes.append(len(configs)) or configs[:1]) as made:
+        compiled(fn, *args)
+    for k in range(sizes[0]):
         with forced(template, lambda configs, k=k: configs[k : k + 1]) as made:
             assert error(compiled(fn, *args), fn(*args)) < 1e-3, made.configs
 
@@ -121,9 +132,56 @@ def test_rows_of_unknown_length_come_by_pointers() -> None:
     assert {k.source.count(".load([") for k in made.products} == {1}  # rows of w have a known length
 
 
-def _problem_like(dtype: torch.dtype) -> Any:
-    """All that `configs` asks of a problem."""
-    return type("Problem", (), {"main_dtype": dtype})()
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_scaled_products_that_stay_the_librarys() -> None:
+    """Sums as exact as float32's, 8-bit results, and scales of blocks."""
+    x, w, s = r(64, 96, dtype=f8), r(80, 96, dtype=f8), torch.tensor(0.5)
+
+    def exact(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), s, s, out_dtype=bf)
+
+    def narrow(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch._scaled_mm(x, w.t(), s, s, out_dtype=f8, use_fast_accum=True).float()
+
+    for fn in (exact, narrow):
+        with forced("triton_matmul") as made:
+            assert error(compiled(fn, x, w, s), fn(x, w, s)) == 0
+        assert not made.products
+
+
+# ---- few rows ------------------------------------------------------------------------------------------------------------
+
+FEW: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "row": (lambda x, w, b: F.silu(F.linear(x, w, b)), [r(1, 136), r(72, 136), r(72)]),
+    "row_by_columns": (lambda x, w, b: F.silu(x @ w + b), [r(1, 136), r(136, 72), r(72)]),
+    "row_of_each": (torch.bmm, [r(3, 1, 136), r(3, 136, 72)]),
+    "row_of_fp32": (lambda x, w: x @ w, [r(1, 136, dtype=torch.float32), r(136, 72, dtype=torch.float32)]),
+    "row_by_gate_and_up": (lambda x, w, v: F.silu(x @ w) * (x @ v), [r(1, 136), r(136, 72), r(136, 72)]),
+    "dequantised": (
+        lambda x, w, s: F.linear(x, w.to(h) * s.unsqueeze(1)),
+        [r(8, 136), r(72, 136).mul(30).to(torch.int8), r(72).abs() / 30],
+    ),
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", FEW)
+def test_few_rows(name: str) -> None:
+    fn, args = FEW[name]
+    with forced("triton_matmul" if name == "dequantised" else "triton_matvec") as made:
+        got = compiled(fn, *args)
+    assert error(got, fn(*args)) < 1e-3
+    assert len(made.products) == 1
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_matvec_leaves_other_products_alone() -> None:
+    with forced("triton_matvec") as made:
+        compiled(lambda x, w: x @ w, r(2, 136), r(136, 72))
+    assert not made.products
 
 
 # ---- compiled for a GPU that is not here ---------------------------------------------------------------------------------

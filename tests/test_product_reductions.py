@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from torch import Tensor
 
 import kgen
 from kgen import errors
+from kgen.build import triton
 from kgen.plan import Kernel, Schedule, members
 from kgen.record import recording
 from kgen.scheduler import Options
 from kgen.sizes import Sizes
+from kgen.templates.contract import Config
 from kgen.tuning import model
-from kgen.verdict import Outcome, Reason
+from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
+from tests.products import forced
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -91,6 +95,11 @@ class Case:
     ops: tuple[str, ...]
     kernels: int = 2
     stored: bool = False  # whether the product, or what is made of each of its elements, is needed itself
+    demand: tuple[str, str] | None = None  # of what would be left to the kernel that reads the rows again
+
+    @property
+    def demands(self) -> tuple[FusionDemand, ...]:
+        return () if self.demand is None else (FusionDemand(*self.demand, True),)
 
 
 def rows(dtype: torch.dtype = torch.float32, m: int = 70, n: int = 90, k: int = 40) -> Callable[[], tuple[Any, ...]]:
@@ -136,10 +145,11 @@ CASES = {
     ),
     "rms_norm": Case(
         lambda x, w, b, g: F.rms_norm(F.linear(x, w, b), (90,), g),
-        lambda: (r(2, 35, 40), r(90, 40), r(90), r(90)), ("sum",), 3, True,
+        lambda: (r(2, 35, 40), r(90, 40), r(90), r(90)), ("sum",), 3, True, ("aten.addmm", "aten.mean"),
     ),
     "layer_norm": Case(
-        lambda x, w: F.layer_norm(F.linear(x, w), (90,)), lambda: (r(70, 40), r(90, 40)), ("welford",), 3, True
+        lambda x, w: F.layer_norm(F.linear(x, w), (90,)), lambda: (r(70, 40), r(90, 40)), ("welford",), 3, True,
+        ("aten.mm", "aten.var_mean"),
     ),
     "followed": Case(lambda x, w, b: torch.rsqrt((x @ w).square().mean(-1) + b) * 3, lambda: (*rows()(), r(70)), ("sum",)),
     "both_ways": Case(lambda x, w: (lambda y: (y.sum(0), y.amax(1)))(x @ w), rows(), ("sum", "max"), 3),
@@ -154,7 +164,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_plans(name: str) -> None:
     case = CASES[name]
-    plan = plan_of(case.f, *case.inputs())
+    plan = plan_of(case.f, *case.inputs(), options=replace(GPU, demands=case.demands))
     assert len(plan.kernels) == case.kernels
     assert tuple(sorted(parts(plan))) == tuple(sorted(case.ops))
     x, w = case.inputs()[:2]
@@ -166,7 +176,15 @@ def test_plans(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str) -> None:
     case = CASES[name]
-    check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5)
+    with nullcontext() if case.demand is None else kgen.require_fused(*case.demand):
+        check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5)
+
+
+def test_rows_that_are_read_again_are_reduced_then() -> None:
+    """A normalisation holds each row in registers: sums made on tiles would save no traffic, and cost a launch."""
+    for name in ("rms_norm", "layer_norm"):
+        plan = plan_of(CASES[name].f, *CASES[name].inputs())
+        assert (len(plan.kernels), parts(plan)) == (2, [])
 
 
 @pytest.mark.parametrize("tiles", [(32, 32), (64, 32), (32, 64), (128, 128), (16, 128)], indirect=True)
@@ -178,6 +196,45 @@ def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
     blocks = {s.block for k in kernels(plan) for s in k.statements if s.kind == "partial"}
     assert blocks == ({8} if name == "heads_in_tile" else {tiles[axis]})
     check(case.f, *case.inputs(), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "loss"])
+@pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
+def test_templates_whose_epilogues_get_tiles_in_parts(name: str, template: str) -> None:
+    def smallest(configs: Sequence[Config]) -> Sequence[Config]:
+        return sorted((c for c in configs if c.PARTS > 1), key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
+
+    m, n = 136, 264
+    args = [r(m, 40), r(40, n), *([r(m, n)] if name == "loss" else [])]
+    f = CASES[name].f
+    if name == "heads_in_tile":
+        f, args[1] = (lambda x, w: (x @ w).view(m, 32, 8).square().sum(-1)), r(40, 256)
+    with forced(template, smallest) as made:
+        check(f, *args, tolerance=2e-5)
+    [product] = made.products
+    assert "_parts" in product.source
+
+
+def test_products_with_an_operand_in_common() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return (F.silu(x @ w) * (x @ v)).square().sum(-1)
+
+    args = (r(70, 40), r(40, 90), r(40, 90))
+    plan = plan_of(f, *args)
+    assert parts(plan) == ["sum"]
+    assert len(plan.kernels) == 2
+    check(f, *args)
+
+
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent"])
+def test_kernels_compile_for_a_gpu(template: str) -> None:
+    cases = [CASES[name].f for name in ("log_sum_exp", "argmax", "variance")]
+    with forced(template, lambda configs: [c for c in configs if c.BLOCK_N == 128][:1], runs=False) as made:
+        for f in cases:
+            compiled(f, r(200, 64, dtype=torch.float16), r(64, 264, dtype=torch.float16))
+    assert len(made.products) == len(cases)
+    for kernel in triton.compile_kernels(made.kernels, 90):
+        assert kernel.stack == 0
 
 
 # ---- special values -------------------------------------------------------------------------------------------------
@@ -285,6 +342,18 @@ def test_a_picked_index_is_checked() -> None:
 
 
 # ---- dynamic shapes -------------------------------------------------------------------------------------------------
+
+
+def test_a_cross_entropy_of_dynamic_sizes_stores_no_logits() -> None:
+    with recording() as recorder:
+        torch._dynamo.reset()
+        g = torch.compile(cross_entropy, backend="kgen", dynamic=True, fullgraph=True, options=OPTIONS)
+        for m, n in ((70, 90), (33, 257), (31, 3)):
+            args = (r(m, 40), r(n, 40), targets(m, n))
+            torch.testing.assert_close(g(*args), cross_entropy(*args), rtol=1e-4, atol=1e-5)
+    [graph] = recorder.graphs
+    assert sorted(parts(graph.plan)) == ["max", "sum", "sum"]
+    assert largest(graph.plan) <= 3 * 70
 
 
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "variance", "loss"])

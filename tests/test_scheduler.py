@@ -89,6 +89,18 @@ def test_demands_on_operands_that_a_template_computes() -> None:
             assert operators(plan) == (together if wanted else apart)
 
 
+def test_what_a_product_reads_is_made_before() -> None:
+    """The loops of a column times one number are those of the column, and their points those of the operand."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.exp(x)
+        return a, a @ w
+
+    for rows in (1, 7):
+        plan = plans(f, r(rows, 1), r(1, 1), options=of_template()).forward
+        assert operators(plan) == [{"aten.exp"}, {"aten.mm"}]
+
+
 def test_demands_come_before_templates() -> None:
     """The product's kernel would have the tanh, but with the running sum it must be."""
 

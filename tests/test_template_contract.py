@@ -17,6 +17,7 @@ import kgen
 from kgen import errors
 from kgen.templates import registry
 from kgen.testing import Case, Outcome, Spec, cases, check_template
+from kgen.testing.cases import plain
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -218,6 +219,39 @@ def test_the_choice_of_others_is_left_alone(author):
     with kgen.config.override(gpu_interpreter=True):
         report = kgen.explain(lambda a, b: a @ b, torch.randn(512, 512), torch.randn(512, 512), print_report=False)
     assert not any("authors" in v.detail for v in report.verdicts if v.outcome.name == "CHOSEN")
+
+
+OPERATOR = """
+import kgen, torch
+from examples.new_template import l1_distance
+
+axes = kgen.operator("example::l1_distance", "m,k", "n,k -> m,n", reference=lambda x, y: torch.cdist(x, y, p={power}))
+
+
+@kgen.template(implements=axes, device="cuda", source="product.py.jinja", name="{name}")
+class Product:
+    A, B, C = kgen.operand("m", "k"), kgen.operand("n", "k"), kgen.result("m", "n")
+    BLOCK_M, BLOCK_N, BLOCK_K = kgen.knob(32, 16), kgen.knob(32, 16), kgen.knob(16)
+{methods}
+"""
+DISTANCES = (ROOT / "examples" / "l1_distance.py.jinja").read_text().replace("X.", "A.").replace("Y.", "B.").replace("D.", "C.")
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_template_for_an_operator(author, power):
+    """The reference computes the operator's result, or the check says that it does not."""
+    product = author.registers(jinja=DISTANCES, module=OPERATOR.replace("{power}", str(power)))
+    wanted = ("m=17", "k=0", "gelu", "times a row", "A transposed", "float64")
+    problems = [*cases(registry.find("authors")), plain(registry.find("authors"), torch.float64)]
+    problems = [case for case in problems if case.name in wanted]
+    report = check_template(product, problems=problems, raises=False)
+    assert len(report.problems) == len(wanted)
+    if power == 1:
+        assert all(r.fused for r in report.results)
+    else:
+        with pytest.raises(errors.TemplateCheckFailed, match="the operator itself disagrees with its reference"):
+            report.raise_if_failed()
 
 
 # ---- another package ------------------------------------------------------------------------------------------------

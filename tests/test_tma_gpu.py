@@ -90,7 +90,8 @@ def test_parameters_in_any_order():
     [((64, 64, 32), {}), ((128, 128, 64), {"num_warps": 8, "num_stages": 4}), ((128, 256, 64), {"num_warps": 8})],
 )
 def test_matmul(dtype, tile, options):
-    for rows, columns, depth in ((64, 72, 64), (1000, 520, 304), (8, 8, 8), (129, 264, 4096), (40, 64, 0)):
+    for rows, columns, depth in ((64, 72, 64), (1000, 520, 304), (8, 8, 8), (129, 264, 4096)):
+        torch._dynamo.reset()
         x, y = random((rows, depth), dtype), random((depth, columns), dtype)
         [got] = graph(tma.product_like, lambda *a: tma.matmul_call(*a, tile, **options), x, y)([x, y])
         torch.testing.assert_close(got, x @ y, rtol=2e-2, atol=2e-2 * max(depth, 1) ** 0.5)

@@ -32,6 +32,8 @@ POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
+# How much of the time in which only a part of the programs is left is lost.
+IDLE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,20 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
         busy = each * products + (0 if stays else each * START / together) + tile.epilogue
     else:
         busy = each * (products + tile.epilogue + (0 if stays else START))
-    moved = _traffic(problem) / device.bandwidth / STREAM_RATE
-    return LAUNCH + max(busy + START, moved)
+    waves = tiles / device.processors / together
+    return LAUNCH + max(busy, _streaming(problem, waves)) + START
+
+
+def streamed(problem: Problem, config: Config) -> float:
+    """The time of a kernel that does nothing but read, with programs enough."""
+    wasted = math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K / problem.size("k")
+    return LAUNCH + _streaming(problem, 1.0) * wasted
+
+
+def _streaming(problem: Problem, waves: float) -> float:
+    """Seconds of all memory traffic. A last wave that is not full cannot use all of the bandwidth."""
+    idle = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+    return _traffic(problem) / problem.device.bandwidth / STREAM_RATE * (1 + IDLE * idle)
 
 
 def tile_of(problem: Problem, config: Config) -> Tile:

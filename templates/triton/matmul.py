@@ -12,14 +12,20 @@ from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
 
 # Operand types that the matrix units multiply.
-DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
+FLOAT8_ARCH = 89
 MIN_BLOCK = 16
+# Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
+ASYNCHRONOUS = 64
 
 
 def refuse_dot(problem: Problem) -> str | None:
     """Why the matrix units cannot compute a product."""
     if problem.main_dtype not in DOT_TYPES:
         return f"no matrix unit multiplies {problem.main_dtype}"
+    if problem.main_dtype in FLOAT8 and problem.device.arch < FLOAT8_ARCH:
+        return f"8-bit floats need compute capability {FLOAT8_ARCH / 10}"
     return None
 
 
@@ -36,6 +42,8 @@ class Matmul:
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
+        if problem.size("m") <= MIN_BLOCK:
+            yield from _few_rows(problem, wide)
         for m, n, k, warps, stages in (
             (128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
             (64, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (16, 64, 128, 4, 4), (16, 128, 64, 4, 4),
@@ -44,12 +52,53 @@ class Matmul:
             yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        size = problem.main_dtype.itemsize
         count = len(problem.members)
-        tile = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * size
-        sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
-        return Resources(tile * config.STAGES, sums + 64)
+        tile = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize
+        area = config.BLOCK_M * config.BLOCK_N
+        # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
+        stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
+        shared = max(tile * stages, 4 * area) + 1024
+        return Resources(shared, count * area // (config.WARPS * 32) + 64)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
         return estimate.seconds(problem, config, needs.shared, needs.registers)
+
+
+def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
+    """The matrix is read once, and nothing else counts: enough programs, long runs of memory, and many bytes on their way."""
+    rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4))
+    if problem.contiguous("B") == "n":
+        rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
+    for m, n, k, warps, stages in rows:
+        yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+
+
+@template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matvec.py.jinja", name="triton_matvec")
+class Matvec:
+    """One row of A times B: as fast as B is read."""
+
+    A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
+    WARPS, STAGES = knob(4, 8), knob(1)
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.extent("m") != 1:
+            return "it has more than one row"
+        if any(problem.extent(axis) == 0 for axis in problem.loops):
+            return "it has no elements"
+        return None
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        rows = ((1, 2048, 4), (4, 1024, 4), (8, 256, 4), (1, 512, 4))
+        if problem.contiguous("B") == "n":
+            rows = ((64, 128, 8), (32, 256, 8), (64, 64, 4), (32, 128, 4))
+        for n, k, warps in rows:
+            yield {"BLOCK_N": n, "BLOCK_K": k, "WARPS": warps}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        sums = len(problem.members) * config.BLOCK_N * config.BLOCK_K // (config.WARPS * 32)
+        return Resources(4 * config.BLOCK_N * config.WARPS * 32, 3 * sums + 32)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.streamed(problem, config)

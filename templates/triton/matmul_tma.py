@@ -60,24 +60,26 @@ def staged_bytes(problem: Problem) -> int:
     rows = frozenset(problem.loops["m"])
     columns = frozenset(problem.loops["n"])
     made = {o for s in problem.kernel.statements for o in s.outs}
-    tiles = [o for s in problem.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    whole = [s for s in problem.epilogue if s.kind != "partial"]
+    tiles = [o for s in whole for o, kept in zip(s.outs, s.stored, strict=True) if kept]
     for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
         atoms = {a for e in load.attr[1] for a in ix.free_atoms(e)}
         if load.attr[0] not in made and atoms & rows and atoms & columns:
             tiles.append(load.attr[0])
-    return max(problem.graph.buffers[name].dtype.itemsize for name in tiles)
+    return max((problem.graph.buffers[name].dtype.itemsize for name in tiles), default=0)
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Configurations from a table whose third column is the tile along k in bytes. A reduction along the columns needs whole
-    rows of a tile."""
-    whole = any(s.kind == "partial" and problem.part(s).axis == "n" for s in problem.epilogue)
+    """Configurations from a table whose third column is the tile along k in bytes."""
     for row in rows:
         values = dict(zip(names, row, strict=True))
-        if whole and values.get("PARTS", 1) > 1:
-            continue
         values["BLOCK_K"] //= problem.main_dtype.itemsize
         yield values
+
+
+def sides(problem: Problem, config: Config) -> dict[str, int]:
+    """An epilogue gets a tile's columns in parts."""
+    return {"n": config.BLOCK_N // config.PARTS}
 
 
 def grid_of_tiles(problem: Problem, config: Config) -> Expr:
@@ -101,6 +103,7 @@ class PersistentMatmul:
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
@@ -131,6 +134,7 @@ class TilesMatmul:
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")

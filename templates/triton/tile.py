@@ -64,7 +64,7 @@ class Folded:
         """Which part of the row, or of the run, the tile makes."""
         if self.part.whole:
             return f"{first} // {self.block}"
-        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "tl.zeros([1], tl.int32)"
+        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "0"
 
 
 class TileEmitter(PointEmitter):
@@ -96,7 +96,7 @@ class TileEmitter(PointEmitter):
         """Reduces the tile along an axis; later statements find the results at each point of it."""
         part = self.problem.part(s)
         at = next(k for k, d in enumerate(self.dimensions) if d.axis == part.axis)
-        runs = int(config.get(part.knob)) // s.block
+        runs = self.problem.side(part.axis, config) // s.block
         lengths = [d.block for d in self.dimensions]
         cut = [*lengths[:at], str(runs), str(s.block), *lengths[at + 1 :]]
         tiles = self._folding(s, part.axis)
@@ -281,8 +281,10 @@ class Slots:
         folded: list[Folded] = []
         for s in self.problem.epilogue:
             if s.kind == "partial":
-                if self.problem.part(s).axis in lengths:
-                    raise ValueError(f"{self.problem.template.name} stores parts of tiles that have to be reduced whole")
+                if self.problem.part(s).axis in lengths and self.problem.template.method("sides") is None:
+                    raise ValueError(
+                        f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
+                    )
                 folded.append(emitter.fold(s, self.config))
             elif s.kind == "scatter":
                 emitter._scatter(s)
@@ -302,6 +304,8 @@ class Slots:
         places = tuple(first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True))
         emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
         emitter.made_names |= {first, PART}
+        if folded.axis in lengths and folded.runs == 1:  # of a last tile, whole sides may lie past the end
+            emitter.guard = (f"({first} < {emitter.text(self.problem.extent(folded.axis))})", frozenset())
         number = folded.number(first)
         emitter.outer.lines.append(f"{PART} = tl.cast({number}, tl.int64)" if emitter.wide else f"{PART} = {number}")
         for out, name, stored in zip(s.outs, folded.names, s.stored, strict=True):
@@ -321,7 +325,7 @@ def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
     if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
         return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"
     mask = emitter._mask_argument(emitter.level)
-    other = ", other=0" if mask else ""
+    other = f", other={_zero(dtype)}" if mask else ""  # of 8-bit floats an integer is none
     return f"tl.load({emitter._place(name, offset, emitter.level)}{mask}{other})"
 
 
