@@ -96,5 +96,5 @@ def choose_template(
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
     """Whether a require_fused asks for two operators of the kernel."""
-    names = {part for o in kernel.origins for op in o.operators for part in (op, op.rpartition(".")[0])}
-    return any(d.wanted and d.producer in names and d.consumer in names for d in demands)
+    operators = [op for o in kernel.origins for op in o.operators]
+    return any(d.wanted and d.between(operators, operators) for d in demands)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from kgen import errors, ir
 from kgen import index as ix
-from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
@@ -38,7 +38,7 @@ class Options:
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
-    cpu: Device = field(default_factory=lambda: Device("cpu"))
+    cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all products
 
     def target(self, device: str) -> str:
@@ -57,11 +57,26 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
     Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower
     than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls. So it
-    is when the tile that was chosen for a product says into how many parts its rows are reduced."""
+    is when the tile that was chosen for a product says into how many parts its rows are reduced. Where a demand fails because a
+    product's kernel has what another one should have, there are no templates."""
     options = options or Options()
     freeze_layouts(graph)
+    offered = _offered(graph, options)
+    try:
+        return _around_products(graph, offered, options)
+    except errors.FusionRequired as failure:
+        if not offered:
+            raise
+        try:
+            return _around_products(graph, frozenset(), options)
+        except errors.FusionRequired:
+            raise failure from None
+
+
+def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
+    """A schedule in which templates compute those of the contractions in `offered` for which that is faster."""
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
-    known = _Known(_offered(graph, options), tiles=Tiles(demanded=demanded))
+    known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
     while True:
         result = _attempt(graph, known, options)
@@ -138,7 +153,7 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
 
 def _attempt(graph: ir.Graph, known: _Known, options: Options) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute what they may."""
-    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles)
+    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands)
     try:
         return _scheduled(graph, options, known.single)
     finally:
