@@ -19,7 +19,9 @@ STREAM_RATE = 0.9
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles.
-CUT_SUM = 5e-6
+CUT_SUM = 8e-6
+# Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
+DRAIN = 2e-6
 
 
 def feasible(problem: Problem) -> Iterator[Config]:
@@ -63,6 +65,17 @@ def vendor_seconds(problem: Problem) -> float:
         if read.load is None:
             total += (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
     return total
+
+
+def cut_seconds(problem: Problem, parts: int) -> float:
+    """The time of a product whose sum is cut into parts, and of the kernel that adds them up: they stay in the L2 cache, which
+    is about twice as fast as the memory behind it."""
+    device, stream = problem.device, problem.device.bandwidth * STREAM_RATE
+    results = problem.size("b") * problem.size("m") * problem.size("n")
+    exchanged = 4 * parts * results / (2 * stream)
+    operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
+    product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands) + exchanged
+    return product + exchanged + problem.epilogue_bytes / stream + 2 * LAUNCH[device.kind] + DRAIN
 
 
 def _call(problem: Problem, streaming: float) -> float:
