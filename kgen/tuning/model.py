@@ -84,10 +84,19 @@ def _call(problem: Problem, streaming: float) -> float:
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
         share *= ALIGNED_SHARE[_alignment(problem)]
-        tiles = problem.size("b") * math.ceil(problem.size("m") / 128) * math.ceil(problem.size("n") / 128)
-        cut = problem.size("m") > 16 and problem.size("k") >= LONG_SUM and tiles < device.processors // 4
+        batch, sides = _sides(problem)
+        tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
+        cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
         return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if cut else 0)
     return max(problem.flops / len(problem.members) / problem.rate / share, streaming)
+
+
+def _sides(problem: Problem) -> tuple[list[int], list[int]]:
+    """The lengths of the result's axes that both operands have, and of the others: rows and columns, whatever their names."""
+    left, right = problem.template.implements.operands
+    axes = problem.template.implements.results[0]
+    batch = [axis for axis in axes if axis in left and axis in right]
+    return [problem.size(a) for a in batch], [problem.size(a) for a in axes if a not in batch]
 
 
 def _alignment(problem: Problem) -> int:
@@ -95,7 +104,7 @@ def _alignment(problem: Problem) -> int:
     matrix product in memory has a library of its own."""
     if any(problem.stride(name, axis) is None for name, one in problem.inputs.items() for axis in one.axes):
         return 16
-    lengths = [problem.size("n")]
+    lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
         strides = [problem.stride(name, axis) for axis in one.axes]
         lengths += [problem.sizes.of(s) for s in strides if s is not None and s != 1]
