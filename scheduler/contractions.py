@@ -12,7 +12,7 @@ from kgen import values as vs
 from kgen.ir import Buffer, Origin
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
-from kgen.values import Value
+from kgen.scheduler.split_k import cut, finished
 from kgen.verdict import FusionDemand
 
 # Products that one kernel makes: each has accumulators of its own.
@@ -32,7 +32,11 @@ def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[F
             continue
         if isinstance(node, ir.Contraction):
             node = _with_operands(node, makers, demands)
-        nodes.append(replace(node, vendor=None))
+        joining: list[ir.Node] = []
+        node = replace(node, vendor=None)
+        if isinstance(node, ir.Contraction) and tiles.cuts.get(node.out, 1) > 1:
+            node, joining = cut(graph, node, tiles.cuts[node.out])
+        nodes += [node, *joining]
         for out, name in zip(_results(node), accumulators(node), strict=True):
             if out is not None:
                 buffer = graph.buffers[out]
@@ -91,17 +95,10 @@ def items_of(node: ir.Product, position: int, graph: ir.Graph) -> list[Item]:
             continue
         value = vs.load(name, made.store, graph.buffers[name].dtype)
         if isinstance(node, ir.Contraction):
-            value = _finished(node, value)
+            value = finished(node, value)
         value = vs.cast(value, ops.compute_dtype(graph.buffers[out].dtype))
         items.append(make_item(ir.Pointwise(out, made.outer, value, node.origin), position))
     return items
-
-
-def _finished(node: ir.Contraction, value: Value) -> Value:
-    """The sum with its scale and its addend."""
-    if node.scale is not None:
-        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
-    return value if node.addend is None else vs.call("add", value, vs.cast(node.addend, value.dtype))
 
 
 def is_product(group: Group) -> bool:

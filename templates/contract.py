@@ -126,6 +126,9 @@ def _axes(parts: Sequence[str]) -> tuple[tuple[tuple[str, ...], ...], tuple[tupl
     results = tuple(_letters(part) for part in right.split(";"))
     if not arrow or not all((*operands, *results)):
         raise errors.BadTemplate(template=" ".join(parts), problem="this is no pattern such as 'm,k', 'k,n -> m,n'")
+    wrong = [a for axes in (*operands, *results) for a in axes if len(a) != 1 or not a.islower()]
+    if wrong:  # its length in a kernel is the capital letter, its mask is told from others by the letter
+        raise errors.BadTemplate(template=" ".join(parts), problem=f"axis {wrong[0]!r} is no lower-case letter")
     return operands, results
 
 
@@ -261,21 +264,28 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
-    _check_source(path, (*operands, *results), (*knobs, *implements.axes), fail)
+    _check_source(path, operands, list(results), (*knobs, *implements.axes), fail)
     version = _version(cls, path)
     return Template(name, implements, device, path, operands, results, knobs, cls(), version)
 
 
-def _check_source(path: Path, slots: Iterable[str], names: Iterable[str], fail: Callable[[str], Exception]) -> None:
-    """Every slot is rendered, and nothing that nobody defines."""
+def _check_source(
+    path: Path, operands: Iterable[str], results: Sequence[str], names: Iterable[str], fail: Callable[[str], Exception]
+) -> None:
+    """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines."""
     try:
         used = _names_used(path)
     except jinja2.TemplateSyntaxError as error:
         raise fail(f"{path.name}, line {error.lineno}: {error.message}") from error
-    for slot in slots:
+    for slot in operands:
         if slot not in used:
             raise fail(f"{path.name} never renders the slot {slot}")
-    unknown = sorted(used - set(slots) - set(names) - GIVEN)
+    stored = [slot for slot in results if slot in used]
+    if not stored:
+        raise fail(f"{path.name} never renders the slot {results[0]}")
+    if len(stored) > 1:
+        raise fail(f"{path.name} renders {' and '.join(stored)}: one of them stores all results, 'first second'")
+    unknown = sorted(used - {*operands, *results, *names} - GIVEN)
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
 

@@ -52,6 +52,8 @@ BAD_MODULES = {
     "no values": ("kgen.knob(16)", "kgen.knob()", "knob BLOCK_K has no values"),
     "file": ("product.py.jinja", "missing.py.jinja", "there is no file"),
     "pattern": ('"b,k,n -> b,m,n"', '"b,k,n"', "is no pattern such as"),
+    "long name of an axis": ('"b,m,k", "b,k,n', '"b,rows,k", "b,k,n', "axis 'rows' is no lower-case letter"),
+    "capital": ('"b,m,k", "b,k,n', '"b,M,k", "b,k,n', "axis 'M' is no lower-case letter"),
 }
 
 
@@ -252,6 +254,92 @@ def test_a_template_for_an_operator(author, power):
     else:
         with pytest.raises(errors.TemplateCheckFailed, match="the operator itself disagrees with its reference"):
             report.raise_if_failed()
+
+
+NEAREST = """
+import kgen, torch
+
+
+@torch.library.custom_op("authors::nearest", mutates_args=())
+def nearest(x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    apart = (x[:, None] - y[None]).abs() * scale
+    return apart.sum(-1), apart.amax(-1)
+
+
+@nearest.register_fake
+def _(x, y, scale):
+    return tuple(x.new_empty(x.shape[0], y.shape[0]) for _ in range(2))
+
+
+axes = kgen.operator("authors::nearest", "m,k", "n,k -> m,n; m,n")
+
+
+@kgen.template(implements=axes, device="cuda", source="product.py.jinja", name="{name}")
+class Product:
+    A, B, C, D = kgen.operand("m", "k"), kgen.operand("n", "k"), kgen.result("m", "n"), kgen.result("m", "n")
+    BLOCK_M, BLOCK_N, BLOCK_K = kgen.knob(32, 16), kgen.knob(32, 16), kgen.knob(16)
+{methods}
+"""
+LARGEST = (
+    DISTANCES.replace(
+        "distance += tl.sum(",
+        """apart = SCALE * tl.abs(x[:, None, :] - y[None, :, :])
+        largest = tl.maximum(largest, tl.max(apart, 2))
+        distance += tl.sum(""",
+    )
+    .replace(
+        "    for start",
+        """    largest = distance
+    for start""",
+    )
+    .replace("tl.abs(x[:, None, :] - y[None, :, :]).to", "apart.to")
+    .replace("SCALE", "{{ problem.arguments.scale }}")
+)
+
+
+@pytest.mark.interpret
+def test_an_operator_of_several_results(author):
+    """They are stored together, and an epilogue may need both; its numbers are there for the Jinja file."""
+    author.registers(module=NEAREST, jinja=LARGEST.replace('C.store("distance"', 'C.store("distance largest"'))
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total, largest = torch.ops.authors.nearest(x, y, 0.5)
+        return torch.relu(total - 5), total / largest
+
+    x, y = torch.randn(35, 20), torch.randn(37, 20)
+    with kgen.config.override(gpu_interpreter=True, cache=False):
+        report = kgen.explain(f, x, y, print_report=False)
+        torch.testing.assert_close(torch.compile(f, backend="kgen")(x, y), f(x, y))
+    assert (len(report.kernels), len(report.externs)) == (1, 0)
+
+
+def test_results_that_are_stored_one_by_one(author):
+    """The epilogue runs where either is stored, so that it needs both there."""
+    with pytest.raises(errors.BadTemplate, match="renders C and D: one of them stores all results"):
+        author.registers(module=NEAREST, jinja=LARGEST + """    {{ D.store("largest", "rm", "rn") }}\n""")
+
+
+# ---- axes of any name -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.interpret
+def test_a_product_without_a_batch_whose_axes_have_other_names(author):
+    """What the library would take is worked out from the pattern, not from names that built-in templates use."""
+    module = MODULE.replace('"b,m,k", "b,k,n -> b,m,n"', '"i,j", "j,l -> i,l"')
+    module = (
+        module.replace('"b", "m", "k"', '"i", "j"').replace('"b", "k", "n"', '"j", "l"').replace('"b", "m", "n"', '"i", "l"')
+    )
+    module = module.replace("BLOCK_M, BLOCK_N, BLOCK_K", "BLOCK_I, BLOCK_L, BLOCK_J")
+    jinja = JINJA.replace('"b", ', "").replace("    b = tl.program_id(0) // (tiles_m * tiles_n)\n", "")
+    for name, own in (("M", "I"), ("N", "L"), ("K", "J")):
+        jinja = (
+            jinja.replace(f"BLOCK_{name}", f"BLOCK_{own}").replace(f"({name},", f"({own},").replace(f"0, {name},", f"0, {own},")
+        )
+    author.registers(module=module, jinja=jinja)
+    a, b = torch.randn(35, 20), torch.randn(20, 37)
+    with kgen.config.override(gpu_interpreter=True, cache=False), kgen.require_fused("aten.mm", "aten.relu"):
+        kgen.explain(lambda a, b: torch.relu(a @ b), a, b, print_report=False)
+    assert check_template("authors", problems=some("authors")[:2]).passed
 
 
 # ---- another package ------------------------------------------------------------------------------------------------

@@ -1,0 +1,172 @@
+"""docs/templates.md is true: its snippets run, and what it names and quotes is in the code.
+
+A comment before each snippet says what becomes of it: ``from: path`` is a part of that file, ``file: name`` is written to a
+folder before anything runs, ``run`` is run, all of them in order and in one namespace. Expressions in tables are compiled.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kgen import verdict
+from kgen.plan import Schedule
+from kgen.scheduler import Options
+from kgen.templates import registry
+from kgen.templates.contract import Template
+from kgen.templates.problem import Problem
+from kgen.tuning import model
+from tests.kernels import plans
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "templates.md"
+TEXT = DOCUMENT.read_text()
+SNIPPET = re.compile(r"^<!-- (from|file|run)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPETS = [(m[1], m[2], m[3], TEXT[: m.start(3)].count("\n")) for m in SNIPPET.finditer(TEXT)]
+# What the scheduler, templates and their checks say: where the quotations come from.
+SOURCES = [
+    path
+    for folder in ("templates", "lowering", "kgen/testing")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+] + [ROOT / "kgen" / "errors.py", ROOT / "kgen" / "verdict.py", ROOT / "scheduler" / "choose.py"]  # fmt: skip
+
+
+def strings(path: Path) -> list[str]:
+    """The strings of a file as they read, with an ellipsis for what is put into them."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(re.sub(r"\{\w+(![rs])?\}", "…", node.value))
+    return found
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n### {title}\n")[2].partition("\n### ")[0]
+
+
+def first_column(title: str) -> list[str]:
+    return [row.split(" | ")[0] for row in re.findall(r"^\| (.*) \|$", section(title), re.MULTILINE)[1:]]
+
+
+def test_every_snippet_says_what_becomes_of_it() -> None:
+    assert len(SNIPPETS) == len(re.findall(r"^```\w+$", TEXT, re.MULTILINE))
+    assert {kind for kind, *_ in SNIPPETS} == {"from", "file", "run"}
+
+
+@pytest.mark.parametrize(("path", "code"), [(path, code) for kind, path, code, _ in SNIPPETS if kind == "from"])
+def test_parts_of_examples_are_in_the_examples(path: str, code: str) -> None:
+    assert code in (ROOT / path).read_text()
+
+
+@pytest.mark.cpu
+@pytest.mark.interpret
+def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for kind, name, code, _ in SNIPPETS:
+        if kind == "file":
+            (tmp_path / name).write_text(code)
+    before = {t.name for t in registry.every()}
+    names: dict[str, Any] = {"__name__": "docs"}
+    try:
+        for kind, _, code, line in SNIPPETS:
+            if kind == "run":
+                exec(compile("\n" * line + code, str(DOCUMENT), "exec"), names)
+    finally:
+        for template in {t.name for t in registry.every()} - before:
+            registry.remove(template)
+        for module in ("product", "plain"):
+            sys.modules.pop(module, None)
+    printed = capsys.readouterr().out
+    for line in re.findall(r"^    (\d graph, .*)$", TEXT, re.MULTILINE):
+        assert line in printed
+    assert "0 failed" in printed
+
+
+def test_paths_and_names_exist() -> None:
+    paths = re.findall(r"`((?:kgen|scheduler|templates|tests|examples)/[\w./]+)(?::(\w+))?`", TEXT)
+    assert paths
+    for path, name in paths:
+        assert (ROOT / path).is_file(), path
+        assert not name or re.search(rf"^(class|def) {name}\b", (ROOT / path).read_text(), re.MULTILINE), name
+
+
+def test_facts_of_a_problem_exist() -> None:
+    named = set(re.findall(r"problem\.(\w+)", TEXT)) - {"py"}
+    known = {name for name, _ in inspect.getmembers(Problem)} | set(re.findall(r"self\.(\w+)", inspect.getsource(Problem)))
+    assert named
+    assert named <= known
+
+
+def test_the_methods_are_those_that_are_asked_for() -> None:
+    source = inspect.getsource(Template) + "".join(path.read_text() for path in SOURCES) + model_source()
+    asked = set(re.findall(r'getattr\(self\.author, "(\w+)"', source)) | set(re.findall(r'\.method\("(\w+)"\)', source))
+    assert {re.match(r"`(\w+)\(", row)[1] for row in first_column("What the class may define")} == asked  # type: ignore[index]
+
+
+def model_source() -> str:
+    return (ROOT / "kgen" / "tuning" / "model.py").read_text()
+
+
+@pytest.mark.parametrize("title", ["What is refused, and why", "Messages"])
+def test_quoted_messages_are_those_of_the_code(title: str) -> None:
+    said = [text.replace("'…'", "…") for path in SOURCES for text in strings(path)]
+    quoted = re.findall(r'"([^"]+)"', re.sub(r"\s+", " ", section(title)))
+    assert len(quoted) > 5
+    for text in quoted:
+        assert any(text in one for one in said), text
+
+
+# ---- what fuses, and what does not ----------------------------------------------------------------------------------
+
+
+def rows(title: str) -> list[list[str]]:
+    """The cells of the tables of a section, without the heads."""
+    found = re.findall(r"^\| (.*) \|$", section(title).replace("| | ", "| - | "), re.MULTILINE)
+    return [row.split(" | ") for row in found if not row.endswith(("kernels", "for example", "because"))]
+
+
+def planned(code: str, monkeypatch: pytest.MonkeyPatch) -> Schedule:
+    """The plan of an expression on a GPU, where templates win over the library."""
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+    tensors = {name: torch.randn(*sizes) for name, sizes in SIZES.items()}
+    tensors["i"], tensors["q"] = torch.arange(70), torch.zeros(40, 90, dtype=torch.int8)
+    used = [name for name in tensors if re.search(rf"\b{name}\b", code)]
+    f = eval(f"lambda {', '.join(used)}: {code}", {"torch": torch, "F": F})
+    with torch.no_grad():
+        return plans(f, *(tensors[name] for name in used), options=Options(gpu_everywhere=True)).forward
+
+
+SIZES = {"x": (70, 40), "y": (70, 40), "w": (40, 90), "v": (40, 90), "r": (70, 90)}
+FUSED = [(code, row[-1]) for row in rows("What fusion gives you") for code in re.findall("`([^`]+)`", row[1])]
+APART = [
+    (code, row[0].strip('"')) for row in rows("What is refused, and why") for code in re.findall("`([^`]*@[^`]*)`", row[1])
+]
+
+
+@pytest.mark.parametrize(("code", "count"), FUSED, ids=lambda text: text)
+def test_what_fusion_gives(code: str, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(code, monkeypatch)
+    assert (len(plan.kernels), plan.calls) == (int(count), [])
+
+
+@pytest.mark.parametrize(("code", "reason"), APART, ids=lambda text: text)
+def test_what_is_refused(code: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(code, monkeypatch)
+    assert reason in {v.reason.value for v in plan.verdicts}
+    assert len(plan.kernels) > 1
+
+
+def test_tables_of_expressions_are_read() -> None:
+    assert len(FUSED) > 12
+    assert len(APART) > 5
+    assert {row[0].strip('"') for row in rows("What is refused, and why")} <= {reason.value for reason in verdict.Reason}
