@@ -60,7 +60,7 @@ def choose_blocking(m: int, n: int, k: int, dtype: torch.dtype, isa: str, thread
     widest = min(256, _RESULT_BYTES // (word * tile_rows))
     wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
-    tiles = -(-m // tile_rows) * -(-n // tile_columns)
+    tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))
     parts = min(-(-threads // tiles), words // (2 * DEPTH)) if tiles < threads else 1
     return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if m <= FEW_ROWS else 0)
 
