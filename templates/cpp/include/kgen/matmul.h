@@ -2,7 +2,7 @@
 //
 //   const Strided<float> x{p_x, 4096, 1}, w{p_w, 4096, 1};          // x[m, k] and w[n, k]: nn.Linear's layout
 //   const auto q = filled<float, Along::k>([&](int64_t n0, int64_t n, int64_t k0, int64_t k, float* to, int64_t ld) {...});
-//   matmul(threads, {M, N, K}, Blocking{.rows = 512, .columns = 128}, x, w,
+//   matmul(threads, {M, N, K}, Blocking{.rows = 512, .tile_columns = 128}, x, w,
 //          [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {
 //            for (int64_t r = 0; r < rows; ++r) {
 //              vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {
