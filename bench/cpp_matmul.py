@@ -38,14 +38,14 @@ void product(void** ptrs, const int64_t* z, int threads, const F& finish) {{
   const int64_t N = z[1];
   T* const out = static_cast<T*>(ptrs[2]);
   const Strided<T> x{{static_cast<const T*>(ptrs[0]), z[3], z[4]}}, w{{static_cast<const T*>(ptrs[1]), z[5], z[6]}};
-  matmul(threads, {{z[0], N, z[2]}}, {blocking}, x, w,
-         [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {{
+  const auto finished = [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {{
     for (int64_t r = 0; r < rows; ++r) {{
       vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {{
         store(out + (m0 + r) * N + n0 + j, finish(load<16>(tile + r * ld + j, w), n0 + j, w), w);
       }});
     }}
-  }});
+  }};
+  matmul(threads, z[0], z[2], {blocking}, x, columns(N, finished, w));
 }}
 extern "C" void linear_gelu(void** ptrs, const int64_t* z, int threads) {{
   const T* const bias = static_cast<const T*>(ptrs[3]);
@@ -93,7 +93,7 @@ def contenders(shape: tuple[int, int, int], dtype: torch.dtype, columns: bool, t
     x, bias, out = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype), torch.empty(m, n, dtype=dtype)
     made = [(torch.randn(n, k) / k**0.5).to(dtype).t() for _ in range(1 if m > 64 else 3)]
     weight = in_turn([w.contiguous() for w in made] if columns else made)
-    blocking = choose_blocking(m, n, k, dtype, toolchain.isa().name, threads)
+    blocking = choose_blocking((m, n, k), dtype, toolchain.isa().name, threads)
     gelu, mm = (function(name, dtype, blocking, threads) for name in ("linear_gelu", "mm"))
     for ours, theirs in ((gelu, F.gelu(F.linear(x, made[0].t(), bias))), (mm, torch.mm(x, made[0]))):
         torch.testing.assert_close(ours(out, x, made[0], bias).float(), theirs.float(), rtol=2e-2, atol=2e-2)

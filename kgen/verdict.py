@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -62,6 +62,7 @@ class Reason(Enum):
     NO_TEMPLATE = "no template takes it"
     TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
+    NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
@@ -117,6 +118,15 @@ class FusionDemand:
     producer: str
     consumer: str
     wanted: bool
+
+    def between(self, some: Iterable[str], others: Iterable[str]) -> bool:
+        """Whether it is about an operator of each: of `aten.mm.default`, it may say `aten.mm`."""
+        one, two = _spelled(some), _spelled(others)
+        return (self.producer in one and self.consumer in two) or (self.producer in two and self.consumer in one)
+
+
+def _spelled(operators: Iterable[str]) -> set[str]:
+    return {name for op in operators for name in (op, op.rpartition(".")[0])}
 
 
 _demands: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands", default=())

@@ -198,12 +198,11 @@ def _points_only(kernel: Kernel) -> bool:
 
 def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
     """Whether a demand that two operators stay apart keeps these kernels apart."""
+    return demand.between(_operators(a), _operators(b))
 
-    def has(kernel: Kernel, operator: str) -> bool:
-        return any(operator in (op, op.rpartition(".")[0]) for origin in kernel.origins for op in origin.operators)
 
-    pairs = ((a, b), (b, a))
-    return any(has(one, demand.producer) and has(other, demand.consumer) for one, other in pairs)
+def _operators(kernel: Kernel) -> list[str]:
+    return [op for origin in kernel.origins for op in origin.operators]
 
 
 def _body(kernel: Kernel) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from kgen import ir
@@ -72,9 +73,11 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
 
 
 def choose_template(
-    kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None
-) -> Kernel | Verdict:
-    """The kernel with the template and the configuration that the cost model likes best, or why the library has it."""
+    kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None,
+    vendor: bool = True,
+) -> Kernel | Verdict:  # fmt: skip
+    """The kernel with the template and the configuration that the cost model likes best, or why the library has it; `vendor`
+    says whether there is a library call that computes it."""
     out = product_of(kernel)
     found, refusals = problems(kernel, graph, device, only)
     candidates = [(p, list(model.feasible(p))) for p in found]
@@ -87,14 +90,14 @@ def choose_template(
         return replace(kernel, choice=Choice(problem.template.name, only.pick(configs).values))
     priced = [(model.seconds(p, c), k, p, c) for k, (p, configs) in enumerate(candidates) for c in configs]
     seconds, _, problem, config = min(priced, key=lambda row: row[:2])
-    vendor = model.vendor_seconds(problem)
-    times = (seconds * 1e6, vendor * 1e6)
-    if vendor < seconds and not _demanded(kernel, demands):
+    theirs = model.vendor_seconds(problem) if vendor else math.inf
+    times = (seconds * 1e6, theirs * 1e6)
+    if theirs < seconds and not _demanded(kernel, demands):
         return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=problem.template.name, measured=times)
     return replace(kernel, choice=Choice(problem.template.name, config.values))
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
     """Whether a require_fused asks for two operators of the kernel."""
-    names = {part for o in kernel.origins for op in o.operators for part in (op, op.rpartition(".")[0])}
-    return any(d.wanted and d.producer in names and d.consumer in names for d in demands)
+    operators = [op for o in kernel.origins for op in o.operators]
+    return any(d.wanted and d.between(operators, operators) for d in demands)

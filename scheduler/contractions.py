@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.ir import Buffer
+from kgen.ir import Buffer, Origin
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
-from kgen.values import Value
+from kgen.scheduler.split_k import cut, finished
+from kgen.verdict import FusionDemand
 
 # Products that one kernel makes: each has accumulators of its own.
 MAX_FAMILY = 3
@@ -20,18 +21,22 @@ MAX_FAMILY = 3
 PROLOGUE = 24
 
 
-def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles) -> list[ir.Node]:
+def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[FusionDemand, ...] = ()) -> list[ir.Node]:
     """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
     and without what nobody reads then."""
+    makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
             nodes.append(node)
             continue
         if isinstance(node, ir.Contraction):
-            lhs, rhs = (_operand(v, k, node) for k, v in enumerate((node.lhs, node.rhs)))
-            node = replace(node, lhs=lhs, rhs=rhs)
-        nodes.append(replace(node, vendor=None))
+            node = _with_operands(node, makers, demands)
+        joining: list[ir.Node] = []
+        node = replace(node, vendor=None)
+        if isinstance(node, ir.Contraction) and tiles.cuts.get(node.out, 1) > 1:
+            node, joining = cut(graph, node, tiles.cuts[node.out])
+        nodes += [node, *joining]
         for out, name in zip(_results(node), accumulators(node), strict=True):
             if out is not None:
                 buffer = graph.buffers[out]
@@ -51,11 +56,21 @@ def _kind(node: ir.Product, buffer: Buffer) -> torch.dtype:
     return ops.compute_dtype(buffer.dtype)
 
 
-def _operand(value: Value, position: int, node: ir.Contraction) -> Value:
-    """The operand computed tile by tile, or read from the buffer that the library call would read."""
-    if vs.total_cost([value]) <= PROLOGUE or not node.stored:
-        return value
-    return node.stored[position]
+def _with_operands(
+    node: ir.Contraction, makers: Mapping[str, ir.Pointwise], demands: tuple[FusionDemand, ...]
+) -> ir.Contraction:
+    """Each operand computed tile by tile, which makes its operators the product's, or read from the buffer that the library
+    call would read: as the user demands, or by what computing it costs."""
+    operands, origin = [], node.origin
+    for value, stored in zip((node.lhs, node.rhs), node.stored or (None, None), strict=True):
+        maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
+        prologue = () if maker is None else maker.origin.operators
+        asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
+        computed = stored is None or True in asked or (not asked and vs.total_cost([value]) <= PROLOGUE)
+        operands.append(value if computed or stored is None else stored)
+        if computed and prologue:
+            origin = Origin(prologue).joined(origin)
+    return replace(node, lhs=operands[0], rhs=operands[1], origin=replace(origin, name=node.origin.name, line=node.origin.line))
 
 
 def _needed(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
@@ -80,17 +95,10 @@ def items_of(node: ir.Product, position: int, graph: ir.Graph) -> list[Item]:
             continue
         value = vs.load(name, made.store, graph.buffers[name].dtype)
         if isinstance(node, ir.Contraction):
-            value = _finished(node, value)
+            value = finished(node, value)
         value = vs.cast(value, ops.compute_dtype(graph.buffers[out].dtype))
         items.append(make_item(ir.Pointwise(out, made.outer, value, node.origin), position))
     return items
-
-
-def _finished(node: ir.Contraction, value: Value) -> Value:
-    """The sum with its scale and its addend."""
-    if node.scale is not None:
-        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
-    return value if node.addend is None else vs.call("add", value, vs.cast(node.addend, value.dtype))
 
 
 def is_product(group: Group) -> bool:
@@ -100,15 +108,20 @@ def is_product(group: Group) -> bool:
 
 def are_family(items: Sequence[Item]) -> bool:
     """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
-    loops, with an operand in common, of which none needs another one's result."""
+    loops, with an operand in common."""
     products = [item for item in items if item.contracts]
     sums = [item.node for item in products if isinstance(item.node, ir.Contraction)]
     if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
         return False
-    made = {out for item in items for out in item.outs}
-    if any(read.buffer in made for item in products for read in item.reads):
-        return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
+
+
+def feeds_product(items: Iterable[Item]) -> bool:
+    """Whether a product among the items needs what another item makes. That has no tile: even where both are at the same
+    element, as those of a column that is multiplied by one number are, operands are read before anything is stored."""
+    items = list(items)
+    made = {out for item in items for out in item.outs}
+    return any(read.buffer in made for item in items if item.contracts for read in item.reads)
 
 
 def is_partial(group: Group) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kgen import errors, ir
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space, same_points
-from kgen.scheduler.contractions import are_family, is_partial, is_product
+from kgen.scheduler.contractions import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.items import Group, Members
 from kgen.scheduler.legality import illegal, moved
 from kgen.sizes import Sizes
@@ -181,8 +181,10 @@ class Fuser:
             return joint
         if not flows:
             return Reason.NO_SAVING
+        items = (*joint[1].items, *joint[2].items)
+        if feeds_product(items):
+            return Reason.NOT_PROLOGUE
         if is_product(a) and is_product(b):
-            items = (*joint[1].items, *joint[2].items)
             alone = any(out in self.single for item in items for out in item.outs)
             return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
@@ -351,4 +353,4 @@ def _has(group: Group, operator: str) -> bool:
 
 
 def _matches(demand: FusionDemand, a: Group, b: Group) -> bool:
-    return (_has(a, demand.producer) and _has(b, demand.consumer)) or (_has(b, demand.producer) and _has(a, demand.consumer))
+    return demand.between(_operators(a), _operators(b))

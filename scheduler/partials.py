@@ -37,12 +37,14 @@ UNFOLDED = 100
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
-    part has, which is for a template's tile to say, and which reductions have to stay apart from their product. `demanded` are
-    operators that the user wants to see fused."""
+    part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
+    products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
+    fused."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
+    cuts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

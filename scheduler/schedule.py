@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from kgen import errors, ir
 from kgen import index as ix
-from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import choose_template, part_blocks, product_of, products_of
+from kgen.scheduler.choose import choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -21,6 +21,7 @@ from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
+from kgen.scheduler.split_k import may_cut, partial_of, parts_of
 from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
@@ -38,7 +39,7 @@ class Options:
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
-    cpu: Device = field(default_factory=lambda: Device("cpu"))
+    cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all products
 
     def target(self, device: str) -> str:
@@ -57,21 +58,38 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
     Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower
     than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls. So it
-    is when the tile that was chosen for a product says into how many parts its rows are reduced."""
+    is when the tile chosen for a product says into how many parts its rows are reduced, and when its sums are to be cut. Where
+    a demand fails because a product's kernel has what another one should have, there are no templates."""
     options = options or Options()
     freeze_layouts(graph)
+    offered = _offered(graph, options)
+    try:
+        return _around_products(graph, offered, options)
+    except errors.FusionRequired as failure:
+        if not offered:
+            raise
+        try:
+            return _around_products(graph, frozenset(), options)
+        except errors.FusionRequired:
+            raise failure from None
+
+
+def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
+    """A schedule in which templates compute those of the contractions in `offered` for which that is faster."""
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
-    known = _Known(_offered(graph, options), tiles=Tiles(demanded=demanded))
+    known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
     while True:
         result = _attempt(graph, known, options)
-        refused = alone(result) or _choose(result, options)
-        blocks = {} if refused else _blocks(result, options)
-        if not refused and not blocks:
+        refused = alone(result)
+        cuts = {} if refused else _cuts(result, known.tiles, options)
+        refused = refused or ({} if cuts else _choose(result, known.tiles, options))
+        blocks = {} if refused or cuts else _blocks(result, options)
+        if not refused and not cuts and not blocks:
             result.verdicts[:0] = refusals
             return plan_memory(result)
         refusals += refused.values()
-        known = known.after(refused, blocks)
+        known = known.after(refused, blocks, cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +101,12 @@ class _Known:
     single: frozenset[str] = frozenset()
     tiles: Tiles = field(default_factory=Tiles)
 
-    def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int]) -> _Known:
+    def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int]) -> _Known:
         """With what one more attempt has found out."""
         apart = {name for name, verdict in refused.items() if verdict.reason is Reason.TWO_PRODUCTS}
         gone = set(refused) - apart
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded)
+        cuts = {**self.tiles.cuts, **cuts}
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts)
         return _Known(self.offered - gone, self.single | apart, tiles)
 
 
@@ -105,15 +124,32 @@ def _offerable(node: ir.Node) -> bool:
     return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
-def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
+def _cuts(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, int]:
+    """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting. Who wants one
+    template to take all products wants the products as they are."""
+    sizes = Sizes(plan.graph.size_hints)
+    known = {*tiles.cuts, *map(partial_of, tiles.cuts)}
+    found: dict[str, int] = {}
+    for step in plan.steps if options.only is None else ():
+        if isinstance(step, Kernel) and step.contracts and (out := product_of(step)) not in known:
+            device = options.device(plan.graph, out)
+            if may_cut(step, sizes, device):
+                found[out] = parts_of(problems(step, plan.graph, device, None)[0], step)
+    return found if any(parts > 1 for parts in found.values()) else {}
+
+
+def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict]:
     """Gives every product its template; the results of those that are better off in the library, with the reason. Where no
-    template takes a product with the reductions on its tiles, these are refused, by their first results."""
+    template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
+    the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
+    whole = {partial_of(out): out for out in tiles.cuts}
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
-        chosen = choose_template(step, plan.graph, options.device(plan.graph, out), options.demands, options.only)
+        device = options.device(plan.graph, out)
+        chosen = choose_template(step, plan.graph, device, options.demands, options.only, vendor=out not in whole)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
@@ -123,7 +159,7 @@ def _choose(plan: Schedule, options: Options) -> dict[str, Verdict]:
         elif len(products := products_of(step)) > 1:
             refused |= {one: replace(chosen, producer=one, reason=Reason.TWO_PRODUCTS) for one in products}
         else:
-            refused[out] = chosen
+            refused[whole.get(out, out)] = chosen
     return refused
 
 
@@ -138,7 +174,7 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
 
 def _attempt(graph: ir.Graph, known: _Known, options: Options) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute what they may."""
-    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles)
+    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands)
     try:
         return _scheduled(graph, options, known.single)
     finally:

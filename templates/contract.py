@@ -5,9 +5,9 @@
         A, B, C = operand("m", "k"), operand("k", "n"), result("m", "n")
         BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 128), knob(64, 128), knob(32, 64)
 
-An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index of the
-program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The class
-may define
+An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index
+of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The
+class may define
 
 - ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
@@ -96,6 +96,11 @@ class Pattern:
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(a for axes in (*self.operands, *self.results) for a in axes))
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Axes of the result that all operands have."""
+        return tuple(a for a in self.results[0] if all(a in axes for axes in self.operands))
 
 
 def contraction(first: str, rest: str) -> Pattern:

@@ -141,7 +141,8 @@ class Problem:
         return ix.product(v.extent for v in self.loops[axis])
 
     def size(self, axis: str) -> int:
-        return self.sizes.of(self.extent(axis))
+        """The length of an axis at the hints, at least 1: estimates divide by it."""
+        return max(1, self.sizes.of(self.extent(axis)))
 
     def static(self, axis: str) -> bool:
         return self.extent(axis).as_int() is not None

@@ -29,18 +29,20 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp, toolchain
-from kgen.build.unit import PRELUDE, canonical_text
+from kgen.build.unit import PRELUDE, Rendered, canonical_text
 from kgen.decompositions import table
 from kgen.errors import InputMismatch, KernelBuildFailed
 from kgen.evaluate import evaluate_graph
 from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.pipeline import REGISTER_BYTES, render_step
-from kgen.plan import Kernel, Schedule
+from kgen.pipeline import REGISTER_BYTES, cpu_device, render_choice, render_step
+from kgen.plan import Kernel, Launch, Schedule
 from kgen.scheduler import Gpu, Options, choose_tiles, schedule
+from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.sizes import Sizes
 from kgen.templates.triton import kernel as triton_kernel
+from kgen.tuning.only import Only
 from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
@@ -90,10 +92,10 @@ class _Job:
     error: str = ""
 
 
-def run_rows(rows: Iterable[Row], *, show: bool = False, gpu: bool = False) -> dict[str, str]:
-    """The failures by row name: empty when every row agrees with eager."""
+def run_rows(rows: Iterable[Row], *, show: bool = False, gpu: bool = False, only: Only | None = None) -> dict[str, str]:
+    """The failures by row name: empty when every row agrees with eager. `only` gives all products to one template."""
     jobs = [_Job(row) for row in rows]
-    functions = _Functions(gpu)
+    functions = _Functions(options_for(gpu, only))
     for job in jobs:
         _attempt(job, lambda job=job: _trace(job, functions))
     if show:
@@ -129,7 +131,7 @@ def _trace(job: _Job, functions: _Functions) -> None:
 
     def compile_graph(gm: GraphModule, _: Any = None) -> Callable[..., Any]:
         with _disable_current_modes():  # as kgen.torch_adapter does: reading constants needs real tensors
-            graph = _Graph(plan_of(gm, functions.gpu), gm)
+            graph = _Graph(plan_of(gm, functions.options), gm)
             functions.add(graph)
         job.graphs.append(graph)
         return graph
@@ -150,12 +152,18 @@ def _trace(job: _Job, functions: _Functions) -> None:
         assert not left, f"library calls: {left}"
 
 
-def plan_of(gm: GraphModule, gpu: bool = False, options: Options | None = None) -> Schedule:
-    """The schedule of a traced graph, which stays as it is. `gpu`: the CPU's tensors stand for a GPU's."""
+def options_for(gpu: bool = False, only: Only | None = None) -> Options:
+    """The scheduler's options for this machine. `gpu`: the CPU's tensors stand for a GPU's."""
+    return Options(gpu_everywhere=gpu, cpu=cpu_device(), only=only)
+
+
+def plan_of(gm: GraphModule, options: Options | None = None) -> Schedule:
+    """The schedule of a traced graph, which stays as it is."""
+    options = options or options_for()
     values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
     env = next((v.fake_mode.shape_env for v in values if hasattr(v, "fake_mode")), None)
-    context = LoweringContext(shape_env=env, gpu_everywhere=gpu)
-    return schedule(verify(lower(reinplace(_copy(gm)), context), "lower"), options or Options(gpu_everywhere=gpu))
+    context = LoweringContext(shape_env=env, gpu_everywhere=options.gpu_everywhere)
+    return schedule(verify(lower(reinplace(_copy(gm)), context), "lower"), options)
 
 
 def _copy(gm: GraphModule) -> GraphModule:
@@ -167,21 +175,20 @@ def _copy(gm: GraphModule) -> GraphModule:
 class _Functions:
     """The distinct kernels of many graphs, and the libraries made of them."""
 
-    def __init__(self, gpu: bool = False) -> None:
-        self.gpu = gpu
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.texts: dict[str, str] = {}
         self.known: dict[str, str] = {}  # canonical text -> symbol
         self.serial = 0
 
     def add(self, graph: _Graph) -> None:
         self.serial += 1
-        width = REGISTER_BYTES[toolchain.isa().name]
         for number, kernel in enumerate(graph.plan.kernels):
             symbol = f"c{self.serial}_{number}_{kernel.name}"
-            if isinstance(kernel, Kernel) and kernel.target == "triton":
-                graph.calls[kernel.name] = gpu_call(kernel, graph.plan, symbol)
+            made = rendered(kernel, graph.plan, symbol, self.options)
+            if isinstance(made, KernelCall):
+                graph.calls[kernel.name] = made
                 continue
-            made = render_step(kernel, symbol, graph.plan.graph, width)
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
             self.texts.setdefault(symbol, made.text)
@@ -213,6 +220,16 @@ class _Functions:
         if not broken:
             raise AssertionError(f"a unit fails although each of its kernels compiles: {', '.join(group)}")
         return broken
+
+
+def rendered(step: Launch, plan: Schedule, symbol: str, options: Options) -> Rendered | KernelCall:
+    """The C++ or the Triton kernel of a step, by its template where it has one."""
+    if isinstance(step, Kernel) and step.choice is not None:
+        problem = chosen_problem(step, plan.graph, options.device(plan.graph, product_of(step)))
+        return render_choice(problem, step.choice, symbol, exact=False)
+    if isinstance(step, Kernel) and step.target == "triton":
+        return gpu_call(step, plan, symbol)
+    return render_step(step, symbol, plan.graph, REGISTER_BYTES[toolchain.isa().name])
 
 
 def gpu_call(kernel: Kernel, plan: Schedule, symbol: str) -> KernelCall:

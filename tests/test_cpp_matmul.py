@@ -1,6 +1,7 @@
 """The C++ matrix product: dtypes, layouts, odd sizes, blockings and threads against float64, each result stored once.
 
-Each unit has three entry points: both operands in memory, and two in which functions compute them (twice the value in memory).
+A unit has up to four entry points: both operands in memory, two in which functions compute them (twice the value in memory),
+and several products with one left operand.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,42 +56,78 @@ struct Problem {{
   int64_t m, n, k, a_i, a_k, b_i, b_k, threads, rows, tile_rows, tile_columns, parts, few_rows;
 }};
 
-template <class A, class B>
-void multiply(const Problem& p, const A& a, const B& b) {{
-  const Blocking how{{p.rows, p.tile_rows, p.tile_columns, int(p.parts), p.few_rows}};
-  matmul(int(p.threads), {{p.m, p.n, p.k}}, how, a, b,
-         [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
-    for (int64_t r = 0; r < rows; ++r) {{
-      vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {{
-        store(p.out + (m0 + r) * p.n + n0 + j, load<16>(tile + r * ld + j, w), w);
-      }});
-      for (int64_t j = 0; j < columns; ++j) ++p.stored[(m0 + r) * p.n + n0 + j];
-    }}
-  }});
+template <class Combine>
+void store_rectangle(TC* out, uint8_t* stored, int64_t n, int64_t rows, int64_t columns, Combine combine) {{
+  for (int64_t r = 0; r < rows; ++r, out += n, stored += n) {{
+    vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {{ store(out + j, combine(r, j, w), w); }});
+    for (int64_t j = 0; j < columns; ++j) ++stored[j];
+  }}
 }}
 
+Blocking how(const Problem& p) {{ return {{p.rows, p.tile_rows, p.tile_columns, int(p.parts), p.few_rows}}; }}
+
+template <class A, class B>
+void multiply(const Problem& p, const A& a, const B& b) {{
+  const auto finish = [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
+    const int64_t at = m0 * p.n + n0;
+    store_rectangle(p.out + at, p.stored + at, p.n, rows, columns, [&](int64_t r, int64_t j, auto w) KGEN_INLINE {{
+      return load<16>(tile + r * ld + j, w);
+    }});
+  }};
+  matmul(int(p.threads), p.m, p.k, how(p), a, columns(p.n, finish, b));
+}}
+"""
+ENTRIES = {
+    "in_memory": """
 extern "C" int in_memory(const Problem* p) {{
   multiply(*p, Strided<TA>{{p->a, p->a_i, p->a_k}}, Strided<TB>{{p->b, p->b_i, p->b_k}});
   return 0;
 }}
+""",
+    "computed_k_i": """
 extern "C" int computed_k_i(const Problem* p) {{
   Flag wrong;
   multiply(*p, doubled<TA, Along::k>({{p->a, p->a_i, p->a_k}}, wrong), doubled<TB, Along::i>({{p->b, p->b_i, p->b_k}}, wrong));
   return wrong.raised;
 }}
+""",
+    "computed_i_k": """
 extern "C" int computed_i_k(const Problem* p) {{
   Flag wrong;
   multiply(*p, doubled<TA, Along::i>({{p->a, p->a_i, p->a_k}}, wrong), doubled<TB, Along::k>({{p->b, p->b_i, p->b_k}}, wrong));
   return wrong.raised;
 }}
-"""
-ENTRIES = ("in_memory", "computed_k_i", "computed_i_k")
-
+""",
+    # The left half of a b, then a b - 2 a b' where b' has the columns of b in reverse: three products in one call.
+    "several": """
+extern "C" int several(const Problem* p) {{
+  Flag wrong;
+  const Strided<TA> a{{p->a, p->a_i, p->a_k}};
+  const Strided<TB> b{{p->b, p->b_i, p->b_k}};
+  const auto reversed = doubled<TB, Along::k>({{p->b + (p->n - 1) * p->b_i, -p->b_i, p->b_k}}, wrong);
+  const int64_t half = (p->n + 1) / 2, skipped = p->m * half;
+  const auto narrow = [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* tile, int64_t ld) {{
+    const int64_t at = m0 * half + n0;
+    store_rectangle(p->out + at, p->stored + at, half, rows, columns, [&](int64_t r, int64_t j, auto w) KGEN_INLINE {{
+      return load<16>(tile + r * ld + j, w);
+    }});
+  }};
+  const auto joint = [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const auto* one, const auto* two, int64_t ld) {{
+    const int64_t at = skipped + m0 * p->n + n0;
+    store_rectangle(p->out + at, p->stored + at, p->n, rows, columns, [&](int64_t r, int64_t j, auto w) KGEN_INLINE {{
+      return sub_(load<16>(one + r * ld + j, w), load<16>(two + r * ld + j, w));
+    }});
+  }};
+  matmul(int(p->threads), p->m, p->k, how(*p), a, columns(half, narrow, b), columns(p->n, joint, b, reversed));
+  return wrong.raised;
+}}
+""",
+}
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 I8, U8, I32, I64 = torch.int8, torch.uint8, torch.int32, torch.int64
 # left, right, result; the last three are mixtures
 DTYPES = [
-    (F32, F32, F32), (F64, F64, F64), (BF16, BF16, F32), (F16, F16, F32), (I8, I8, I32), (U8, I8, I32), (I32, I32, I32),
+    (F32, F32, F32), (BF16, BF16, F32), (F64, F64, F64), (F16, F16, F32), (I8, I8, I32), (U8, I8, I32), (I32, I32, I32),
     (I64, I64, I64), (F32, BF16, F32), (F64, F32, F64), (F16, BF16, BF16),
 ]  # fmt: skip
 SIZES = [
@@ -135,6 +173,11 @@ class Case:
         return f"{self.a.dtype} {self.b.dtype} {operands} {self.blocking} {self.threads} threads {self.entry}"
 
 
+def entries_of(dtypes: tuple[torch.dtype, ...]) -> tuple[str, ...]:
+    """Those that a library has: computed operands and several products differ in no line by dtype, and compiling takes long."""
+    return tuple(ENTRIES) if dtypes in DTYPES[:2] else ("in_memory",)
+
+
 def library(dtypes: tuple[torch.dtype, ...]) -> ctypes.CDLL:
     return _library(dtypes, toolchain.isa())
 
@@ -142,14 +185,16 @@ def library(dtypes: tuple[torch.dtype, ...]) -> ctypes.CDLL:
 @functools.cache
 def _library(dtypes: tuple[torch.dtype, ...], _: toolchain.Isa) -> ctypes.CDLL:
     a, b, c = (CPP_TYPES[d].storage for d in dtypes)
-    return cpp.load_library(cpp.build_unit("matmul", SOURCE.format(a=a, b=b, c=c)))
+    text = SOURCE + "".join(ENTRIES[name] for name in entries_of(dtypes))
+    return cpp.load_library(cpp.build_unit("matmul", text.format(a=a, b=b, c=c)))
 
 
 def run(case: Case) -> Tensor:
     """The result, computed into poisoned memory; asserts that each element was stored once."""
     (m, k), n = case.a.shape, case.b.shape[1]
-    out = torch.full((m, n), 113, dtype=case.out)
-    stored = torch.zeros(m, n, dtype=torch.uint8)
+    shape = (m * ((n + 1) // 2 + n),) if case.entry == "several" else (m, n)
+    out = torch.full(shape, 113, dtype=case.out)
+    stored = torch.zeros(shape, dtype=torch.uint8)
     pointers = (t.data_ptr() for t in (case.a, case.b, out, stored))
     strides = (*case.a.stride(), case.b.stride(1), case.b.stride(0))
     how = case.blocking
@@ -164,16 +209,24 @@ def run(case: Case) -> Tensor:
 
 def check(case: Case) -> None:
     got = run(case)
-    a, b = (t if case.entry == "in_memory" else t * 2 for t in (case.a, case.b))  # in their dtype: 8-bit integers may wrap
     if not case.out.is_floating_point:
-        assert torch.equal(got, a.to(case.out) @ b.to(case.out)), str(case)
+        assert torch.equal(got, wanted(case, case.out)), str(case)
         return
-    a, b = a.double(), b.double()
-    want, size = a @ b, a.abs() @ b.abs()
     # rounding grows with the terms of a sum: 16 units for blocked sums, and half a unit of the result for a narrow one
     unit = 16 * torch.finfo(F64 if case.out == F64 else F32).eps + torch.finfo(case.out).eps / 2
-    worst = ((got.double() - want).abs() / (size + 1e-30)).max().item() if got.numel() else 0.0
+    size = wanted(replace(case, a=case.a.abs(), b=case.b.abs()), F64, sign=1)
+    worst = ((got.double() - wanted(case, F64)).abs() / (size + 1e-30)).max().item() if got.numel() else 0.0
     assert worst <= unit, f"{case}: off by {worst}, more than {unit}"
+
+
+def wanted(case: Case, dtype: torch.dtype, sign: int = -1) -> Tensor:
+    """What the case's entry computes; what is doubled is doubled in its dtype, where 8-bit integers may wrap."""
+    twice = "computed" in case.entry
+    a, b = (((t * 2) if twice else t).to(dtype) for t in (case.a, case.b))
+    if case.entry != "several":
+        return a @ b
+    reverse = (case.b * 2).to(dtype).flip(1)
+    return torch.cat([(a @ b[:, : (b.shape[1] + 1) // 2]).flatten(), (a @ b + sign * (a @ reverse)).flatten()])
 
 
 def values(m: int, n: int, dtype: torch.dtype) -> Tensor:
@@ -210,26 +263,33 @@ LAYOUTS = (values, transposed, padded, every_other, one_row, one_column)
 def cases(dtypes: tuple[torch.dtype, ...]) -> Iterator[Case]:
     """Every size, layout, blocking, number of threads and entry; not all of their products."""
     left, right, out = dtypes
+    entries = entries_of(dtypes)
     turn = itertools.count()
-    for (m, n, k), a, b, entry in itertools.product(SIZES, LAYOUTS[:2], LAYOUTS[:2], ENTRIES):
+    for (m, n, k), a, b, entry in itertools.product(SIZES, LAYOUTS[:2], LAYOUTS[:2], entries):
         i = next(turn)
         yield Case(a(m, k, left), b(k, n, right), out, BLOCKINGS[i // 3 % 4], threads=1 + (i % 5 == 0), entry=entry)
-    for (m, k), (b, n), entry in itertools.product(FEW_SIZES, zip(LAYOUTS, FEW_COLUMNS, strict=True), ENTRIES):
-        yield Case(
-            LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), threads=1 + (m in (1, 8)), entry=entry
-        )
+    for (m, k), (b, n), entry in itertools.product(FEW_SIZES, zip(LAYOUTS, FEW_COLUMNS, strict=True), entries):
+        i = next(turn)
+        if i % 2 == 0:
+            yield Case(LAYOUTS[m % 2](m, k, left), b(k, n, right), out, Blocking(few_rows=16), 1 + (m in (1, 8)), entry)
+        else:  # a few columns
+            yield Case(b(n, k, left), LAYOUTS[m % 2](k, m, right), out, Blocking(few_rows=16), 1 + (m in (1, 8)), entry)
     for a, b in zip(LAYOUTS, (*LAYOUTS[2:], *LAYOUTS[:2]), strict=True):
         for blocking in BLOCKINGS[:2]:
             yield Case(a(29, 97, left), b(97, 67, right), out, blocking, threads=1)
 
 
-def targets() -> list[tuple[str, tuple[torch.dtype, ...]]]:
-    """All dtypes under the best instruction set, those that differ in code under the others: each is a compilation."""
+def targets() -> Iterator[Any]:
+    """All dtypes under the best instruction set, those that differ in code under the others. Each is a compilation, so that
+    only one for each unit of multiplication is among the fast tests."""
+    fast = (*DTYPES[:3], DTYPES[5])
     best, *others = toolchain.available()
-    return [(best, d) for d in DTYPES] + [(isa, d) for isa in others for d in (*DTYPES[:3], DTYPES[4])]
+    for isa, dtypes in [(best, d) for d in DTYPES] + [(isa, d) for isa in others for d in (*DTYPES[:3], DTYPES[4])]:
+        marks = () if dtypes in (fast if isa == best else DTYPES[:1]) else pytest.mark.slow
+        yield pytest.param(isa, dtypes, marks=marks, id="_".join(map(str, (isa, *dtypes))))
 
 
-@pytest.mark.parametrize(("isa", "dtypes"), targets(), ids=lambda x: x if isinstance(x, str) else "_".join(map(str, x)))
+@pytest.mark.parametrize(("isa", "dtypes"), targets())
 def test_products_agree_with_float64(monkeypatch: pytest.MonkeyPatch, isa: str, dtypes: tuple[torch.dtype, ...]) -> None:
     monkeypatch.setenv("KGEN_ISA", isa)
     torch.manual_seed(0)
@@ -237,27 +297,34 @@ def test_products_agree_with_float64(monkeypatch: pytest.MonkeyPatch, isa: str, 
         check(case)
 
 
+WITHOUT = [(2, (BF16, BF16, F32)), (2, (U8, I8, I32)), (0, (BF16, BF16, F32)), (0, (U8, I8, I32))]
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not toolchain._dot_flags(), reason="this machine has no dot products of narrow types")
-@pytest.mark.parametrize("kept", [0, 2])
-def test_products_without_some_instructions(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+@pytest.mark.parametrize(("kept", "dtypes"), WITHOUT)
+def test_products_without_some_instructions(
+    monkeypatch: pytest.MonkeyPatch, kept: int, dtypes: tuple[torch.dtype, ...]
+) -> None:
     """Machines with AVX-512 but not all of what this one has: none of it, or no AMX."""
     monkeypatch.setattr(toolchain, "_DOT", toolchain._DOT[:kept])
     torch.manual_seed(0)
-    for dtypes in ((BF16, BF16, F32), (U8, I8, I32)):
-        for case in cases(dtypes):
-            check(case)
+    for case in cases(dtypes):
+        check(case)
 
 
 def test_chosen_blockings() -> None:
     for m, n, k in itertools.product((1, 16, 17, 1000, 100_000), (1, 50, 4096), (0, 1, 4096, 10**6)):
-        how = choose_blocking(m, n, k, F32, "avx512", threads=8)
-        assert how.few_rows == (FEW_ROWS if m <= FEW_ROWS else 0)
+        how = choose_blocking((m, n, k), F32, "avx512", threads=8)
+        assert how.few_rows == (FEW_ROWS if min(m, n) <= FEW_ROWS else 0)
         assert how.rows % 48 == how.tile_rows % 48 == how.tile_columns % 32 == 0
         assert 48 <= how.tile_rows <= how.rows
         assert how.rows * max(k, 1) * 4 <= 8 << 20 or how.rows == 48
         assert how.tile_rows * how.tile_columns * 4 <= 512 << 10
-    assert choose_blocking(64, 64, 65536, F32, "avx512", threads=8).parts > 1
-    assert choose_blocking(1024, 1024, 1024, F32, "avx512", threads=2).parts == 1
+    joint = choose_blocking((1024, 4096, 1024), F32, "avx512", threads=2, rights=2)
+    assert 2 * joint.tile_rows * joint.tile_columns * 4 <= 512 << 10
+    assert choose_blocking((64, 64, 65536), F32, "avx512", threads=8).parts > 1
+    assert choose_blocking((1024, 1024, 1024), F32, "avx512", threads=2).parts == 1
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -292,7 +359,7 @@ def test_nothing_outside_the_operands_is_read() -> None:
     assert done.stdout.endswith("all done\n")
 
 
-GUARDED = ((F32, F32, F32), (BF16, BF16, F32), (I8, I8, I32), (F32, BF16, F32))
+GUARDED = ((F32, F32, F32), (BF16, BF16, F32), (U8, I8, I32), (F64, F64, F64))
 
 
 def guarded(m: int, n: int, dtype: torch.dtype, at_end: bool) -> Tensor:

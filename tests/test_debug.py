@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import kgen
 from kgen.debug import kernels_text
 from kgen.standalone import Script
+from kgen.tuning.only import only
 
 pytestmark = pytest.mark.cpu
 
@@ -48,7 +49,7 @@ def test_every_stage_leaves_a_file(tmp_path):
         return torch.softmax(torch.relu(x @ w) + 1, -1)
 
     x, w = torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
-    debugged(tmp_path, f, x, w).sum().backward()
+    debugged(tmp_path, f, x, w, templates=False).sum().backward()
     folders = sorted(tmp_path.iterdir())
     assert [p.name for p in folders] == ["graph_000_forward", "graph_001_backward"]
     for folder in folders:
@@ -113,6 +114,16 @@ def test_scripts_check_out(name, tmp_path, capsys):
         debugged(tmp_path, f, *(a.clone() if a.is_contiguous() else a for a in args))
     for folder in sorted(tmp_path.iterdir()):
         run_here(folder)
+    assert "right:" in capsys.readouterr().out
+
+
+def test_the_script_of_a_product_checks_out(tmp_path, capsys):
+    with only("cpp_matmul", lambda configs: configs[0]):
+        debugged(tmp_path, lambda x, w: F.gelu(torch.relu(x) @ w), torch.randn(8, 16), torch.randn(16, 16))
+    folder = tmp_path / "graph_000_inference"
+    assert "matmul(threads" in (folder / "kernels.cpp").read_text()
+    assert "aten.relu.default, aten.mm.default, aten.gelu.default" in (folder / "output_code.py").read_text()
+    run_here(folder)
     assert "right:" in capsys.readouterr().out
 
 

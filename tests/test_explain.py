@@ -14,6 +14,7 @@ import kgen
 from kgen.explain import function_source, watching
 from kgen.explain_text import bytes_text
 from kgen.record import EagerRecord, recording
+from kgen.tuning.only import only
 from kgen.verdict import Outcome, Reason
 
 pytestmark = pytest.mark.cpu
@@ -29,7 +30,8 @@ def args():
 
 
 def test_a_report_names_kernels_calls_and_decisions(args, capsys):
-    report = kgen.explain(block, *args)
+    with kgen.config.override(templates=False):
+        report = kgen.explain(block, *args)
     [graph] = report.graphs
     assert graph.role == "inference"
     [kernel] = report.kernels
@@ -161,8 +163,18 @@ def test_an_operand_made_for_a_call_is_not_the_call(args):
     def f(x, w):
         return x.exp() @ w
 
-    [kernel] = kgen.explain(f, *args, print_report=False).kernels
+    with kgen.config.override(templates=False):
+        [kernel] = kgen.explain(f, *args, print_report=False).kernels
     assert kernel.operators == ("aten.exp.default",)
+
+
+def test_an_operand_that_a_template_computes_is_part_of_the_product(args):
+    def f(x, w):
+        return x.exp() @ w
+
+    with only("cpp_matmul", lambda configs: configs[0]):
+        [kernel] = kgen.explain(f, *args, print_report=False).kernels
+    assert kernel.operators == ("aten.exp.default", "aten.mm.default")
 
 
 def test_demands_hold_for_inlined_operators(args):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen import gpu_call, gradients, plan_of
+from codegen import gpu_call, gradients, options_for, plan_of
 from gpu_graphs import GRAPHS, Maker, kinds_of, short_rows, tilings, wide_indices
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -38,7 +38,7 @@ def kernels_of(name: str) -> tuple[list[TritonKernel], set[str]]:
 
     def keep(gm: Any, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
-            plans.append(plan_of(gm, gpu=True))
+            plans.append(plan_of(gm, options_for(gpu=True)))
         return gm
 
     compiled = aot_function(graph.fn, keep, decompositions=table(), keep_inference_input_mutations=True)

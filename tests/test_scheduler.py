@@ -24,8 +24,9 @@ from kgen.pipeline import render_step
 from kgen.plan import Kernel, Launch, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.fuse import Fuser
-from kgen.scheduler.memory import plan_memory
+from kgen.scheduler.memory import plan_memory, reads, writes
 from kgen.sizes import Sizes
+from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 
@@ -54,9 +55,63 @@ def test_demands_are_kept() -> None:
 
 
 def test_a_demand_that_cannot_be_met_says_why() -> None:
-    options = Options(demands=(FusionDemand("aten.tanh", "aten.mm", True),))
+    options = Options(demands=(FusionDemand("aten.tanh", "aten.mm", True),), templates=False)
     with pytest.raises(errors.FusionRequired, match=Reason.EXTERN_CALL.value):
         plans(lambda x: torch.tanh(x) @ x, r(8, 8), options=options)
+
+
+def of_template(*demands: FusionDemand) -> Options:
+    """All products by a template, whatever it costs."""
+    return Options(demands=demands, only=Only("cpp_matmul", lambda configs: configs[0]))
+
+
+def operators(plan: Schedule) -> list[set[str]]:
+    """The operators of each kernel."""
+    return [{op.rpartition(".")[0] for o in k.origins for op in o.operators} for k in plan.kernels if isinstance(k, Kernel)]
+
+
+def test_demands_on_operands_that_a_template_computes() -> None:
+    """The operators of a prologue are in the product's kernel only."""
+
+    def cheap(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x) @ w
+
+    def costly(x: Tensor, w: Tensor) -> Tensor:
+        return torch.lgamma(torch.lgamma(x)) @ w
+
+    for f, operator, joined in ((cheap, "aten.relu", True), (costly, "aten.lgamma", False)):
+        together, apart = [{operator, "aten.mm"}], [{operator}, {"aten.mm"}]
+        freely = plans(f, r(32, 32), r(32, 32), options=of_template()).forward
+        assert operators(freely) == (together if joined else apart)
+        for wanted in (True, False):
+            options = of_template(FusionDemand(operator, "aten.mm", wanted))
+            plan = plans(f, r(32, 32), r(32, 32), options=options).forward
+            assert operators(plan) == (together if wanted else apart)
+
+
+def test_what_a_product_reads_is_made_before() -> None:
+    """The loops of a column times one number are those of the column, and their points those of the operand."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        a = torch.exp(x)
+        return a, a @ w
+
+    for rows in (1, 7):
+        plan = plans(f, r(rows, 1), r(1, 1), options=of_template()).forward
+        assert operators(plan) == [{"aten.exp"}, {"aten.mm"}]
+
+
+def test_demands_come_before_templates() -> None:
+    """The product's kernel would have the tanh, but with the running sum it must be."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tanh(x @ w)
+        return y, y.cumsum(1)
+
+    free = plans(f, r(32, 32), r(32, 32), options=of_template()).forward
+    assert {"aten.mm", "aten.tanh"} in operators(free)
+    asked = plans(f, r(32, 32), r(32, 32), options=of_template(FusionDemand("aten.tanh", "aten.cumsum", True))).forward
+    assert operators(asked) == [{"aten.tanh", "aten.cumsum"}]
 
 
 def test_memory_is_taken_over_in_place_and_recycled() -> None:
@@ -67,9 +122,25 @@ def test_memory_is_taken_over_in_place_and_recycled() -> None:
             x = torch.relu(x @ w)
         return x
 
-    plan = plans(f, r(64, 64), r(64, 64)).forward
+    plan = plans(f, r(64, 64), r(64, 64), options=Options(templates=False)).forward
     assert len(plan.kernels) == 4
     assert len(plan.reuses) >= 3
+
+
+def test_products_do_not_write_over_their_operands() -> None:
+    """A tile of the result needs rows and columns that other tiles of the operand would write over."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.relu(x @ w) + x
+        return x
+
+    plan = plans(f, r(64, 64), r(64, 64), options=of_template()).forward
+    products = [k for k in plan.kernels if isinstance(k, Kernel) and k.contracts]
+    assert len(products) == 4
+    assert plan.reuses  # of what is dead before
+    for kernel in products:
+        assert not {plan.reuses.get(name) for name in writes(kernel)} & reads(kernel)
 
 
 def test_memory_is_taken_over_on_its_own_device_only() -> None:
@@ -78,7 +149,7 @@ def test_memory_is_taken_over_on_its_own_device_only() -> None:
             x = torch.relu(x @ w)
         return x
 
-    plan = plans(f, r(64, 64), r(64, 64)).forward
+    plan = plans(f, r(64, 64), r(64, 64), options=Options(templates=False)).forward
     buffers = plan.graph.buffers
     for k, step in enumerate(plan.kernels):  # every second one on a GPU
         for name in (name for s in step.statements for name in s.outs):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from kgen.record import recording
 from kgen.scheduler import Options
 from kgen.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
+from kgen.tuning.only import Only
 from tests.kernels import plans
 
 r = torch.randn
@@ -101,12 +102,20 @@ def test_without_fusion_the_fewest_stay_the_same():
 
 
 def test_library_calls_count_operands_and_results():
-    plan = plans(lambda x, w: torch.relu(x @ w), r(8, 16), r(16, 32)).forward
+    plan = plans(lambda x, w: torch.relu(x @ w), r(8, 16), r(16, 32), options=Options(templates=False)).forward
     [call] = plan.calls
     assert call_traffic(call, plan).read == 4 * (8 * 16 + 16 * 32)
     assert call_traffic(call, plan).written == 4 * 8 * 32
     relu = 2 * 4 * 8 * 32
     assert bytes_moved(plan) == bytes_minimal(plan) == call_traffic(call, plan).total + relu
+
+
+def test_a_product_reads_its_operands_once():
+    """However many times its tiles do."""
+    forced = Options(only=Only("cpp_matmul", lambda configs: configs[0]))
+    plan = plans(lambda x, w: torch.relu(x @ w), r(8, 16), r(16, 32), options=forced).forward
+    assert not plan.calls
+    assert bytes_moved(plan) == bytes_minimal(plan) == 4 * (8 * 16 + 16 * 32 + 8 * 32)
 
 
 def test_peak_counts_reused_memory_once():

@@ -18,8 +18,10 @@ LIBRARY_RATE = {"cuda": 0.87, "cpu": 0.92}
 STREAM_RATE = 0.9
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
-# Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles.
-CUT_SUM = 5e-6
+# Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
+CUT_SUM, LONG_SUM = 8e-6, 4096
+# Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
+DRAIN = 2e-6
 
 
 def feasible(problem: Problem) -> Iterator[Config]:
@@ -65,6 +67,18 @@ def vendor_seconds(problem: Problem) -> float:
     return total
 
 
+def cut_seconds(problem: Problem, parts: int) -> float:
+    """The time of a product whose sum is cut into parts, and of the kernel that adds them up: they stay in the L2 cache, which
+    is about twice as fast as the memory behind it."""
+    device, stream = problem.device, problem.device.bandwidth * STREAM_RATE
+    batch, sides = _sides(problem)
+    results = math.prod((*batch, *sides))
+    exchanged = 4 * parts * results / (2 * stream)
+    operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
+    product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands) + exchanged
+    return product + exchanged + problem.epilogue_bytes / stream + 2 * LAUNCH[device.kind] + DRAIN
+
+
 def _call(problem: Problem, streaming: float) -> float:
     """The library's product alone."""
     device = problem.device
@@ -73,21 +87,22 @@ def _call(problem: Problem, streaming: float) -> float:
         share *= ALIGNED_SHARE[_alignment(problem)]
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
-        alone = sides[0] > 16 and tiles < device.processors // 4  # the sum is cut, and its parts are added up
-        return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if alone else 0)
+        cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
+        return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if cut else 0)
     return max(problem.flops / len(problem.members) / problem.rate / share, streaming)
 
 
 def _sides(problem: Problem) -> tuple[list[int], list[int]]:
     """The lengths of the result's axes that both operands have, and of the others: rows and columns, whatever their names."""
-    left, right = problem.template.implements.operands
-    axes = problem.template.implements.results[0]
-    batch = [axis for axis in axes if axis in left and axis in right]
-    return [problem.size(a) for a in batch], [problem.size(a) for a in axes if a not in batch]
+    pattern = problem.template.implements
+    return [problem.size(a) for a in pattern.batch], [problem.size(a) for a in pattern.results[0] if a not in pattern.batch]
 
 
 def _alignment(problem: Problem) -> int:
-    """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of."""
+    """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of. What is no
+    matrix product in memory has a library of its own."""
+    if any(problem.stride(name, axis) is None for name, one in problem.inputs.items() for axis in one.axes):
+        return 16
     lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
         strides = [problem.stride(name, axis) for axis in one.axes]

@@ -7,7 +7,8 @@ What it weighs, for m by k times k by n:
 - A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 or 256 KiB); the wider the fewer rows.
 - Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
   and k is long, the sum over k is shared out too.
-- Up to 16 rows the product is bound by reading the columns, which are then read where they lie.
+- A rectangle of several products with a joint epilogue holds the results of all of them.
+- Up to 16 rows the product is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
 """
 
 from __future__ import annotations
@@ -48,21 +49,23 @@ class Blocking:
         )
 
 
-def choose_blocking(m: int, n: int, k: int, dtype: torch.dtype, isa: str, threads: int) -> Blocking:
-    """The blocking for m by k times k by n of `dtype`; for dynamic sizes, of their hints: any blocking is right for any size.
+def choose_blocking(size: tuple[int, int, int], dtype: torch.dtype, isa: str, threads: int, rights: int = 1) -> Blocking:
+    """The blocking for a `size` of m, n and k: m by k times `rights` matrices of k by n of `dtype`; for dynamic sizes, of their
+    hints: any blocking is right for any size.
 
-    `few_rows` is 0 where m is larger: a caller whose m may also be small sets it to FEW_ROWS."""
+    `few_rows` is 0 where m and n are larger: a caller whose m or n may also be small sets it to FEW_ROWS."""
+    m, n, k = size
     word = 8 if dtype in (torch.float64, torch.int64) else 4
     panel = 2 * max(_REGISTER[isa] // word, 4)
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
     rows = _cut(m, min(1024, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
     tile_rows = _cut(rows, 512, _ROW_UNIT)
-    widest = min(256, _RESULT_BYTES // (word * tile_rows))
+    widest = min(256, _RESULT_BYTES // (word * tile_rows * rights))
     wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
-    tiles = -(-m // tile_rows) * -(-n // tile_columns)
+    tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))
     parts = min(-(-threads // tiles), words // (2 * DEPTH)) if tiles < threads else 1
-    return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if m <= FEW_ROWS else 0)
+    return Blocking(rows, tile_rows, tile_columns, max(1, parts), FEW_ROWS if min(m, n) <= FEW_ROWS else 0)
 
 
 def _cut(size: int, most: int, unit: int) -> int:

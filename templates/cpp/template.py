@@ -49,7 +49,12 @@ class _Function:
 
 def _text(problem: Problem, config: Config, name: str, filler: Slots) -> str:
     template = problem.template
-    operands = [sl.OperandSlot(n, filler.tile, {"type": CPP_TYPES[problem.inputs[n].dtype].storage}) for n in template.operands]
+    operands = [
+        sl.OperandSlot(
+            n, filler.tile, {"type": CPP_TYPES[problem.inputs[n].dtype].storage}, len(problem.members) if one.many else 1
+        )
+        for n, one in template.operands.items()
+    ]
     results = {n: sl.ResultSlot(n, filler.store) for n in template.results}
     axes = {a: sl.AxisSlot(a, filler.text(problem.extent(a)), problem.static(a)) for a in template.axes}
     return sl.render(problem, config, _Function(problem, config, name, filler), operands, **results, **axes)

@@ -47,11 +47,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Rectangle:
-    """A block of values in a thread's memory: `buffer` holds rows of `ld` elements apart."""
+    """Blocks of values in a thread's memory: each of `buffers` holds rows of `ld` elements apart."""
 
     slow: Block
     fast: Block
-    buffer: str
+    buffers: tuple[str, ...]
     ld: str
 
 
@@ -117,7 +117,7 @@ class Slots:
         kind = CPP_TYPES[one.dtype].storage
         value = vs.substitute(one.value, fixed)
         statement = Statement("pointwise", (buffer,), value, (ix.ZERO,), False, -1, (True,))
-        body = self._nest([statement], _Rectangle(slow, fast, buffer, "ld"), {buffer: one.dtype})
+        body = self._nest([statement], _Rectangle(slow, fast, (buffer,), "ld"), {buffer: one.dtype})
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{buffer}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
@@ -125,24 +125,28 @@ class Slots:
     # ---- results ----------------------------------------------------------------------------------------------------
 
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
-        """The epilogue of the rectangle `name`. `indices` are those of the batch axes, then the first row, the first column,
-        the numbers of rows and of columns, and the tile's leading dimension."""
+        """The epilogue of the rectangle `name`; of a family, of the rectangles `name`0, `name`1, and so on. `indices` are those
+        of the batch axes, then the first row, the first column, the numbers of rows and of columns, and the tiles' leading
+        dimension."""
         axes = self.problem.template.results[result].axes
         batch, (rows, columns) = axes[:-2], axes[-2:]
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
         loops = self.problem.loops
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
-        total = self.problem.main.outs[0]
+        sums = tuple(out for s in self.problem.mains for out in s.outs)
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
         statements = [_moved(s, fixed) for s in self.problem.epilogue]
-        rectangle = _Rectangle(slow, fast, total, ld)
-        return [f"const auto* const p_{_clean(total)} = {name};", *self._nest(statements, rectangle, {})]
+        rectangle = _Rectangle(slow, fast, sums, ld)
+        aliases = [f"const auto* const p_{_clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
+        return [*aliases, *self._nest(statements, rectangle, {})]
 
     # ---- nests ------------------------------------------------------------------------------------------------------
 
     def _nest(self, statements: list[Statement], over: _Rectangle, local: Mapping[str, torch.dtype]) -> list[str]:
         """A loop nest over a rectangle. `local` are buffers that only the nest knows."""
-        slow, fast, block, ld = over.slow, over.fast, over.buffer, over.ld
+        slow, fast, blocks, ld = over.slow, over.fast, over.buffers, over.ld
         lanes = self.problem.device.lanes
         r, j = ix.var(slow.name, self.problem.extent(slow.axis)), ix.var(fast.name, self.problem.extent(fast.axis))
         first = ix.size(fast.first)
@@ -150,7 +154,7 @@ class Slots:
             **_digits(slow.loops, ix.size(slow.first).expr() + r.expr()), **_digits(fast.loops, first.expr() + j.expr())
         }  # fmt: skip
         place = r.expr() * ix.size(ld).expr() + j.expr()
-        moved = [_placed(_moved(s, mapping), block, place) for s in statements]
+        moved = [_placed(_moved(s, mapping), blocks, place) for s in statements]
         graph = replace(self.problem.graph, buffers=dict(self.problem.graph.buffers))
         for name, kind in local.items():
             graph.buffers[name] = ir.Buffer(name, kind, torch.device("cpu"), (), ())
@@ -158,7 +162,7 @@ class Slots:
         emitter = Emitter(Nest(kernel, j, lanes), graph)
         body, _ = emitter.run()
         given = {slow.first, fast.first, ld, *self.variables}
-        self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p != block))
+        self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p not in blocks))
         self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in given))
         self.parameters.made_names |= emitter.made_names
         self.parameters.checks |= emitter.includes_check
@@ -208,14 +212,15 @@ def _moved(s: Statement, mapping: Mapping[Atom, Expr]) -> Statement:
     return replace(s, value=value, mask=rest[0] if rest else None, store=store, inner=False, section=-1)
 
 
-def _placed(s: Statement, block: str, place: Expr) -> Statement:
+def _placed(s: Statement, blocks: tuple[str, ...], place: Expr) -> Statement:
     """The statement with the rectangle's elements where they lie in it."""
 
     def found(load: Value) -> Value | None:
-        return vs.load(block, (place,), load.attr[2]) if load.attr[0] == block and load.attr[1] != (place,) else None
+        name, at, kind = load.attr
+        return vs.load(name, (place,), kind) if name in blocks and at != (place,) else None
 
     value, *rest = vs.replace_loads([s.value, *([] if s.mask is None else [s.mask])], found)
-    store = (place,) if block in s.outs else s.store
+    store = (place,) if s.outs[0] in blocks else s.store
     return replace(s, value=value, mask=rest[0] if rest else None, store=store)
 
 

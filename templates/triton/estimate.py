@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
@@ -17,7 +19,7 @@ from kgen.templates.problem import Input, Problem
 from kgen.templates.triton.boxes import boxes
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
-LAUNCH, START, LATENCY = 2.0e-6, 0.5e-6, 1.0e-6
+LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
 # Additions a second of one processor, in epilogues; bytes a second that reach it from the L2 cache.
 ADDITIONS, L2_RATE = 160 * 1.7e9, 110e9
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
@@ -28,6 +30,8 @@ LARGE_RATE, SMALL_RATE, THIN_RATE = 0.96, 0.86, 0.82
 # The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
 # computed, and passes through registers.
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
+# And of the units that multiply float32 numbers exactly.
+EXACT_RATE = 0.5
 # Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
@@ -110,6 +114,8 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
 def _share(problem: Problem, config: Config, area: int) -> float:
     """The share of the peak rate that the slowest operand and the tile's size allow."""
     rate = LARGE_RATE if area >= 128 * 256 else SMALL_RATE if area >= 4096 * config.WARPS else THIN_RATE
+    if problem.main_dtype is torch.float32 and problem.rate < problem.device.flops / 2:
+        rate = EXACT_RATE
     whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
     for member in problem.members:
         for one in member.values():

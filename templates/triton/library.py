@@ -93,6 +93,7 @@ from kgen.templates.triton.functions import (
     exp,
     exp2,
     expm1,
+    fast_erf,
     fast_sigmoid,
     fast_tanh,
     hypot,

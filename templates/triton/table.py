@@ -85,6 +85,7 @@ FAST_OPS: dict[str, str] = {
     "log": "tl.log({0})",
     "log2": "tl.log2({0})",
     "sigmoid": "lib.fast_sigmoid({0})",
+    "erf": "lib.fast_erf({0})",
     "tanh": "lib.fast_tanh({0})",
 }
 

@@ -244,9 +244,11 @@ class Slots:
         """The tile fetched as it lies in memory, then turned to how the author wants it."""
         starts = dict(zip(one.axes, indices, strict=True))
         places: list[str] = []
+        static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
         for axis, loop in zip(found.axes, found.loops, strict=True):
             single = self.problem.template.block(axis) is None
-            places.append(self._digit(starts[axis], one.loops[axis], loop) if single and loop is not None else starts[axis])
+            place = self._digit(starts[axis], one.loops[axis], loop) if single and loop is not None else starts[axis]
+            places.append(place if static else f"tl.cast({place}, tl.int32)")
         text = f"{self._map(box)}.load([{', '.join(places)}])"
         sides = found.axes[-2:]
         if len(found.axes) > 2:

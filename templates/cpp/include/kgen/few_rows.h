@@ -7,7 +7,6 @@
 #include "few_rows_tiles.h"
 #include "pack.h"
 #include "reduce.h"
-#include "team.h"
 
 namespace kgen {
 
@@ -104,123 +103,70 @@ template <class U, int Rows, class T>
   }
 }
 
-// ---- the product ----------------------------------------------------------------------------------------------------
+// ---- a few packed rows ----------------------------------------------------------------------------------------------
 
 // At most kFewRows rows.
 inline constexpr int64_t kFewRows = 16;
 
-template <class U, class A, class B, class Store>
-class FewRowsProduct {
+// The rows of the left operand, packed in blocks of k: `block` words from one to the next. In tiles they are panels.
+template <class U>
+struct FewRows {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
-  using TA = typename A::Element;
-  using TB = typename B::Element;
-  static constexpr int64_t depth = kDepth * U::elements, P = kPanel<U>;
+  static constexpr int64_t depth = kDepth * U::elements;
   static constexpr bool has_tiles = !std::is_same_v<tiles_t<U>, NoTiles>;
-  static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
+  int64_t m, padded, block;
+  bool in_tiles;
+  Word* words;  // of the rows
+  Word* room;   // for the tiles of columns, tile_words()
 
- public:
-  FewRowsProduct(Extents size, const A& a, const B& b, const Store& store) : size_(size), a_(a), b_(b), store_(store) {
-    in_tiles_ = has_tiles && size.m > 4 && b.along_k() && tiles_t<U>::granted();
-    rows_ = size.m > 8 || in_tiles_ ? 16 : size.m > 4 ? 8 : size.m > 2 ? 4 : size.m;
-    depths_ = pieces(size.k, depth);
-    x_block_ = kDepth * (in_tiles_ ? P : rows_);
+  // `along_k`: of all right operands.
+  static FewRows of(int64_t m, bool along_k) {
+    const bool in_tiles = has_tiles && m > 4 && along_k && tiles_t<U>::granted();
+    const int64_t padded = m > 8 || in_tiles ? 16 : m > 4 ? 8 : m > 2 ? 4 : m;
+    return {m, padded, kDepth * (in_tiles ? kPanel<U> : padded), in_tiles, nullptr, nullptr};
   }
+  int64_t tile_words() const { return in_tiles ? 48 * kDepth : 0; }
 
-  // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
-  static bool wanted(Extents size, const B& b) { return size.m <= 8 || b.along_k() || !tiles_t<U>::granted(); }
-
-  void run(int threads) {
-    const int64_t wide = columns_at_once(), shares = threads * pieces(size_.n, threads * wide);
-    const int64_t columns = round_up(pieces(size_.n, shares), 16);
-    parallel_team(threads, [&] {
-      [[maybe_unused]] const tiles_t<U> registers;
-      Rooms own(scratch<1>(own_bytes(columns)));
-      Word* const x = own.take<Word>(x_block_ * depths_);
-      Word* const tiles = own.take<Word>(tile_words());
-      Acc* const results = own.take<Acc>(rows_ * columns);
-      auto* const room = own.take<char>(0);
-      pack_x(x, reinterpret_cast<TA*>(room));  // each thread for itself: that costs less than waiting for each other
-      team_share(pieces(size_.n, columns), [&](int64_t task) {
-        const int64_t n = task * columns, count = smaller(columns, size_.n - n);
-        for (int64_t i = 0; i < rows_ * columns; ++i) results[i] = Acc(0);
-        const int64_t step = B::in_place ? size_.k : depth * kFilledDepths;
-        for (int64_t k = 0; k < size_.k; k += step) {
-          const int64_t nk = smaller(step, size_.k - k);
-          const auto view = b_.view(n, count, k, nk, reinterpret_cast<TB*>(room));
-          add(x + k / depth * x_block_, Words<U, TB>{view, count, nk}, tiles, results, columns);
-        }
-        store_(int64_t(0), n, size_.m, count, results, columns);
-      });
-    });
-  }
-
- private:
-  // Columns of a rectangle of results: a few streams at a time, or the rows of results that L1 holds.
-  int64_t columns_at_once() const {
-    return b_.along_k() || !B::in_place ? 48 : 1024;
-  }
-
-  int64_t tile_words() const { return in_tiles_ ? 48 * kDepth : 0; }
-
-  int64_t own_bytes(int64_t columns) const {
-    const int64_t room_a = A::in_place ? 0 : room_of(size_.m, depth) * sizeof(TA);
-    const int64_t room_b = B::in_place ? 0 : room_of(columns, depth * kFilledDepths) * sizeof(TB);
-    const int64_t words = Rooms::bytes<Word>(x_block_ * depths_) + Rooms::bytes<Word>(tile_words());
-    return words + Rooms::bytes<Acc>(rows_ * columns) + larger(room_a, room_b);
-  }
-
-  void pack_x(Word* x, TA* room) {
-    for (int64_t d = 0; d < depths_; ++d) {
-      const int64_t k = d * depth, nk = smaller(depth, size_.k - k);
-      const Words<U, TA> rows{a_.view(0, size_.m, k, nk, room), size_.m, nk};
-      if (in_tiles_) pack_panels(rows, x + d * x_block_);
-      else pack_rows(rows, rows_, x + d * x_block_, kDepth);
-    }
-  }
-
-  void add(const Word* x, Words<U, TB> b, [[maybe_unused]] Word* room, Acc* c, int64_t ldc) {
+  // c[r * ldc + j] += the products with the columns of a block that begins at k, a multiple of `depth`.
+  template <class T>
+  void multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const {
+    const Word* const x = words + k / depth * block;
 #if KGEN_AMX
     if constexpr (has_tiles) {
-      if (in_tiles_) {
+      if (in_tiles) {
         for (int64_t n = 0; n < b.ni; n += kTileDots) {
-          const Words<U, TB> some{b.view.view(n, 0, 0, 0, nullptr), smaller(kTileDots, b.ni - n), b.nk};
-          dots_in_tiles(x, some, room, c + n, ldc, size_.m);
+          const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), smaller(kTileDots, b.ni - n), b.nk};
+          dots_in_tiles(x, some, room, c + n, ldc, m);
         }
         return;
       }
     }
 #endif
-    if (b_.along_k()) {
-      switch (rows_) {
+    if (b.view.along_k()) {
+      switch (padded) {
         case 1: return dots<1>(x, b, c, ldc);
         case 2: return dots<2>(x, b, c, ldc);
         case 4: return dots<4>(x, b, c, ldc);
         default: return dots<8>(x, b, c, ldc);
       }
     }
-    if (size_.m == 1) return add_all_multiples<U, 1>(x, x_block_, 1, b, c, ldc);
-    if (size_.m == 2) return add_all_multiples<U, 2>(x, x_block_, 2, b, c, ldc);
-    add_all_multiples<U, 0>(x, x_block_, size_.m, b, c, ldc);
+    if (m == 1) return add_all_multiples<U, 1>(x, block, 1, b, c, ldc);
+    if (m == 2) return add_all_multiples<U, 2>(x, block, 2, b, c, ldc);
+    add_all_multiples<U, 0>(x, block, m, b, c, ldc);
   }
 
-  template <int Rows>
-  void dots(const Word* x, Words<U, TB> b, Acc* c, int64_t ldc) {
+ private:
+  template <int Rows, class T>
+  void dots(const Word* x, Words<U, T> b, Acc* c, int64_t ldc) const {
     constexpr int Columns = smaller(8, (KGEN_AVX512 ? 24 : 12) / Rows);  // three quarters of the registers hold sums
     for (int64_t n = 0; n < b.ni; n += Columns) {
-      const Words<U, TB> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
-      for (int64_t r = 0; r < rows_; r += Rows) {
-        dot_columns<U, Rows, Columns>(x + r * kDepth, x_block_, some, c + r * ldc + n, ldc);
+      const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
+      for (int64_t r = 0; r < padded; r += Rows) {
+        dot_columns<U, Rows, Columns>(x + r * kDepth, block, some, c + r * ldc + n, ldc);
       }
     }
   }
-
-  Extents size_;
-  const A& a_;
-  const B& b_;
-  const Store& store_;
-  bool in_tiles_;
-  int64_t rows_, depths_, x_block_;
 };
 
 }  // namespace kgen

@@ -2,16 +2,20 @@
 //
 //   const Strided<float> x{p_x, 4096, 1}, w{p_w, 4096, 1};          // x[m, k] and w[n, k]: nn.Linear's layout
 //   const auto q = filled<float, Along::k>([&](int64_t n0, int64_t n, int64_t k0, int64_t k, float* to, int64_t ld) {...});
-//   matmul(threads, {M, N, K}, Blocking{.rows = 512, .tile_columns = 128}, x, w,
-//          [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {
-//            for (int64_t r = 0; r < rows; ++r) {
-//              vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {
-//                store(p_out + (m0 + r) * N + n0 + j, add_(load<16>(tile + r * ld + j, w), load<16>(p_bias + n0 + j, w)), w);
-//              });
-//            }
-//          });
+//   const auto finish = [&](int64_t m0, int64_t n0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {
+//     for (int64_t r = 0; r < rows; ++r) {
+//       vector_loop<16>(0, columns, [&](int64_t j, auto w) KGEN_INLINE {
+//         store(p_out + (m0 + r) * N + n0 + j, add_(load<16>(tile + r * ld + j, w), load<16>(p_bias + n0 + j, w)), w);
+//       });
+//     }
+//   };
+//   matmul(threads, M, K, Blocking{.rows = 512, .tile_columns = 128}, x, columns(N, finish, w));
 //
-// `store` gets every result exactly once, after the whole sum over k, as part of a rectangle of finished results in a thread's
+// Several products with the same left operand are one call, which packs that operand once. Where an epilogue needs several
+// results at once, `columns(N, finish, w, v)` gives `finish` a tile of each, `(m0, n0, rows, columns, tile0, tile1, ld)`; where each
+// has its own epilogue, and perhaps its own width, the call has several: `matmul(..., x, columns(N, finish, w), columns(P, end, v))`.
+//
+// `finish` gets every result exactly once, after the whole sum over k, as part of a rectangle of finished results in a thread's
 // cache: element (m0 + r, n0 + j) is tile[r * ld + j], its type the unit's Acc (float, double, int32_t or int64_t). It is called
 // by several threads at once, each for its own rectangles. Results do not depend on timing: a sum over k has a fixed order, given
 // by the sizes and the blocking alone.
@@ -19,9 +23,7 @@
 // Memory: two buffers a thread, which grow to the largest product that it has run and are reused by the next one.
 #pragma once
 
-#include "few_rows.h"
-#include "pack.h"
-#include "team.h"
+#include "product.h"
 
 namespace kgen {
 
@@ -31,146 +33,316 @@ struct Blocking {
   int64_t tile_rows = 512;    // of a rectangle of results that stays in a thread's cache
   int64_t tile_columns = 128;
   int parts = 1;              // of the sum over k, for threads that would have no rectangle
-  int64_t few_rows = 0;       // at most so many rows read the right operand where it lies
+  int64_t few_rows = 0;       // at most so many rows read the right operand where it lies, and so many columns the left one
+};
+
+// Products of two numbers that are worth waking a thread for.
+inline constexpr int64_t kGrain = 1 << 17;
+
+// ---- a few rows -----------------------------------------------------------------------------------------------------
+
+template <class U>
+class FewRowsProduct {
+  using Word = typename U::Word;
+  using Acc = typename U::Acc;
+  static constexpr int64_t depth = kDepth * U::elements;
+  static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
+
+ public:
+  explicit FewRowsProduct(const Products<U>& all) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))) {}
+
+  // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
+  static bool wanted(const Products<U>& all, int64_t few) {
+    return all.m <= smaller(few, kFewRows) && (all.m <= 8 || along_k(all) || !tiles_t<U>::granted());
+  }
+
+  void run(int threads) {
+    const auto share = [&](int64_t n) {
+      const int64_t wide = columns_at_once(), shares = threads * pieces(n, threads * wide);
+      return round_up(pieces(n, shares), 16);
+    };
+    const auto tasks = [&](int64_t n) { return n > 0 ? pieces(n, share(n)) : 0; };
+    parallel_team(threads, [&] {
+      [[maybe_unused]] const tiles_t<U> registers;
+      int64_t columns = 0;
+      for (int i = 0; i < all_.count; ++i) columns = larger(columns, share(all_.families[i].n));
+      const int64_t depths = pieces(all_.k, depth), results_size = x_.padded * columns, rights = all_.most_rights();
+      const int64_t room_size = larger(all_.left.room(all_.m, depth), all_.room(columns, depth * kFilledDepths));
+      Rooms own(scratch<1>(Rooms::bytes<Word>(x_.block * depths) + Rooms::bytes<Word>(x_.tile_words()) +
+                           Rooms::bytes<Acc>(results_size * rights) + room_size));
+      FewRows<U> x = x_;
+      x.words = own.take<Word>(x_.block * depths);
+      x.room = own.take<Word>(x_.tile_words());
+      Acc* const results = own.take<Acc>(results_size * rights);
+      void* const room = own.take<char>(0);
+      pack(x, room);  // each thread for itself: that costs less than waiting for each other
+      team_share(all_.total(tasks), [&](int64_t task) {
+        all_.with(task, tasks, [&](const Family<U>& family, int64_t own_task) {
+          const int64_t wide = share(family.n), n = own_task * wide, count = smaller(wide, family.n - n);
+          for (int64_t i = 0; i < results_size * family.count; ++i) results[i] = Acc(0);
+          for (int i = 0; i < family.count; ++i) multiply(family.rights[i], n, count, x, results + i * results_size, columns, room);
+          family.store(family.self, 0, n, all_.m, count, results, results_size, columns);
+        });
+      });
+    });
+  }
+
+ private:
+  static bool along_k(const Products<U>& all) {
+    for (int i = 0; i < all.count; ++i) {
+      if (!all.families[i].along_k()) return false;
+    }
+    return true;
+  }
+
+  // Columns of a rectangle of results: a few streams at a time, or the rows of results that L1 holds.
+  int64_t columns_at_once() const {
+    for (int i = 0; i < all_.count; ++i) {
+      for (int r = 0; r < all_.families[i].count; ++r) {
+        const Operand<U>& right = all_.families[i].rights[r];
+        if (right.along_k || !right.in_place) return 48;
+      }
+    }
+    return 1024;
+  }
+
+  void pack(const FewRows<U>& x, void* room) const {
+    for (int64_t k = 0; k < all_.k; k += depth) {
+      const Block block{0, all_.m, k, smaller(depth, all_.k - k)};
+      Word* const to = x.words + k / depth * x.block;
+      if (x.in_tiles) all_.left.pack_panels(all_.left.self, block, to, room);
+      else all_.left.pack_rows(all_.left.self, block, x.padded, to, kDepth, room);
+    }
+  }
+
+  void multiply(const Operand<U>& right, int64_t n, int64_t count, const FewRows<U>& x, Acc* c, int64_t ldc, void* room) const {
+    const int64_t step = right.in_place ? all_.k : depth * kFilledDepths;
+    for (int64_t k = 0; k < all_.k; k += step) {
+      right.multiply(right.self, {n, count, k, smaller(step, all_.k - k)}, x, c, ldc, room);
+    }
+  }
+
+  const Products<U>& all_;
+  FewRows<U> x_;
+};
+
+// A product with a few columns is one with a few rows, turned: what stores its results turns them back.
+template <class U>
+class FewColumns {
+  using Acc = typename U::Acc;
+
+ public:
+  explicit FewColumns(const Products<U>& all) : family_(all.families[0]), turned_{all.m, 1, {all.left}, this, store} {
+    products_ = {family_.n, all.k, family_.rights[0], &turned_, 1};
+  }
+  FewColumns(const FewColumns&) = delete;
+  static bool wanted(const Products<U>& all, int64_t few) {
+    const Family<U>& first = all.families[0];
+    return all.count == 1 && first.count == 1 && first.n <= few && first.n < all.m && FewColumns(all).fits(few);
+  }
+  void run(int threads) { FewRowsProduct<U>(products_).run(threads); }
+
+ private:
+  bool fits(int64_t few) const { return FewRowsProduct<U>::wanted(products_, few); }
+
+  // `tile` has the columns n0, ... as rows.
+  static void store(const void* self, int64_t n0, int64_t m0, int64_t columns, int64_t rows, const Acc* tile, int64_t,
+                    int64_t ld) {
+    constexpr int64_t strip = 64;
+    const Family<U>& family = static_cast<const FewColumns*>(self)->family_;
+    alignas(64) Acc turned[strip * kFewRows];
+    for (int64_t r = 0; r < rows; r += strip) {
+      const int64_t some = smaller(strip, rows - r);
+      for (int64_t j = 0; j < columns; ++j) {
+        for (int64_t i = 0; i < some; ++i) turned[i * kFewRows + j] = tile[j * ld + r + i];
+      }
+      family.store(family.self, m0 + r, n0, some, columns, turned, 0, kFewRows);
+    }
+  }
+
+  const Family<U>& family_;
+  Family<U> turned_;
+  Products<U> products_;
 };
 
 // ---- packed products ------------------------------------------------------------------------------------------------
 
-template <class U, class A, class B, class Store>
+template <class U>
 class PackedProduct {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
-  using TA = typename A::Element;
-  using TB = typename B::Element;
   static constexpr int64_t P = kPanel<U>, depth = kDepth * U::elements;
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(Extents size, const Blocking& how, const A& a, const B& b, const Store& store)
-      : size_(size), a_(a), b_(b), store_(store) {
-    rows_ = smaller(round_up(how.rows, kPackRows), round_up(size.m, U::row_step));
+  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)) {
+    int64_t widest = 0;
+    for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
+    rows_ = smaller(round_up(how.rows, kPackRows), round_up(all.m, U::row_step));
     tile_rows_ = smaller(round_up(how.tile_rows, kPackRows), rows_);
-    tile_columns_ = smaller(round_up(how.tile_columns, P), round_up(size.n, P));
-    depths_ = pieces(size.k, depth);
+    tile_columns_ = smaller(round_up(how.tile_columns, P), round_up(widest, P));
+    tile_size_ = tile_rows_ * tile_columns_;
+    sheets_ = tile_size_ * all.most_rights();
     parts_ = how.parts < 1 ? 1 : smaller<int64_t>(how.parts, larger<int64_t>(depths_, 1));
   }
 
   void run(int threads) {
-    const int64_t tile = tile_rows_ * tile_columns_, tiles = pieces(rows_, tile_rows_) * column_tiles();
-    Rooms shared(scratch<0>(Rooms::bytes<Word>(rows_ * depths_ * kDepth) + (parts_ > 1 ? tiles * parts_ * tile * sizeof(Acc) : 0)));
-    packed_ = shared.take<Word>(rows_ * depths_ * kDepth);
+    const int64_t words = rows_ * depths_ * kDepth, tiles = all_.total([&](int64_t n) { return tiles_of(n, rows_); });
+    Rooms shared(scratch<0>(Rooms::bytes<Word>(words) + (parts_ > 1 ? tiles * parts_ * sheets_ * sizeof(Acc) : 0)));
+    packed_ = shared.take<Word>(words);
     partial_ = shared.take<Acc>(0);
     parallel_team(threads, [&] {
-      for (int64_t m = 0; m < size_.m; m += rows_) {
+      for (int64_t m = 0; m < all_.m; m += rows_) {
         if (m > 0) team_wait();  // the packed rows before were still read
-        some_rows(m, smaller(rows_, size_.m - m));
+        some_rows(m, smaller(rows_, all_.m - m));
       }
     });
   }
 
  private:
   struct Tile {
+    const Family<U>& family;
     int64_t m, rows, n, columns;
   };
+  struct Room {
+    Acc* results;
+    Word* columns;
+    void* block;
+  };
 
-  int64_t column_tiles() const { return pieces(size_.n, tile_columns_); }
+  int64_t tiles_of(int64_t n, int64_t rows) const { return pieces(rows, tile_rows_) * pieces(n, tile_columns_); }
+
+  // Calls f(tile) for a tile of the products of `rows` rows.
+  template <class F>
+  void with_tile(int64_t number, int64_t rows, F f) {
+    all_.with(number, [&](int64_t n) { return tiles_of(n, rows); }, [&](const Family<U>& family, int64_t own) {
+      const int64_t across = pieces(family.n, tile_columns_), r = own / across * tile_rows_, n = own % across * tile_columns_;
+      f(Tile{family, r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, family.n - n)});
+    });
+  }
 
   // All columns of the results of rows m, ..., m + rows - 1.
   void some_rows(int64_t m, int64_t rows) {
-    const int64_t tiles = pieces(rows, tile_rows_) * column_tiles(), tile_size = tile_rows_ * tile_columns_;
+    const int64_t tiles = all_.total([&](int64_t n) { return tiles_of(n, rows); });
     const int64_t padded = round_up(rows, U::row_step);
-    Rooms own(scratch<1>(own_bytes()));
-    Acc* const results = own.take<Acc>(tile_size);
-    Word* const columns = own.take<Word>(tile_columns_ * kDepth);
-    auto* const room = own.take<char>(0);
+    Rooms own(scratch<1>(Rooms::bytes<Acc>(sheets_) + Rooms::bytes<Word>(tile_columns_ * kDepth) +
+                         larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth))));
+    const Room room{own.take<Acc>(sheets_), own.take<Word>(tile_columns_ * kDepth), own.take<char>(0)};
     const int64_t chunks = pieces(rows, kPackRows);
     team_share(chunks * depths_, [&](int64_t unit) {
-      const int64_t r = unit % chunks * kPackRows, d = unit / chunks;
-      pack_a(m, r, smaller(kPackRows, rows - r), smaller(kPackRows, padded - r), d, padded, reinterpret_cast<TA*>(room));
+      const int64_t r = unit % chunks * kPackRows, k = unit / chunks * depth;
+      const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
+      Word* const to = packed_ + (unit / chunks * padded + r) * kDepth;
+      all_.left.pack_rows(all_.left.self, block, smaller(kPackRows, padded - r), to, kDepth, room.block);
     });
     team_wait();
-    const auto tile_of = [&](int64_t number) {
-      const int64_t r = number / column_tiles() * tile_rows_, n = number % column_tiles() * tile_columns_;
-      return Tile{r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, size_.n - n)};
-    };
     team_share(tiles * parts_, [&](int64_t task) {
-      const int64_t number = task / parts_, part = task % parts_;
-      const Tile tile = tile_of(number);
-      Acc* const to = parts_ > 1 ? partial_ + task * tile_size : results;
-      multiply(tile, {depths_ * part / parts_, depths_ * (part + 1) / parts_}, padded, to, columns, reinterpret_cast<TB*>(room));
-      if (parts_ == 1) store_(m + tile.m, tile.n, tile.rows, tile.columns, to, tile_columns_);
+      const int64_t part = task % parts_;
+      with_tile(task / parts_, rows, [&](const Tile& tile) {
+        Acc* const to = parts_ > 1 ? partial_ + task * sheets_ : room.results;
+        for (int i = 0; i < tile.family.count; ++i) {
+          const Depths share{depths_ * part / parts_, depths_ * (part + 1) / parts_};
+          multiply(tile, tile.family.rights[i], share, padded, to + i * tile_size_, room);
+        }
+        if (parts_ == 1) store(m, tile, 0, tile.rows, to);
+      });
     });
     if (parts_ > 1) {
       team_wait();
-      constexpr int64_t strip = 8;  // rows that a thread adds up at a time
-      const int64_t strips = pieces(tile_rows_, strip);
-      team_share(tiles * strips, [&](int64_t task) {
-        const Tile tile = tile_of(task / strips);
-        const int64_t r = task % strips * strip;
-        if (r >= tile.rows) return;
-        const int64_t count = smaller(strip, tile.rows - r);
-        Acc* const first = partial_ + task / strips * parts_ * tile_size + r * tile_columns_;
-        for (int64_t part = 1; part < parts_; ++part) {
-          for (int64_t i = 0; i < count * tile_columns_; ++i) first[i] += first[part * tile_size + i];
-        }
-        store_(m + tile.m + r, tile.n, count, tile.columns, first, tile_columns_);
-      });
+      add_parts(m, rows, tiles);
     }
   }
 
-  int64_t own_bytes() const {
-    const int64_t room_a = A::in_place ? 0 : room_of(kPackRows, depth) * sizeof(TA);
-    const int64_t room_b = B::in_place ? 0 : room_of(tile_columns_, depth) * sizeof(TB);
-    return Rooms::bytes<Acc>(tile_rows_ * tile_columns_) + Rooms::bytes<Word>(tile_columns_ * kDepth) + larger(room_a, room_b);
+  void add_parts(int64_t m, int64_t rows, int64_t tiles) {
+    constexpr int64_t strip = 8;  // rows that a thread adds up at a time
+    const int64_t strips = pieces(tile_rows_, strip);
+    team_share(tiles * strips, [&](int64_t task) {
+      with_tile(task / strips, rows, [&](const Tile& tile) {
+        const int64_t r = task % strips * strip, count = smaller(strip, tile.rows - r);
+        if (r >= tile.rows) return;
+        Acc* const first = partial_ + task / strips * parts_ * sheets_ + r * tile_columns_;
+        for (int sheet = 0; sheet < tile.family.count; ++sheet) {
+          Acc* const to = first + sheet * tile_size_;
+          for (int64_t part = 1; part < parts_; ++part) {
+            for (int64_t i = 0; i < count * tile_columns_; ++i) to[i] += to[part * sheets_ + i];
+          }
+        }
+        store(m, tile, r, count, first);
+      });
+    });
   }
 
-  // Rows r, ... of the block that starts at m, elements of the d-th block of k.
-  void pack_a(int64_t m, int64_t r, int64_t rows, int64_t padded, int64_t d, int64_t block_rows, TA* room) {
-    const int64_t k = d * depth, nk = smaller(depth, size_.k - k);
-    pack_rows(Words<U, TA>{a_.view(m + r, rows, k, nk, room), rows, nk}, padded, packed_ + (d * block_rows + r) * kDepth, kDepth);
+  void store(int64_t m, const Tile& tile, int64_t r, int64_t rows, const Acc* from) const {
+    tile.family.store(tile.family.self, m + tile.m + r, tile.n, rows, tile.columns, from, tile_size_, tile_columns_);
   }
 
   struct Depths {
     int64_t begin, end;
   };
 
-  // One rectangle of results, over some blocks of k.
-  void multiply(const Tile& tile, Depths share, int64_t block_rows, Acc* results, Word* columns, TB* room) {
+  // One rectangle of results of one product, over some blocks of k.
+  void multiply(const Tile& tile, const Operand<U>& right, Depths share, int64_t block_rows, Acc* results, const Room& room) {
     [[maybe_unused]] const tiles_t<U> registers;
     const int64_t padded = round_up(tile.rows, U::row_step);
     if (share.begin == share.end) {
       for (int64_t i = 0; i < padded * tile_columns_; ++i) results[i] = Acc(0);
     }
     for (int64_t d = share.begin; d < share.end; ++d) {
-      const int64_t k = d * depth, nk = smaller(depth, size_.k - k);
-      pack_panels(Words<U, TB>{b_.view(tile.n, tile.columns, k, nk, room), tile.columns, nk}, columns);
+      const int64_t k = d * depth, nk = smaller(depth, all_.k - k);
+      right.pack_panels(right.self, {tile.n, tile.columns, k, nk}, room.columns, room.block);
       const Word* const rows = packed_ + (d * block_rows + tile.m) * kDepth;
       for (int64_t n = 0; n < tile.columns; n += P) {
-        multiply_panel<U>(rows, columns + n * kDepth, words_of<U>(nk), results + n, tile_columns_, padded, d == share.begin);
+        multiply_panel<U>(rows, room.columns + n * kDepth, words_of<U>(nk), results + n, tile_columns_, padded, d == share.begin);
       }
     }
   }
 
-  Extents size_;
-  const A& a_;
-  const B& b_;
-  const Store& store_;
-  int64_t rows_, tile_rows_, tile_columns_, depths_, parts_;
+  const Products<U>& all_;
+  int64_t depths_, rows_, tile_rows_, tile_columns_, tile_size_, sheets_, parts_;
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
 };
 
-// store(...) of all results of a (m by k) times b (k by n). `a` and `b` are Strided or Filled.
-template <class A, class B, class Store>
-inline void matmul(int threads, Extents size, const Blocking& how, const A& a, const B& b, const Store& store) {
-  using U = unit_t<typename A::Element, typename B::Element>;
-  if (size.m <= 0 || size.n <= 0) return;
-  using FewRows = FewRowsProduct<U, A, B, Store>;
-  if (size.m <= smaller(how.few_rows, kFewRows) && FewRows::wanted(size, b)) {
-    FewRows(size, a, b, store).run(threads);
-  } else {
-    PackedProduct<U, A, B, Store>(size, how, a, b, store).run(threads);
+// ---- entries --------------------------------------------------------------------------------------------------------
+
+// Threads worth waking for products of so many numbers.
+KGEN_FN int useful_threads(int threads, int64_t work) { return int(smaller<int64_t>(threads, larger<int64_t>(1, work / kGrain))); }
+
+template <class U>
+[[gnu::noinline]] void multiply(int threads, const Blocking& how, const Products<U>& all) {
+  const int64_t n = all.total([](int64_t own) { return own; });
+  if (all.m <= 0 || n <= 0) return;
+  // a few rows are read, not multiplied: for 8 of them that takes as long
+  const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
+  if (how.few_rows > 0) {
+    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all).run(useful);
+    if (FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
   }
+  PackedProduct<U>(all, how).run(useful);
+}
+
+// All results of a (m by k) times the right operands of `columns`. Operands are Strided or Filled.
+template <class A, class First, class... Columns>
+KGEN_FN void matmul(int threads, int64_t m, int64_t k, const Blocking& how, const A& a, const First& first, const Columns&... more) {
+  using U = typename First::template unit<A>;
+  const bool few = how.few_rows > 0;
+  const Family<U> families[] = {first.template family<U>(few), more.template family<U>(few)...};
+  multiply<U>(threads, how, {m, k, operand_of<U>(a, few), families, 1 + int(sizeof...(Columns))});
+}
+
+// Calls f(batch, threads) for every batch of products of `work` pairs of numbers each: as many of them at a time as there are
+// threads, or, of a few large ones, one after the other with all threads.
+template <class F>
+inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
+  const bool few = batches < 4 * threads && batches % threads != 0 && work >= kGrain * threads;
+  if (batches == 1 || few) {
+    for (int64_t b = 0; b < batches; ++b) f(b, threads);
+    return;
+  }
+  const int64_t grain = larger<int64_t>(1, kGrain / larger<int64_t>(work, 1));
+  parallel_for(threads, batches, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) f(b, 1);
+  });
 }
 
 }  // namespace kgen

@@ -1,0 +1,87 @@
+"""Products with few tiles and long sums: the sum is cut into parts, which the product has as one more batch, and a generated
+reduction adds the parts up, with the epilogue. Two launches, and always the same order of addition.
+
+    out[m, n] = f(sum over k of a[m, k] b[k, n])
+    part[p, m, n] = sum over j of a[m, p*chunk + j] b[p*chunk + j, n];  out[m, n] = f(sum over p of part[p, m, n])
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen import index as ix
+from kgen import ir, ops
+from kgen import values as vs
+from kgen.index import Atom, Expr
+from kgen.plan import Kernel
+from kgen.sizes import Sizes
+from kgen.templates.problem import Device, Problem
+from kgen.tuning import model
+from kgen.values import Value
+
+# Elements of a tile that keeps a processor busy; the shortest sum that is worth a program of its own.
+TILE, CHUNK = 128 * 128, 512
+# Parts begin where the copy engine may begin, and whole tiles of any template end.
+ROUND = 64
+
+
+def partial_of(out: str) -> str:
+    """The buffer of a product's parts."""
+    return f"{out}_cut"
+
+
+def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
+    """Whether a product leaves processors idle while its sums are long. Sums over several loops, those of a length that only
+    the call knows, and what operators make of their operands, stay whole."""
+    if any(s.kind == "contraction" and s.op != "sum" for s in kernel.statements):
+        return False
+    tiles = -(-sizes.points(kernel.outer) // TILE)
+    single = len(kernel.inner) == 1 and kernel.inner[0].extent.as_int() is not None
+    return device.kind == "cuda" and single and 2 * tiles <= device.processors and sizes.points(kernel.inner) >= 2 * CHUNK
+
+
+def parts_of(problems: list[Problem], kernel: Kernel) -> int:
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, for a template that takes batches; 1: leave it
+    whole."""
+    problems = [p for p in problems if p.template.implements.batch]
+    if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
+        return 1
+    problem, sizes = problems[0], problems[0].sizes
+    length = kernel.inner[0].extent.as_int()
+    assert length is not None
+    wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // TILE), length // CHUNK)
+    parts = next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
+    if parts < 2:
+        return 1
+    whole = [model.seconds(p, c) for p in problems for c in model.feasible(p)]
+    best = min([*whole, model.vendor_seconds(problem)])
+    return parts if model.cut_seconds(problem, parts) < best else 1
+
+
+def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:
+    """The product of the parts; their sum, and what is left to do for the result. Buffers are added to the graph."""
+    assert node.operands is not None
+    (k,) = node.reduced
+    chunk = ix.floordiv(k.extent, parts)
+    part, step = ix.var("part", parts), ix.var("k", chunk)
+    place: dict[Atom, Expr] = {k: part.expr() * chunk + step.expr()}
+    kind, name, total = ops.sum_dtype(node.operands), partial_of(node.out), f"{node.out}_total"
+    whole = graph.buffers[node.out]
+    sizes = (ix.constant(parts), *whole.sizes)
+    graph.buffers[name] = ir.Buffer(name, kind, whole.device, sizes, ix.contiguous_strides(sizes))
+    graph.buffers[total] = ir.Buffer(total, kind, whole.device, whole.sizes, whole.strides)
+    lhs, rhs = (vs.substitute(v, place) for v in (node.lhs, node.rhs))
+    product = replace(
+        node, out=name, out_vars=(part, *node.out_vars), reduced=(step,), lhs=lhs, rhs=rhs, scale=None, addend=None, stored=()
+    )
+    row = tuple(v.expr() for v in node.out_vars)
+    sums = ir.Reduction((total,), node.out_vars, (part,), "sum", vs.load(name, (part.expr(), *row), kind), node.origin)
+    value = vs.cast(finished(node, vs.load(total, row, kind)), ops.compute_dtype(whole.dtype))
+    return product, [sums, ir.Pointwise(node.out, node.out_vars, value, node.origin)]
+
+
+def finished(node: ir.Contraction, value: Value) -> Value:
+    """The sum with its scale and its addend."""
+    if node.scale is not None:
+        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
+    return value if node.addend is None else vs.call("add", value, vs.cast(node.addend, value.dtype))

@@ -1,0 +1,154 @@
+// A matrix product as its loops see it: operands and results whose types are hidden behind functions on whole blocks, so that all
+// products of a unit share one copy of the loops, whatever their operands and epilogues.
+#pragma once
+
+#include "few_rows.h"
+#include "team.h"
+
+namespace kgen {
+
+// Right operands of one kernel's products with a joint epilogue, at most.
+inline constexpr int kFamily = 4;
+
+// A block of an operand: its rows (columns, of a right operand) i, ..., i + ni - 1 and the elements k, ..., k + nk - 1 of each.
+struct Block {
+  int64_t i, ni, k, nk;
+};
+
+// An operand for products of unit U. `room` is a thread's memory, of `element` bytes for each value of a block (room_of).
+template <class U>
+struct Operand {
+  using Word = typename U::Word;
+  using Acc = typename U::Acc;
+  const void* self;
+  bool along_k, in_place;
+  int64_t element;
+  void (*pack_rows)(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room);
+  void (*pack_panels)(const void* self, Block block, Word* to, void* room);
+  // Adds the products with a few packed rows to c.
+  void (*multiply)(const void* self, Block block, const FewRows<U>& x, Acc* c, int64_t ldc, void* room);
+
+  int64_t room(int64_t ni, int64_t nk) const { return room_of(ni, nk) * element; }
+};
+
+template <class U, class S>
+struct OperandFunctions {
+  using Word = typename U::Word;
+  using T = typename S::Element;
+
+  static Words<U, T> words(const void* self, Block b, void* room) {
+    return {static_cast<const S*>(self)->view(b.i, b.ni, b.k, b.nk, static_cast<T*>(room)), b.ni, b.nk};
+  }
+  static void rows(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room) {
+    pack_rows(words(self, block, room), rows, to, ld);
+  }
+  static void panels(const void* self, Block block, Word* to, void* room) { pack_panels(words(self, block, room), to); }
+  static void multiply(const void* self, Block block, const FewRows<U>& x, typename U::Acc* c, int64_t ldc, void* room) {
+    x.multiply(words(self, block, room), block.k, c, ldc);
+  }
+};
+
+// `few`: whether the operand may have to multiply a few rows where it lies.
+template <class U, class S>
+KGEN_FN Operand<U> operand_of(const S& from, bool few) {
+  using F = OperandFunctions<U, S>;
+  return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), F::rows, F::panels,
+          few ? F::multiply : nullptr};
+}
+
+// ---- results --------------------------------------------------------------------------------------------------------
+
+// Products with `count` right operands of n columns each, and what becomes of a rectangle of their results: `store` gets the
+// first product's, the others' each `next` elements further.
+template <class U>
+struct Family {
+  using Acc = typename U::Acc;
+  int64_t n;
+  int count;
+  Operand<U> rights[kFamily];
+  const void* self;
+  void (*store)(const void* self, int64_t m0, int64_t n0, int64_t rows, int64_t columns, const Acc* tile, int64_t next, int64_t ld);
+
+  bool along_k() const {
+    for (int i = 0; i < count; ++i) {
+      if (!rights[i].along_k) return false;
+    }
+    return true;
+  }
+  int64_t room(int64_t ni, int64_t nk) const {
+    int64_t most = 0;
+    for (int i = 0; i < count; ++i) most = larger(most, rights[i].room(ni, nk));
+    return most;
+  }
+};
+
+template <class U, class Store, int Count>
+void store_tiles(const void* self, int64_t m0, int64_t n0, int64_t rows, int64_t columns, const typename U::Acc* tile, int64_t next,
+                 int64_t ld) {
+  [&]<int... I>(Lanes<I...>) {
+    (*static_cast<const Store*>(self))(m0, n0, rows, columns, (tile + I * next)..., ld);
+  }(lane_numbers<Count>{});
+}
+
+// What `columns` makes: `apply(f)` is f(right operands...).
+template <class Store, class Apply, int Count>
+struct Columns {
+  int64_t n;
+  const Store& store;
+  Apply apply;
+
+  template <class A>
+  using unit = decltype(apply([](const auto& first, const auto&...) {
+    return unit_t<typename A::Element, typename std::decay_t<decltype(first)>::Element>{};
+  }));
+  template <class U>
+  KGEN_FN Family<U> family(bool few) const {
+    return apply([&](const auto&... rights) KGEN_INLINE {
+      return Family<U>{n, Count, {operand_of<U>(rights, few)...}, &store, store_tiles<U, Store, Count>};
+    });
+  }
+};
+
+// Right operands, n columns each, whose results `store(m0, n0, rows, columns, tile..., ld)` gets together, a tile of each. All of it
+// has to live until the product is done.
+template <class Store, class... B>
+KGEN_FN auto columns(int64_t n, const Store& store, const B&... rights) {
+  static_assert(0 < sizeof...(B) && sizeof...(B) <= kFamily);
+  const auto apply = [&](auto f) KGEN_INLINE { return f(rights...); };
+  return Columns<Store, decltype(apply), int(sizeof...(B))>{n, store, apply};
+}
+
+// The products, all with the same left operand.
+template <class U>
+struct Products {
+  int64_t m, k;
+  Operand<U> left;
+  const Family<U>* families;
+  int count;
+
+  int most_rights() const {
+    int most = 1;
+    for (int i = 0; i < count; ++i) most = larger(most, families[i].count);
+    return most;
+  }
+  int64_t room(int64_t ni, int64_t nk) const {
+    int64_t most = 0;
+    for (int i = 0; i < count; ++i) most = larger(most, families[i].room(ni, nk));
+    return most;
+  }
+  // Calls f(family, number) for the task that is `number` in all families, of which each has tasks(n).
+  template <class Tasks, class F>
+  void with(int64_t number, Tasks tasks, F f) const {
+    const Family<U>* family = families;
+    for (int64_t own; number >= (own = tasks(family->n)); ++family) number -= own;
+    f(*family, number);
+  }
+  template <class Tasks>
+  int64_t total(Tasks tasks) const {
+    int64_t sum = 0;
+    for (int i = 0; i < count; ++i) sum += tasks(families[i].n);
+    return sum;
+  }
+};
+
+}  // namespace kgen

@@ -1,0 +1,114 @@
+"""What fusion makes of products, in both languages: the number of kernels, the values, and sizes that are zero or symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kgen
+from kgen.build import triton
+from kgen.tuning import model
+from tests.products import forced
+
+pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+BACK_ENDS = {"cpp": {"cache": False}, "triton": {"cache": False, "gpu_interpreter": True}}
+
+
+@pytest.fixture(autouse=True)
+def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates win over the library, whatever the cost model says of products as small as these."""
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+    torch._dynamo.reset()
+
+
+def r(*sizes: int) -> Tensor:
+    return torch.randn(*sizes) / 4
+
+
+def kept(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w
+    return y, y.relu() ** 2
+
+
+def bytes_of(*sizes: int) -> Tensor:
+    return torch.randint(-100, 100, sizes, dtype=torch.int8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of the inputs that `make` draws, and its kernels in Triton and in C++."""
+
+    f: Callable[..., Any]
+    make: Callable[[], tuple[Tensor, ...]]
+    triton: int = 1
+    cpp: int = 1
+
+
+def x_w(*more: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (r(70, 50), r(50, 64), *(r(*sizes) for sizes in more))
+
+
+CASES = {
+    "gelu(linear + bias)": Case(lambda x, w, b: F.gelu(F.linear(x, w.t(), b)), x_w((64,))),
+    "linear + bias + residual, masked": Case(lambda x, w, b, y, keep: (F.linear(x, w.t(), b) + y) * (keep > 0) * 2,
+                                             x_w((64,), (70, 64), (70, 64))),
+    "the product and its squared relu": Case(kept, x_w()),
+    "gelu'(saved) times dY W": Case(lambda dy, w, saved: torch.ops.aten.gelu_backward(dy @ w, saved), x_w((70, 64))),
+    "int8 weights": Case(lambda x, w, s: x @ (w.to(x.dtype) * s), lambda: (r(70, 50), bytes_of(50, 64), r(64))),
+    "scaled operand": Case(lambda x, w, s: (x * s[:, None]) @ w, x_w((70,))),
+    "cast operand": Case(lambda x, w: x.to(torch.float32) @ w, lambda: (r(70, 50).half(), r(50, 64))),
+    "padded operand": Case(lambda x, w: F.pad(x, (0, 3)) @ w, lambda: (r(70, 47), r(50, 64))),
+    "gathered operand": Case(lambda x, w, i: x[i] @ w, lambda: (r(90, 50), r(50, 64), torch.randint(0, 90, (70,)))),
+    "gate and up": Case(lambda x, w, v: F.silu(x @ w) * (x @ v), x_w((50, 64)), cpp=2),
+    "heads": Case(lambda x, w: (x @ w).view(2, 35, 4, 16).permute(0, 2, 1, 3).contiguous() * 2, x_w()),
+    "sum of exponentials": Case(lambda x, w: (x @ w).exp().sum(-1), x_w(), triton=2, cpp=2),
+    "weights' gradient and the bias'": Case(lambda dy, x: (dy.t() @ x, dy.sum(0)), lambda: (r(70, 64), r(70, 50)), 2, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels(name: str, back_end: str) -> None:
+    case = CASES[name]
+    args = case.make()
+    kgen.coverage_reset()
+    found = torch.compile(case.f, backend="kgen", fullgraph=True, options=BACK_ENDS[back_end])(*args)
+    counts = kgen.coverage()
+    assert (counts["kernels"], counts["extern_calls"]) == (getattr(case, back_end), 0)
+    wanted = case.f(*(a.double() if a.is_floating_point() and a.dtype is torch.float32 else a for a in args))
+    for one, other in zip(*([t if isinstance(t, tuple) else (t,) for t in (found, wanted)]), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("sizes", [(0, 5, 3), (4, 0, 3), (4, 5, 0), (0, 0, 0), (1, 1, 1)])
+def test_sizes_of_zero_and_one(sizes: tuple[int, int, int], back_end: str) -> None:
+    """Nothing to compute is an estimate's zero to divide by; a sum over nothing is 0."""
+    m, k, n = sizes
+    x, w = r(m, k), r(k, n)
+    found = torch.compile(lambda x, w: torch.mm(x, w).relu(), backend="kgen", options=BACK_ENDS[back_end])(x, w)
+    torch.testing.assert_close(found, (x @ w).relu())
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent", "triton_matmul_tiles"])
+def test_sizes_that_are_symbols_compile_for_a_gpu(template: str) -> None:
+    """They have 64 bits in a kernel, and the copy engine takes 32."""
+
+    def f(y: Tensor, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return x + F.linear(y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1), w, b)
+
+    y, w, b, x = (r(*s).bfloat16() for s in ((2, 8, 96, 64), (512, 512), (512,), (2, 96, 512)))
+    for tensor, dimension in ((y, 0), (y, 2), (x, 0), (x, 1)):
+        torch._dynamo.mark_dynamic(tensor, dimension)
+    with forced(template, runs=False) as made:
+        torch.compile(f, backend="kgen", fullgraph=True, options=BACK_ENDS["triton"])(y, w, b, x)
+    assert made.products
+    triton.compile_kernels(made.products, 90)
