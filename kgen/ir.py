@@ -36,6 +36,11 @@ computation; before it is multiplied it is rounded to `operands`, the type that 
 `addend` are values over `out_vars`. `vendor` is the equivalent library call, used when no template takes the node; its
 operands are buffers of their own, computed before it. Where `operands` is None the call alone is the definition.
 
+*Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
+over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
+
+*Partial.* Only the scheduler makes these: a reduction cut into parts, one for each tile of a product.
+
 *Extern.* A call of a torch operator on materialised operands, in program order among externs with effects.
 """
 

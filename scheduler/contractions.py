@@ -1,4 +1,4 @@
-"""Contractions that templates compute: which ones, from what operands, and by which template."""
+"""Products that templates may compute: as what statements they are scheduled, from what operands, and which make a family."""
 
 from __future__ import annotations
 

@@ -31,15 +31,19 @@ def partial_of(out: str) -> str:
 
 
 def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
-    """Whether a product leaves processors idle while its sums are long. Sums over several loops, and those of a length that
-    only the call knows, stay whole."""
+    """Whether a product leaves processors idle while its sums are long. Sums over several loops, those of a length that only
+    the call knows, and what operators make of their operands, stay whole."""
+    if any(s.kind == "contraction" and s.op != "sum" for s in kernel.statements):
+        return False
     tiles = -(-sizes.points(kernel.outer) // TILE)
     single = len(kernel.inner) == 1 and kernel.inner[0].extent.as_int() is not None
     return device.kind == "cuda" and single and 2 * tiles <= device.processors and sizes.points(kernel.inner) >= 2 * CHUNK
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
-    """Into how many parts it is best to cut the sum of a kernel that may be cut; 1: leave it whole."""
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, for a template that takes batches; 1: leave it
+    whole."""
+    problems = [p for p in problems if p.template.implements.batch]
     if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
         return 1
     problem, sizes = problems[0], problems[0].sizes

@@ -5,9 +5,9 @@
         A, B, C = operand("m", "k"), operand("k", "n"), result("m", "n")
         BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 128), knob(64, 128), knob(32, 64)
 
-An axis is named by a letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index of the
-program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The class
-may define
+An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index
+of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The
+class may define
 
 - ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
@@ -97,6 +97,11 @@ class Pattern:
     def axes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(a for axes in (*self.operands, *self.results) for a in axes))
 
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Axes of the result that all operands have."""
+        return tuple(a for a in self.results[0] if all(a in axes for axes in self.operands))
+
 
 def contraction(first: str, rest: str) -> Pattern:
     """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
@@ -110,7 +115,7 @@ def contraction(first: str, rest: str) -> Pattern:
 def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None) -> Pattern:
     """``operator("mylib::gated", "m,k", "n,k -> m,n")``: an operator of ``torch.ops``, a user's custom operator among them,
     with the axes of its tensors in the order of its schema. Several results, all over the same axes, are separated by a
-    semicolon; numbers among the operator's arguments are attributes of ``problem.arguments``."""
+    semicolon, and stored by one call; numbers among the operator's arguments are attributes of ``problem.arguments``."""
     operands, results = _axes(axes)
     if "::" not in name:
         raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")

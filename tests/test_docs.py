@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def test_every_snippet_says_what_becomes_of_it() -> None:
 @pytest.mark.parametrize(("path", "code"), [(path, code) for kind, path, code, _ in SNIPPETS if kind == "from"])
 def test_parts_of_examples_are_in_the_examples(path: str, code: str) -> None:
     assert code in (ROOT / path).read_text()
+
+
+def test_the_readme_shows_a_part_of_the_example() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## A kernel of your own\n")[2].partition("\n## ")[0]
+    shown = textwrap.dedent("".join(re.findall(r"^    .*\n", section, re.MULTILINE)))
+    assert shown
+    assert shown in (ROOT / "examples" / "new_template.py").read_text()
 
 
 @pytest.mark.cpu

@@ -15,9 +15,11 @@ from template_author import JINJA, METHODS, MODULE
 
 import kgen
 from kgen import errors
+from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.testing import Case, Outcome, Spec, cases, check_template
 from kgen.testing.cases import plain
+from tests.kernels import plans
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -340,6 +342,18 @@ def test_a_product_without_a_batch_whose_axes_have_other_names(author):
     with kgen.config.override(gpu_interpreter=True, cache=False), kgen.require_fused("aten.mm", "aten.relu"):
         kgen.explain(lambda a, b: torch.relu(a @ b), a, b, print_report=False)
     assert check_template("authors", problems=some("authors")[:2]).passed
+    long = torch.randn(35, 4096, dtype=torch.float64), torch.randn(4096, 37, dtype=torch.float64)  # no other template takes it
+    plan = plans(lambda a, b: a @ b, *long, options=Options(gpu_everywhere=True)).forward
+    assert len(plan.kernels) + len(plan.calls) == 1  # its sum whole: parts would be a batch
+
+
+@pytest.mark.interpret
+def test_an_operator_is_no_sum_to_be_cut(author):
+    """Few tiles and long sums: a product would be cut into parts, which only additions may be."""
+    author.registers(jinja=DISTANCES, module=OPERATOR.replace("{power}", "1"))
+    with kgen.config.override(gpu_interpreter=True):
+        report = kgen.explain(torch.ops.example.l1_distance, torch.randn(35, 1024), torch.randn(37, 1024), print_report=False)
+    assert (len(report.kernels), len(report.externs)) == (1, 0)
 
 
 # ---- another package ------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def cut_seconds(problem: Problem, parts: int) -> float:
     """The time of a product whose sum is cut into parts, and of the kernel that adds them up: they stay in the L2 cache, which
     is about twice as fast as the memory behind it."""
     device, stream = problem.device, problem.device.bandwidth * STREAM_RATE
-    results = problem.size("b") * problem.size("m") * problem.size("n")
+    batch, sides = _sides(problem)
+    results = math.prod((*batch, *sides))
     exchanged = 4 * parts * results / (2 * stream)
     operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
     product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands) + exchanged
@@ -93,10 +94,8 @@ def _call(problem: Problem, streaming: float) -> float:
 
 def _sides(problem: Problem) -> tuple[list[int], list[int]]:
     """The lengths of the result's axes that both operands have, and of the others: rows and columns, whatever their names."""
-    left, right = problem.template.implements.operands
-    axes = problem.template.implements.results[0]
-    batch = [axis for axis in axes if axis in left and axis in right]
-    return [problem.size(a) for a in batch], [problem.size(a) for a in axes if a not in batch]
+    pattern = problem.template.implements
+    return [problem.size(a) for a in pattern.batch], [problem.size(a) for a in pattern.results[0] if a not in pattern.batch]
 
 
 def _alignment(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""Matrix products on CPUs."""
+"""Matrix products on CPUs, by the engine of `include/kgen/matmul.h`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products on GPUs."""
+"""Matrix products on GPUs by pointers: of any layout and any type that the matrix units have, and of one row."""
 
 from __future__ import annotations
 

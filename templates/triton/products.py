@@ -1,4 +1,4 @@
-"""What templates of matrix products share."""
+"""Functions that templates of matrix products call: the order of tiles, the multiplication, parts of a result's tile."""
 
 from __future__ import annotations
 

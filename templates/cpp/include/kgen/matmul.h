@@ -9,7 +9,7 @@
 //       });
 //     }
 //   };
-//   matmul(threads, M, K, Blocking{.rows = 512, .columns = 128}, x, columns(N, finish, w));
+//   matmul(threads, M, K, Blocking{.rows = 512, .tile_columns = 128}, x, columns(N, finish, w));
 //
 // Several products with the same left operand are one call, which packs that operand once. Where an epilogue needs several
 // results at once, `columns(N, finish, w, v)` gives `finish` a tile of each, `(m0, n0, rows, columns, tile0, tile1, ld)`; where each
