@@ -36,9 +36,11 @@ from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only
 from kgen.verdict import demands
 
-# Operations a second of a core's float32 units, and bytes a second of the memory: what the cost model begins with.
-FLOPS = {"avx512": 100e9, "avx2": 60e9, "generic": 10e9}
-BANDWIDTH = 20e9
+# What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied by
+# instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
+FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
+NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
+BANDWIDTH, MOST_READERS = 10e9, 8
 REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 
 
@@ -79,9 +81,11 @@ def _options(graph: ir.Graph, config: Config) -> Options:
 
 def cpu_device() -> Device:
     """This machine's processors as templates see them."""
-    isa = toolchain.isa().name
-    threads = torch.get_num_threads()
-    return Device("cpu", 0, threads, 0, 0, isa, REGISTER_BYTES[isa] // 4, FLOPS[isa] * threads, BANDWIDTH)
+    found = toolchain.isa()
+    isa, threads = found.name, torch.get_num_threads()
+    narrow = next((times for flag, times in NARROW.items() if flag in found.flags), 1.0)
+    flops, bandwidth = FLOPS[isa] * threads * narrow, BANDWIDTH * min(threads, MOST_READERS)
+    return Device("cpu", 0, threads, 0, 0, isa, REGISTER_BYTES[isa] // 4, flops, narrow, bandwidth)
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:

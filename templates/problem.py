@@ -24,7 +24,7 @@ class Device:
     """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
     or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
     names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
-    in 16-bit floats, and `bandwidth` in bytes."""
+    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -34,6 +34,7 @@ class Device:
     isa: str = ""
     lanes: int = 1
     flops: float = 790e12
+    narrow: float = 12
     bandwidth: float = 4.3e12
 
 
@@ -175,13 +176,16 @@ class Problem:
     def rate(self) -> float:
         """Operations a second of the units that multiply the operands."""
         kind, device = self.main_dtype, self.device
+        if device.kind == "cpu":
+            wide = device.flops / device.narrow
+            return device.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
         if kind.itemsize == 1:
             return device.flops * 2
         if kind.itemsize == 2:
             return device.flops
-        if kind is torch.float32 and device.kind == "cuda" and torch.backends.cuda.matmul.allow_tf32:
+        if kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
             return device.flops / 2
-        return device.flops / (12 if device.kind == "cuda" else 1)
+        return device.flops / device.narrow
 
     @property
     def size_of_result(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen import pipeline
 from kgen.plan import Kernel
 from kgen.record import Record, recording
 from kgen.tuning.only import only
@@ -46,18 +48,49 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 }
 
 
+def steps_of(fn: Callable[..., Tensor], args: list[Tensor]) -> tuple[list[object], Tensor]:
+    """What the compiled graph does, and its result."""
+    with recording() as made:
+        got = torch.compile(fn, backend="kgen", fullgraph=True, options={"cache": False})(*args)
+    return [step for graph in made.graphs if isinstance(graph, Record) for step in graph.plan.steps], got
+
+
+def templates_in(steps: list[object]) -> list[str]:
+    return [step.choice.template for step in steps if isinstance(step, Kernel) and step.choice]
+
+
 FAST = ("family_of_bfloat16", "family_of_few_rows", "many_batches", "few_columns")
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
 def test_one_kernel(name: str) -> None:
     fn, args = CASES[name]
-    with recording() as made, only("cpp_matmul", lambda configs: configs[0]):
-        got = torch.compile(fn, backend="kgen", fullgraph=True)(*args)
-    steps = [step for graph in made.graphs if isinstance(graph, Record) for step in graph.plan.steps]
-    assert [step.choice.template for step in steps if isinstance(step, Kernel) and step.choice] == ["cpp_matmul"]
+    with only("cpp_matmul", lambda configs: configs[0]):
+        steps, got = steps_of(fn, args)
+    assert templates_in(steps) == ["cpp_matmul"]
     assert len(steps) == 1
     want = fn(*(a.double() for a in args))
     assert got.shape == want.shape
     error = (got.double() - want).norm() / want.norm().clamp(min=1e-30)
     assert error < (8e-3 if got.dtype is BF16 else 1e-5)
+
+
+CHOICES: dict[str, tuple[Callable[..., Tensor], list[Tensor], bool]] = {
+    "bare": (lambda x, w: x @ w, [r(256, 1024), r(1024, 1024)], False),
+    "many_rows_and_relu": (lambda x, w: torch.relu(x @ w), [r(512, 1024), r(1024, 1024)], False),
+    "small_batches": (lambda x, w: torch.relu(torch.bmm(x, w)), [r(32, 64, 64), r(32, 64, 64)], False),
+    "few_rows": (lambda x, w: torch.relu(F.linear(x, w)), [r(8, 1024), r(1024, 1024)], True),
+    "few_columns": (lambda x, w: torch.relu(x @ w), [r(1024, 512), r(512, 4)], True),
+    "gate_and_up": (gate_up, [r(64, 1024), r(2048, 1024), r(2049, 1024)[1:]], True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_library_keeps_what_it_does_faster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured on one core of the machine whose rates these are."""
+    device = replace(pipeline.cpu_device(), processors=1, flops=980e9, narrow=7.0, bandwidth=10e9)
+    monkeypatch.setattr(pipeline, "cpu_device", lambda: device)
+    fn, args, taken = CHOICES[name]
+    steps, _ = steps_of(fn, args)
+    assert templates_in(steps) == ["cpp_matmul"] * taken

@@ -14,8 +14,11 @@ from kgen.templates.problem import Problem
 # A launch, or waking the threads, with what it leaves idle at either end.
 LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
-LIBRARY_RATE = {"cuda": 0.87, "cpu": 0.92}
+LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
 STREAM_RATE = 0.9
+# How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
+# they are larger than so many bytes and do not lie in its caches.
+PACKING, CACHED = 1.35, 2 << 20
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
@@ -59,8 +62,9 @@ def vendor_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
-    if problem.finishing:  # the results are written, and read again
-        total += (count * result + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
+    if problem.finishing:  # the results are written, and read again, on a CPU from its caches
+        again = count * result if device.kind == "cuda" else 0
+        total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
         if read.load is None:
             total += (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
@@ -89,7 +93,12 @@ def _call(problem: Problem, streaming: float) -> float:
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
         return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if cut else 0)
-    return max(problem.flops / len(problem.members) / problem.rate / share, streaming)
+    compute = problem.flops / len(problem.members) / problem.rate / share
+    batch, sides = _sides(problem)
+    largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
+    if min(sides) == 1 or largest < CACHED:
+        return max(compute, streaming)
+    return compute + streaming * PACKING
 
 
 def _sides(problem: Problem) -> tuple[list[int], list[int]]:

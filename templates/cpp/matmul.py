@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from kgen.templates.contract import contraction, knob, operand, result, template
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.cpp import estimate
 from kgen.templates.cpp.blocking import FEW_ROWS, choose_blocking
 from kgen.templates.problem import Problem
 
@@ -42,3 +43,6 @@ class Matmul:
                     "FEW_ROWS": first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS,
                 }  # fmt: skip
             seen.add(tile)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.seconds(problem, config)
