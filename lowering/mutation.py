@@ -21,6 +21,7 @@ from kgen.index import Expr, Indirect
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.layout import placed
+from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
 from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
@@ -255,9 +256,9 @@ def copy_(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Ten
     return current
 
 
-def copy(b: Builder, x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """Functional `copy_`: the value of `src` with the shape and dtype of `x`."""
-    return broadcast(convert(src, x.dtype), x.sizes)
+def copy(b: Builder, x: Tensor, src: Operand, non_blocking: bool = False) -> Tensor:
+    """Functional `copy_`: the value of `src`, which may be a number, with the shape and dtype of `x`."""
+    return broadcast(convert(as_tensor(src, x.device), x.dtype), x.sizes)
 
 
 def auto_functionalized(b: Builder, op: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -8,8 +8,8 @@ may not differ by more than their rounding.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,17 +31,19 @@ randint = lambda top, *shape: torch.randint(0, top, shape, generator=g)
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs` are (name, expression), `lines` the statements of each step, `outputs` names."""
+    """`inputs` are (name, expression), `lines` the statements of each step, `outputs` names; `sizes` are numbers with names
+    that the expressions of inputs use."""
 
     seed: int
     inputs: tuple[tuple[str, str], ...]
     lines: tuple[str, ...]
     outputs: tuple[str, ...]
+    sizes: tuple[tuple[str, int], ...] = ()
 
     def source(self) -> str:
         body = "".join(f"    {statement}\n" for line in self.lines for statement in line.split("\n"))
         names = ", ".join(name for name, _ in self.inputs)
-        given = "".join(f"{name} = {expr}\n" for name, expr in self.inputs)
+        given = "".join(f"{name} = {expr}\n" for name, expr in (*self.sizes, *self.inputs))
         results = "".join(f"{name}, " for name in self.outputs)
         return f"{PRELUDE.format(seed=self.seed)}{given}\n\ndef f({names}):\n{body}    return ({results})\n"
 
@@ -55,16 +57,16 @@ class Program:
         """Programs with one part less, the shortest first; many of them do not run."""
         for name in self.outputs:
             if len(self.outputs) > 1:
-                yield Program(self.seed, self.inputs, self.lines, (name,))
+                yield replace(self, outputs=(name,))
         for k in reversed(range(len(self.lines))):
-            yield Program(self.seed, self.inputs, self.lines[:k] + self.lines[k + 1 :], self.outputs)
+            yield replace(self, lines=self.lines[:k] + self.lines[k + 1 :])
         for name in self.outputs:
             if len(self.outputs) > 1:
-                yield Program(self.seed, self.inputs, self.lines, tuple(o for o in self.outputs if o != name))
+                yield replace(self, outputs=tuple(o for o in self.outputs if o != name))
         for line in self.lines:  # earlier results in place of the last ones
             name = line.split(" = ")[0]
             if name.isidentifier() and name not in self.outputs:
-                yield Program(self.seed, self.inputs, self.lines, (name,))
+                yield replace(self, outputs=(name,))
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool], attempts: int = 60) -> Program:
@@ -113,6 +115,7 @@ class Grower:
     env: dict[str, torch.Tensor] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
     owned: set[str] = field(default_factory=set)  # names of storages that may be written
+    most: int = MAX_NUMEL
 
     def pick(self, *kinds: str, rank: int = 0) -> str:
         """A name of one of the kinds (float, int, bool, any), late ones more often."""
@@ -146,7 +149,7 @@ def grow(seed: int, steps: int = 9) -> Program:
     tries = 0
     while len(g.lines) < steps and tries < 40 * steps:
         tries += 1
-        _try_line(g)
+        try_line(g, OPERATIONS)
     made = [n for n in g.env if n.startswith("v")]
     outputs = made[-2:] + [n for n in made[:-2] if rng.random() < 0.25]
     return Program(seed, tuple(g.inputs), tuple(g.lines), tuple(outputs or list(g.env)[:1]))
@@ -168,7 +171,7 @@ def _add_inputs(g: Grower) -> None:
         g.inputs.append((name, expr))
         exec(f"{name} = {expr}", g.space)
         g.env[name] = g.space[name]
-        if _is_writable(g.env[name]):
+        if is_writable(g.env[name]):
             g.owned.add(name)
 
 
@@ -190,36 +193,46 @@ def _input(g: Grower, kind: str, shape: Sequence[int]) -> str:
     return f"randint(9, {numbers}){suffix}" if kind == "int" else f"(randn({numbers}) > 0){suffix}"
 
 
-def _is_writable(t: torch.Tensor) -> bool:
+def is_writable(t: torch.Tensor) -> bool:
     return all(s or n <= 1 for s, n in zip(t.stride(), t.shape, strict=True))
 
 
-def _try_line(g: Grower) -> None:
-    make = g.rng.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
+Operation = Callable[[Grower, str], str]
+
+
+def try_line(g: Grower, operations: Mapping[Operation, int]) -> bool:
+    """Adds one statement, or leaves everything as it was, inputs that the statement wanted included."""
+    make = g.rng.choices(list(operations), list(operations.values()))[0]
     name = f"v{len(g.lines)}"
-    before = {n: t.clone() for n, t in g.env.items()}
+    before, inputs, state = {n: t.clone() for n, t in g.env.items()}, len(g.inputs), g.space["g"].get_state()
     try:
         line = make(g, name)
         exec(line, g.space)
         result = g.space.get(name)
-        fine = all(map(_is_tame, g.env.values())) and (
-            result is None or (isinstance(result, torch.Tensor) and _is_tame(result))
+        fine = all(_is_tame(g, t) for t in g.env.values()) and (
+            result is None or (isinstance(result, torch.Tensor) and _is_tame(g, result))
         )
     except Exception:
         fine = False
-    if not fine:
-        g.space.pop(name, None)
-        for n, t in before.items():  # a write that went too far
-            if not torch.equal(g.env[n], t):
-                g.env[n].copy_(t)
-        return
-    g.lines.append(line)
-    if result is not None:
-        g.env[name] = result
+    if fine:
+        g.lines.append(line)
+        if result is not None:
+            g.env[name] = result
+        return True
+    g.space.pop(name, None)
+    for n, t in before.items():  # a write that went too far
+        if not torch.equal(g.env[n], t):
+            g.env[n].copy_(t)
+    for n, _ in g.inputs[inputs:]:
+        g.env.pop(n, None)
+        g.owned.discard(n)
+    del g.inputs[inputs:]
+    g.space["g"].set_state(state)
+    return False
 
 
-def _is_tame(t: torch.Tensor) -> bool:
-    if t.numel() > MAX_NUMEL or t.dim() > 5:
+def _is_tame(g: Grower, t: torch.Tensor) -> bool:
+    if t.numel() > g.most or t.dim() > 5:
         return False
     return kind_of(t) == "bool" or bool((t.isfinite() & (t.abs() <= MAX_VALUE)).all())
 
@@ -495,9 +508,9 @@ def create(g: Grower, name: str) -> str:
 
 
 #: Operation -> how often it is tried.
-OPERATIONS: dict[Callable[[Grower, str], str], int] = {
+OPERATIONS: dict[Operation, int] = {
     unary: 8, integer: 2, binary: 8, compare: 3, logic: 1, select: 3, cast: 2, reduction: 6, normalise: 3, view: 10, index: 4,
     scatter: 3, scan: 2, join: 4, mutate: 5, contract: 1, pool: 1, create: 2,
 }  # fmt: skip
 
-__all__ = ["F", "Grower", "Program", "grow", "runs", "shrunk"]
+__all__ = ["F", "Dropped", "Grower", "Operation", "Program", "grow", "is_writable", "kind_of", "runs", "shrunk", "try_line"]

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen import gpu_call, gradients, options_for, plan_of
+from codegen import gradients, options_for, plan_of, rendered
 from gpu_graphs import GRAPHS, Maker, kinds_of, short_rows, tilings, wide_indices
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -35,10 +36,11 @@ def kernels_of(name: str) -> tuple[list[TritonKernel], set[str]]:
     """The distinct kernels of a graph (and of its backward), and the templates that they use."""
     graph = GRAPHS[name]
     plans: list[Schedule] = []
+    options = options_for(gpu=True)
 
     def keep(gm: Any, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
-            plans.append(plan_of(gm, options_for(gpu=True)))
+            plans.append(plan_of(gm, options))
         return gm
 
     compiled = aot_function(graph.fn, keep, decompositions=table(), keep_inference_input_mutations=True)
@@ -48,7 +50,7 @@ def kernels_of(name: str) -> tuple[list[TritonKernel], set[str]]:
     else:
         with torch.no_grad():
             compiled(*args)
-    made = [gpu_call(step, plan, "kernel").launch for plan in plans for step, _ in tilings(plan)]
+    made = [rendered(step, plan, "kernel", options).launch for plan in plans for step, _ in tilings(plan)]
     kinds = {kind for plan in plans for kind in kinds_of(plan)}
     return list({k.identity: k for k in made if k is not None}.values()), kinds
 
@@ -137,17 +139,20 @@ MODELS: dict[str, tuple[Any, list[torch.Tensor], set[str]]] = {
 }
 
 
+@pytest.mark.parametrize("templates", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_tensors_on_a_gpu_that_is_not_here(name: str) -> None:
+def test_tensors_on_a_gpu_that_is_not_here(name: str, templates: bool) -> None:
     fn, shapes, calls = MODELS[name]
     mode = FakeTensorMode()
     stays = 1 if name == "numbers_of_the_cpu" else len(shapes)
     args = [on_cuda(mode, t) if k < stays else mode.from_tensor(t) for k, t in enumerate(shapes)]
     with mode:
         gm = make_fx(fn, decomposition_table=table())(*args)
-    plan = plan_of(gm)
-    assert {str(step.node.target) for step in plan.steps if isinstance(step, Call)} == calls
-    kernels = [(step, gpu_call(step, plan, "kernel").launch) for step, _ in tilings(plan)]
+    options = replace(options_for(), templates=templates)
+    plan = plan_of(gm, options)
+    found = {str(step.node.target) for step in plan.steps if isinstance(step, Call)}
+    assert found <= calls if templates else found == calls
+    kernels = [(step, rendered(step, plan, "kernel", options).launch) for step, _ in tilings(plan)]
     devices = {str(plan.graph.buffers[o].device) for step, _ in kernels for s in step.statements for o in s.outs}
     assert devices == {"cuda:0"}
     assert_fits([k for _, k in kernels if k is not None], 90)

@@ -97,6 +97,19 @@ def test_sizes_of_zero_and_one(sizes: tuple[int, int, int], back_end: str) -> No
     torch.testing.assert_close(found, (x @ w).relu())
 
 
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_rows_of_two_dimensions_with_no_elements(back_end: str) -> None:
+    """A row's number is taken apart into digits, here of base 0."""
+
+    def f(x: Tensor) -> Tensor:
+        rows = x.slice_scatter(x.narrow(1, 0, 1) * 2, 1, 0, 1).reshape(-1, 64)
+        return ((rows * 2) @ rows.t().exp()).sum(1)
+
+    x = r(64, 2, 0).permute(2, 1, 0)
+    with torch.no_grad():
+        assert torch.compile(f, backend="kgen", options=BACK_ENDS[back_end])(x).shape == f(x).shape
+
+
 @pytest.mark.ptx
 @pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent", "triton_matmul_tiles"])
 def test_sizes_that_are_symbols_compile_for_a_gpu(template: str) -> None:

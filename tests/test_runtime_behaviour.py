@@ -76,6 +76,15 @@ def test_inputs_change_as_in_eager() -> None:
     check(f, turned(rand(4, 4)), stepped(rand(4, 4)))
 
 
+def test_an_input_is_overwritten_by_a_number() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x + 1
+        x.copy_(0.5)  # torch's tracing leaves the number as it is
+        return y * x
+
+    check(f, rand(4, 5))
+
+
 def test_a_write_between_two_reads() -> None:
     """The read before a write may stand in a later loop of the same kernel; it still sees the old contents."""
 

@@ -197,9 +197,10 @@ def _digits(loops: tuple[Var, ...], index: Expr) -> dict[Atom, Expr]:
     found: dict[Atom, Expr] = {}
     divisor = ix.ONE
     for v in reversed(loops):
+        length = v.extent if v.extent.terms else ix.ONE  # of no elements any place will do
         digit = ix.floordiv(index, divisor)
-        found[v] = digit if v is loops[0] else ix.mod(digit, v.extent)
-        divisor = divisor * v.extent
+        found[v] = digit if v is loops[0] else ix.mod(digit, length)
+        divisor = divisor * length
     return found
 
 

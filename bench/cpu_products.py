@@ -1,0 +1,197 @@
+"""Matrix products with fused work on a CPU: eager, Inductor (default, max-autotune), kgen, and kgen with the template forced.
+
+python -m bench.cpu_products --json out.json
+python -m bench.cpu_products --only gelu_8 gate_up_64 --dtype float32 --contenders eager kgen forced --seconds 1
+
+All contenders of a product take turns, each with several sets of arguments, so that weights come from memory as they do in
+models. `forced` is kgen with every product left to the C++ template. Of products with at most 8 rows the rate of reading their
+arguments stands beside that of summing a large tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from bench.contenders import copy_of, failure
+from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
+from bench.products import Given, gate_up, linear_residual, weight
+from kgen.tuning.only import only
+
+Function = Callable[..., Any]
+TEMPLATE = "cpp_matmul"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Bytes of arguments that calls go through, and the most sets of them.
+COLD, MAX_SETS = 300e6, 5
+
+
+def gelu_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def mm(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@dataclass(frozen=True)
+class Product:
+    """`rows` by `inner`, times one or more weights of `columns` by `inner`, and what else `fn` takes."""
+
+    fn: Function
+    rows: int
+    inner: int
+    columns: int
+
+    def given(self, dtype: torch.dtype) -> list[Given]:
+        x, w = Given((self.rows, self.inner), dtype), weight(self.columns, self.inner, inner=self.inner, dtype=dtype)
+        bias, residual = Given((self.columns,), dtype), Given((self.rows, self.columns), dtype)
+        more = {gelu_linear: [bias], gate_up: [w], linear_residual: [bias, residual], mm: []}
+        if self.fn is mm:
+            w = weight(self.inner, self.columns, inner=self.inner, dtype=dtype)
+        return [x, w, *more[self.fn]]
+
+    def sets(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        given = self.given(dtype)
+        count = max(2, min(MAX_SETS, math.ceil(COLD / sum(one.nbytes for one in given))))
+        return [[one.make("cpu", 100 * seed + k) for k, one in enumerate(given)] for seed in range(count)]
+
+
+PRODUCTS: dict[str, Product] = {
+    "gelu_512": Product(gelu_linear, 512, 1024, 4096),
+    "gelu_64": Product(gelu_linear, 64, 4096, 4096),
+    "gelu_8": Product(gelu_linear, 8, 4096, 4096),
+    "gelu_1": Product(gelu_linear, 1, 4096, 11008),
+    "gate_up_64": Product(gate_up, 64, 1024, 4096),
+    "gate_up_1": Product(gate_up, 1, 4096, 11008),
+    "residual_512": Product(linear_residual, 512, 1024, 1024),
+    "mm_1024": Product(mm, 1024, 1024, 1024),
+}
+CONTENDERS: dict[str, Callable[[Function], Function]] = {
+    "eager": lambda fn: fn,
+    "eager-again": lambda fn: fn,
+    "inductor": lambda fn: torch.compile(copy_of(fn), fullgraph=True),
+    "max-autotune": lambda fn: torch.compile(copy_of(fn), mode="max-autotune", fullgraph=True),
+    "kgen": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
+    "forced": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
+}
+PEERS = ("max-autotune", "inductor", "eager")
+
+
+def in_turn(fn: Function, sets: Sequence[list[Tensor]]) -> Callable[[], Any]:
+    endless = itertools.cycle(sets)
+    return lambda: fn(*next(endless))
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def measure(product: Product, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """All contenders on one product."""
+    torch._dynamo.reset()
+    sets = product.sets(dtype)
+    want = product.fn(*(a.double() for a in sets[0]))
+    row: dict[str, Any] = {"failed": {}, "errors": {}}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in options.contenders:
+        fn = CONTENDERS[name](product.fn)
+        try:
+            with only(TEMPLATE, lambda configs: configs[0]) if name == "forced" else nullcontext():
+                row["errors"][name] = relative_error(fn(*sets[0]), want)
+        except Exception as cause:
+            row["failed"][name] = failure(cause)
+            continue
+        calls[name] = in_turn(fn, sets)
+    if product.rows <= 8:
+        calls["read"] = torch.ones(2**26).sum
+    row["times"] = as_json(
+        interleave(calls, seconds=options.seconds, clock=time.process_time if options.cpu_time else time.perf_counter)
+    )
+    row["bytes"] = sum(t.nbytes for t in sets[0])
+    return row
+
+
+def ratios(row: dict[str, Any], ours: str) -> dict[str, float]:
+    """The peers' times over ours."""
+    times = {name: one["median"] for name, one in row["times"].items()}
+    return {peer: times[peer] / times[ours] for peer in PEERS if peer in times and ours in times}
+
+
+def share_of_read(row: dict[str, Any], ours: str) -> float:
+    """Of the bandwidth of summing a large tensor."""
+    times = row["times"]
+    return (row["bytes"] / times[ours]["median"]) / (2**28 / times["read"]["median"])
+
+
+def show(title: str, row: dict[str, Any], console: Console) -> None:
+    times = "  ".join(f"{name} {one['median'] * 1e3:.3f}" for name, one in row["times"].items())
+    console.print(f"[bold]{title}[/]: {times}", highlight=False)
+    for name, cause in row["failed"].items():
+        console.print(f"    {name} failed: {cause}", highlight=False, markup=False)
+
+
+def summarise(rows: dict[str, dict[str, Any]], console: Console) -> None:
+    ours = [name for name in ("kgen", "forced") if any(name in row["times"] for row in rows.values())]
+    table = Table(title="milliseconds of eager, itself again over it, and the peers' times over ours")
+    table.add_column("product", no_wrap=True)
+    for column in ("eager", "again", *(f"{peer}/{name}" for name in ours for peer in PEERS), "of reading", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    found: dict[tuple[str, str], list[float]] = {}
+    for title, row in rows.items():
+        times = {name: one["median"] for name, one in row["times"].items()}
+        cells = [f"{times['eager'] * 1e3:.3f}"] if "eager" in times else ["-"]
+        cells += [f"{times['eager-again'] / times['eager']:.2f}" if {"eager", "eager-again"} <= times.keys() else "-"]
+        for name in ours:
+            faster = ratios(row, name)
+            cells += [f"{faster[peer]:.2f}" if peer in faster else "-" for peer in PEERS]
+            for peer, value in faster.items():
+                found.setdefault((name, peer), []).append(value)
+        last = next((name for name in reversed(ours) if name in times), None)
+        cells.append(f"{100 * share_of_read(row, last):.0f}%" if last and "read" in times else "-")
+        cells.append(f"{row['errors'][last]:.0e}" if last else "-")
+        table.add_row(title, *cells)
+    console.print(table)
+    for (name, peer), values in found.items():
+        console.print(f"geomean of {peer} / {name}: {geomean(values):.3f}, lowest {min(values):.3f}, of {len(values)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(PRODUCTS), default=list(PRODUCTS))
+    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
+    console = Console(width=200)
+    rows: dict[str, dict[str, Any]] = {}
+    with torch.no_grad(), thread_count(options.threads):
+        for dtype, name in itertools.product(options.dtype, options.only):
+            title = f"{name} {dtype}"
+            rows[title] = measure(PRODUCTS[name], DTYPES[dtype], options)
+            show(title, rows[title], console)
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+    summarise(rows, console)
+
+
+if __name__ == "__main__":
+    main()
