@@ -59,9 +59,11 @@ def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin) -> tuple[V
         return None
     row = tuple(ix.var(f"i{k}", size) for k, size in enumerate(sizes))
     column = ix.var("r0", buffer.sizes[at])
-    mapping: dict[Atom, Expr] = dict(zip(rows, (v.expr() for v in row), strict=True))
+    # the node's own loops may be called r0, too: of a square product that would be the same variable
+    passing = ix.var("picked", buffer.sizes[at])
+    mapping: dict[Atom, Expr] = dict(zip((*rows, passing), (v.expr() for v in (*row, column)), strict=True))
     # a distance is an expression of the index, which is checked where it is worked out; the index alone would be a plain value
-    distance = vs.substitute(vs.index_value(column.expr() - index[at]), mapping)
+    distance = vs.substitute(vs.index_value(passing.expr() - index[at]), mapping)
     everywhere = [v.expr() for v in row]
     everywhere.insert(at, column.expr())
     here = vs.call("eq", distance, vs.const(0, distance.dtype))

@@ -299,6 +299,13 @@ def test_a_cross_entropy_stores_no_logits() -> None:
     check(cross_entropy, *args)
 
 
+def test_a_cross_entropy_of_a_square_of_logits() -> None:
+    """The mean over the rows and the search for a row's target have loops of one length: they must stay two loops."""
+    args = (r(32, 40), r(32, 40), targets(32, 32))
+    assert sorted(parts(plan_of(cross_entropy, *args))) == ["max", "sum", "sum"]
+    check(cross_entropy, *args)
+
+
 def test_a_cross_entropy_of_each_row_ignores_targets() -> None:
     target = targets(70, 90)
     target[::3] = -100

@@ -218,8 +218,8 @@ def test_a_write_beside_the_result_is_caught(author):
 @pytest.mark.interpret
 def test_the_choice_of_others_is_left_alone(author):
     """A check forces its template for its own compilations only."""
-    author.registers()
-    check_template("authors", problems=some("authors")[:1])
+    author.registers(methods=METHODS["costs nothing"].replace("0.0", "1.0"))  # a second: never chosen for what it costs
+    check_template("authors", problems=some("authors")[:1], configs=1)
     with kgen.config.override(gpu_interpreter=True):
         report = kgen.explain(lambda a, b: a @ b, torch.randn(512, 512), torch.randn(512, 512), print_report=False)
     assert not any("authors" in v.detail for v in report.verdicts if v.outcome.name == "CHOSEN")
