@@ -38,7 +38,7 @@ class Options:
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
-    cpu: Device = field(default_factory=lambda: Device("cpu"))
+    cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all products
 
     def target(self, device: str) -> str:
