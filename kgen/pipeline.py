@@ -36,8 +36,8 @@ from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only
 from kgen.verdict import demands
 
-# What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied by
-# instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
+# What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied
+# by instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
 FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
 NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
 BANDWIDTH, MOST_READERS = 10e9, 8
