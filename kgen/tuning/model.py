@@ -21,6 +21,8 @@ STREAM_RATE = 0.9
 PACKING, CACHED = 1.35, 2 << 20
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# And where numbers have 8 bits.
+BYTE_SHARE = 0.93
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
@@ -88,7 +90,7 @@ def _call(problem: Problem, streaming: float) -> float:
     device = problem.device
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
-        share *= ALIGNED_SHARE[_alignment(problem)]
+        share *= ALIGNED_SHARE[_alignment(problem)] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4

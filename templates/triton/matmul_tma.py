@@ -113,6 +113,7 @@ class PersistentMatmul:
             (128, 256, ROW, 8, 4, 2, False, 8, 1), (128, 256, ROW, 8, 4, 4, False, 8, 1), (128, 128, ROW, 8, 5, 2, True, 8, 1),
             (128, 128, ROW, 4, 5, 1, True, 8, 1), (128, 128, ROW, 4, 3, 1, True, 8, 2), (128, 256, ROW, 8, 4, 4, True, 16, 1),
             (128, 128, ROW, 8, 3, 1, False, 8, 1), (128, 128, ROW, 8, 4, 1, False, 8, 1),
+            *(((128, 256, ROW // 2, 8, 6, 2, True, 8, 1),) if problem.main_dtype.itemsize == 1 else ()),
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:
