@@ -184,6 +184,8 @@ class Fuser:
             return Reason.NO_SAVING
         if _summed(joint[1].items) != _summed(a.items) or _summed(joint[2].items) != _summed(b.items):
             return Reason.NOT_EPILOGUE  # a sum of one term has no loop: rows or columns must not take its place
+        if _feeds(joint[1].items, joint[2].items) or _feeds(joint[2].items, joint[1].items):
+            return Reason.NOT_EPILOGUE  # nor has one row: an operand is there before the kernel starts
         if is_product(a) and is_product(b):
             items = (*joint[1].items, *joint[2].items)
             alone = any(out in self.single for item in items for out in item.outs)
@@ -340,6 +342,12 @@ class Fuser:
 def _summed(items: Iterable[Item]) -> list[list[Expr]]:
     """Extents of the loops over which products are sums."""
     return [[v.extent for v in item.inner if v.extent != 1] for item in items if item.contracts]
+
+
+def _feeds(items: Iterable[Item], readers: Iterable[Item]) -> bool:
+    """Whether products among the readers have an operand that one of the items makes."""
+    made = {out for item in items for out in item.outs}
+    return any(read.buffer in made for item in readers if item.contracts for read in item.reads)
 
 
 def _neighbours(group: Group, readers: Iterable[Group]) -> list[Group]:

@@ -63,6 +63,8 @@ def test_fuzz_products_on_a_gpu(first: int) -> None:
 DRAWS = {
     # a sum of one term has no loop, and the rows of the product took its place beside what makes an operand
     "sums of one term": ("v0 = torch.tanh(x0)\nv1 = torch.relu(x1.mT @ v0) + 1", ("randn(1, 101)", "randn(1, 3)")),
+    # nor has one row: what makes the operand was taken for an epilogue
+    "a sum of one term for one row": ("v0 = torch.tanh(x0)\nv1 = torch.relu(x1 @ v0) + 1", ("randn(1, 101)", "randn(1, 1)")),
     # the first operand does not tell that the columns, along which it repeats, are columns
     "columns all alike": (
         "v0 = torch.sigmoid(x0)\nv1 = torch.tanh(v0 @ x1.expand(33, 24)) * (v0 @ x2)",
