@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from kgen import errors, ir
+from kgen.index import Expr
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space, same_points
 from kgen.scheduler.contractions import are_family, feeds_product, is_partial, is_product
-from kgen.scheduler.items import Group, Members
+from kgen.scheduler.items import Group, Item, Members
 from kgen.scheduler.legality import illegal, moved
 from kgen.sizes import Sizes
 from kgen.values import Index
@@ -181,6 +182,8 @@ class Fuser:
             return joint
         if not flows:
             return Reason.NO_SAVING
+        if _summed(joint[1].items) != _summed(a.items) or _summed(joint[2].items) != _summed(b.items):
+            return Reason.NOT_EPILOGUE  # a sum of one term has no loop: rows or columns must not take its place
         items = (*joint[1].items, *joint[2].items)
         if feeds_product(items):
             return Reason.NOT_PROLOGUE
@@ -334,6 +337,11 @@ class Fuser:
                 raise errors.FusionRequired(producer=demand.producer, consumer=demand.consumer, reason=reason, change=change)
             if not demand.wanted and shared:
                 raise errors.FusionForbidden(producer=demand.producer, consumer=demand.consumer, kernel=shared[0].name)
+
+
+def _summed(items: Iterable[Item]) -> list[list[Expr]]:
+    """Extents of the loops over which products are sums."""
+    return [[v.extent for v in item.inner if v.extent != 1] for item in items if item.contracts]
 
 
 def _neighbours(group: Group, readers: Iterable[Group]) -> list[Group]:

@@ -264,9 +264,11 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     turned = _turned(template, kernel, graph, main)
     if turned is None:
         return "its products have no operand in common"
-    kernel, values = turned
+    kernel = turned
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
-    used = [variables_of(v) for v in values]
+    # of all products: one may have an operand that repeats along a loop of another one's
+    operands = [(s.value, *s.factors) for s in kernel.statements if s.kind == "contraction"]
+    used = [frozenset().union(*map(variables_of, position)) for position in zip(*operands, strict=True)]
     for v in (*kernel.outer, *kernel.inner):
         axis = _axis_of(v, used, v in kernel.outer, template)
         if axis is None:
@@ -303,12 +305,10 @@ def _part(s: Statement, problem: Problem) -> Part | str:
     return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own))
 
 
-def _turned(
-    template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]
-) -> tuple[Kernel, tuple[Value, ...]] | None:
+def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]) -> Kernel | None:
     """The kernel with both operands of its products exchanged, where that makes the last axis of the result the contiguous one,
-    or makes a family's common operand the one that the template has once; and the operands of the first product. None where
-    the products of a family have nothing in common."""
+    or makes a family's common operand the one that the template has once. None where the products of a family have nothing in
+    common."""
     values = (main[0].value, *main[0].factors)
     exchange = _contiguous_first(kernel, graph, values)
     if len(main) > 1:
@@ -318,9 +318,9 @@ def _turned(
             return None
         exchange = not common[single]
     if not exchange:
-        return kernel, values
+        return kernel
     new = {id(s): replace(s, value=s.factors[0], factors=(s.value,)) for s in main}
-    return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements)), values[::-1]
+    return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
 
 
 def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fuzz_products import CPU_TEMPLATES, GPU_TEMPLATES, grow, needed, run, smaller
+from fuzz_graphs import Program
+from fuzz_products import CPU_TEMPLATES, GPU_TEMPLATES, How, check, grow, needed, run, smaller
 
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 # Programs of a test, and all for a machine without a GPU: those that run each time, and the others.
@@ -55,6 +56,31 @@ def test_fuzz_products(seeds: range, templates: Sequence[str]) -> None:
 @pytest.mark.parametrize("first", range(FIRST, FIRST + 40, BATCH))
 def test_fuzz_products_on_a_gpu(first: int) -> None:
     assert_right(range(first, first + BATCH), "cuda", GPU_TEMPLATES)
+
+
+# ---- what the programs have found, made smaller -----------------------------------------------------------------------
+
+DRAWS = {
+    # a sum of one term has no loop, and the rows of the product took its place beside what makes an operand
+    "sums of one term": ("v0 = torch.tanh(x0)\nv1 = torch.relu(x1.mT @ v0) + 1", ("randn(1, 101)", "randn(1, 3)")),
+    # nor has one row: what makes the operand was taken for an epilogue
+    "a sum of one term for one row": ("v0 = torch.tanh(x0)\nv1 = torch.relu(x1 @ v0) + 1", ("randn(1, 101)", "randn(1, 1)")),
+    # the first operand does not tell that the columns, along which it repeats, are columns
+    "columns all alike": (
+        "v0 = torch.sigmoid(x0)\nv1 = torch.tanh(v0 @ x1.expand(33, 24)) * (v0 @ x2)",
+        ("randn(96, 33)", "randn(33, 1)", "randn(33, 24)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("template", ["triton_matmul", pytest.param("cpp_matmul", marks=pytest.mark.cpu)])
+def test_what_was_found(name: str, template: str) -> None:
+    lines, inputs = DRAWS[name]
+    program = Program(0, tuple((f"x{k}", expr) for k, expr in enumerate(inputs)), tuple(lines.split("\n")), ("v0", "v1"))
+    outcome = check(program, How(template))
+    assert not outcome.error
+    assert outcome.taken
 
 
 @pytest.mark.parametrize("template", ["cpp_matmul", "triton_matmul_tiles", "triton_matvec"])
