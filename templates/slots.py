@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import jinja2
 from jinja2.ext import Extension
 
-from kgen.templates.contract import Config, Template
+from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
+from kgen.templates.render import environment, tidy
 
 Lines = list[str]
 
@@ -77,14 +77,31 @@ class AxisSlot:
     static: bool
 
 
-def render(problem: Problem, config: Config, head: Callable[[], str], operands: Sequence[OperandSlot], **more: Any) -> str:
-    """The template's text. `more` are the result and axis slots by name."""
-    template: Template = problem.template
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-        extensions=[IndentedSlots], loader=jinja2.FileSystemLoader(template.source.parent), autoescape=False,
-    )  # fmt: skip
-    slots = {slot.name: slot for slot in operands}
-    names = {**dict(config.values), **slots, **more, "kernel": head, "config": config, "problem": problem}
-    text = environment.get_template(template.source.name).render(names)
-    return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
+class Filler(Protocol):
+    """A language's slots for one problem under one configuration, as lists of lines."""
+
+    problem: Problem
+    config: Config
+
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> Lines: ...
+
+    @property
+    def store(self) -> Callable[..., Lines]:
+        """Of a result, its name and its indices; what else a store may be told is the language's."""
+
+    def size(self, axis: str) -> str:
+        """The text of an axis' length."""
+
+
+def render(filler: Filler, head: Callable[[], str], facts: Callable[[str], dict[str, Any]]) -> str:
+    """The template's text. `head` opens the kernel, `facts` are further attributes of an operand's slot."""
+    problem, config = filler.problem, filler.config
+    template = problem.template
+    count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
+    names: dict[str, Any] = dict(config.values)
+    names |= {name: OperandSlot(name, filler.tile, facts(name), count[name]) for name in template.operands}
+    names |= {name: ResultSlot(name, filler.store) for name in template.results}
+    names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
+    names |= {"kernel": head, "config": config, "problem": problem}
+    source = environment(template.source.parent, IndentedSlots).get_template(template.source.name)
+    return tidy(source.render(names))

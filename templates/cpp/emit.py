@@ -19,6 +19,7 @@ from kgen.index import Atom, Expr, Var
 from kgen.plan import Nest, Statement
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_OPS, CPP_SCANS, CPP_SCATTER, CPP_TYPES
+from kgen.templates.render import clean
 from kgen.values import Value
 
 # Strides that strided.h serves by whole registers.
@@ -500,16 +501,13 @@ class Emitter:
 
     def _pointer(self, buffer: str) -> str:
         if self._is_row(buffer):
-            self.rows.setdefault(buffer, f"row_{self._clean(buffer)}")
+            self.rows.setdefault(buffer, f"row_{clean(buffer)}")
             self.made_names.update((self.rows[buffer], f"hold_{self.rows[buffer]}"))
             return self.rows[buffer]
         self.pointers[buffer] = None
-        name = f"p_{self._clean(buffer)}"
+        name = f"p_{clean(buffer)}"
         self.made_names.add(name)
         return name
-
-    def _clean(self, name: str) -> str:
-        return "".join(c if c.isalnum() else "_" for c in name)
 
     def _fresh(self, stem: str) -> str:
         self.counter += 1

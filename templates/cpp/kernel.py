@@ -15,7 +15,7 @@ from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.table import CPP_TYPES
-from kgen.templates.render import render
+from kgen.templates.render import clean, render
 from kgen.values import total_cost
 
 FOLDER = Path(__file__).parent
@@ -63,7 +63,7 @@ def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
 
 def pointer_slots(emitter: Emitter) -> list[SimpleNamespace]:
     types = {b: CPP_TYPES[emitter.graph.buffers[b].dtype].storage for b in emitter.pointers}
-    return [SimpleNamespace(name=f"p_{emitter._clean(b)}", type=kind) for b, kind in types.items()]
+    return [SimpleNamespace(name=f"p_{clean(b)}", type=kind) for b, kind in types.items()]
 
 
 def point_slots(nest: Nest, emitter: Emitter, sizes: Sizes) -> SimpleNamespace:

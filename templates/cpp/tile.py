@@ -21,6 +21,7 @@ from kgen.templates.cpp.emit import Emitter
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.problem import Input, Problem
+from kgen.templates.render import clean
 from kgen.values import Value
 
 
@@ -94,7 +95,7 @@ class Slots:
         start = ix.substitute(offset, {**zero, **fixed}, {})
         kind = CPP_TYPES[one.dtype].storage
         self.parameters.pointers.setdefault(buffer)
-        where = f"p_{_clean(buffer)}" + (f" + {self.text(start)}" if start.terms else "")
+        where = f"p_{clean(buffer)}" + (f" + {self.text(start)}" if start.terms else "")
         return f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"
 
     def _along(self, one: Input, own: str) -> str:
@@ -139,7 +140,7 @@ class Slots:
         names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
         statements = [_moved(s, fixed) for s in self.problem.epilogue]
         rectangle = _Rectangle(slow, fast, sums, ld)
-        aliases = [f"const auto* const p_{_clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
+        aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
         return [*aliases, *self._nest(statements, rectangle, {})]
 
     # ---- nests ------------------------------------------------------------------------------------------------------
@@ -184,6 +185,10 @@ class Slots:
             found |= _digits(loops[axis], ix.size(index).expr())
         return found
 
+    def size(self, axis: str) -> str:
+        """The text of an axis' length."""
+        return self.text(self.problem.extent(axis))
+
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
         for atom in sorted(ix.free_atoms(expr), key=lambda a: a.order):
@@ -223,7 +228,3 @@ def _placed(s: Statement, blocks: tuple[str, ...], place: Expr) -> Statement:
     value, *rest = vs.replace_loads([s.value, *([] if s.mask is None else [s.mask])], found)
     store = (place,) if s.outs[0] in blocks else s.store
     return replace(s, value=value, mask=rest[0] if rest else None, store=store)
-
-
-def _clean(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)

@@ -15,12 +15,10 @@ from kgen.index import Expr
 from kgen.plan import Statement, Tiling
 from kgen.templates.triton.neighbours import of_neighbours
 from kgen.templates.triton.online import Rescaled, rescaled_sums
-from kgen.templates.triton.point import Axes, PointEmitter, Scope, clean
+from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
 from kgen.values import Value
-
-__all__ = ["Emitter", "Section", "clean"]
 
 PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum: as many as a thread loads of 16-bit numbers at once.

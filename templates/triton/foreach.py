@@ -19,8 +19,8 @@ from kgen.host.assemble import KernelCall
 from kgen.index import Size
 from kgen.plan import Batch, Nest, Tiling, address
 from kgen.templates.form import Form, form_of
-from kgen.templates.render import render
-from kgen.templates.triton.emit import Emitter, clean
+from kgen.templates.render import clean, render
+from kgen.templates.triton.emit import Emitter
 from kgen.templates.triton.kernel import FOLDER, aligned, compile_options, loop_line, program_axes, source_lines
 from kgen.templates.triton.table import TRITON_TYPES
 

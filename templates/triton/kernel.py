@@ -12,8 +12,8 @@ from kgen.build.unit import canonical_text
 from kgen.host.assemble import KernelCall
 from kgen.index import Expr, Var
 from kgen.plan import Kernel, Tiling
-from kgen.templates.render import render
-from kgen.templates.triton.emit import Emitter, clean
+from kgen.templates.render import clean, render
+from kgen.templates.triton.emit import Emitter
 from kgen.templates.triton.table import TRITON_TYPES
 
 FOLDER = Path(__file__).parent

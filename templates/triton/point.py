@@ -17,6 +17,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Atom, Expr
 from kgen.plan import Statement
+from kgen.templates.render import clean
 from kgen.templates.triton.expression import IndexText
 from kgen.templates.triton.table import (
     FAST_OPS,
@@ -305,7 +306,3 @@ class PointEmitter:
         name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
         self.made_names.add(name)
         return name
-
-
-def clean(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)

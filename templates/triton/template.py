@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from kgen import index as ix
@@ -12,8 +14,8 @@ from kgen.index import Expr
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
+from kgen.templates.render import clean
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
-from kgen.templates.triton.point import clean
 from kgen.templates.triton.table import TRITON_TYPES
 from kgen.templates.triton.tile import Parameters, Slots
 
@@ -23,9 +25,9 @@ WARPS, STAGES = 4, 3
 def render_template(problem: Problem, config: Config, name: str, exact: bool = False) -> KernelCall:
     """The kernel of a problem. It is rendered twice: only its slots know which sizes the kernel needs."""
     parameters = Parameters()
-    _text(problem, config, name, Slots(problem, config, exact, parameters))
+    _text(name, Slots(problem, config, exact, parameters))
     parameters = Parameters(parameters.pointers, parameters.maps, parameters.sizes)
-    text = _text(problem, config, name, Slots(problem, config, exact, parameters))
+    text = _text(name, Slots(problem, config, exact, parameters))
     graph, sizes = problem.graph, tuple(parameters.sizes)
     pointers, maps = tuple(parameters.pointers), tuple(parameters.maps)
     names = frozenset(parameters.made_names | {clean(s) for s in sizes})
@@ -50,13 +52,8 @@ def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
     return count, ix.ONE, ix.ONE
 
 
-def _text(problem: Problem, config: Config, name: str, filler: Slots) -> str:
-    template = problem.template
-    count = {n: len(problem.members) if one.many else 1 for n, one in template.operands.items()}
-    operands = [sl.OperandSlot(n, filler.tile, _facts(problem, n), count[n]) for n in template.operands]
-    results = {n: sl.ResultSlot(n, filler.store) for n in template.results}
-    axes = {a: sl.AxisSlot(a, filler.size(a), problem.static(a)) for a in template.axes}
-    return sl.render(problem, config, lambda: _head(problem, config, name, filler), operands, **results, **axes)
+def _text(name: str, filler: Slots) -> str:
+    return sl.render(filler, lambda: _head(filler.problem, filler.config, name, filler), partial(_facts, filler.problem))
 
 
 def _facts(problem: Problem, operand: str) -> dict[str, object]:

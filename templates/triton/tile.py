@@ -15,8 +15,9 @@ from kgen.index import Expr, Var
 from kgen.plan import PART, Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Part, Problem
+from kgen.templates.render import clean
 from kgen.templates.triton.boxes import Boxes, boxes
-from kgen.templates.triton.point import Axes, PointEmitter, Scope, clean
+from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import REDUCE, TRITON_TYPES, literal
 from kgen.values import Value
