@@ -772,6 +772,12 @@ def contiguous_strides(sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
     return tuple(reversed(strides))
 
 
+def position_in(loops: Iterable[Var]) -> Expr:
+    """The row-major position of a point of the loops."""
+    loops = list(loops)
+    return linearize([v.expr() for v in loops], contiguous_strides(v.extent for v in loops))
+
+
 def delinearize(offset: Expr, sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
     """The logical index of a row-major linear `offset` that is known to lie inside ``product(sizes)``."""
     out: list[Expr] = []

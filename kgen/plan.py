@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import torch
 
+from kgen import index as ix
 from kgen import ir
-from kgen.index import Expr, Indirect, Var, as_expr, free_atoms
+from kgen import values as vs
+from kgen.index import Atom, Expr, Indirect, Var, as_expr, free_atoms
 from kgen.values import Value
 from kgen.verdict import Verdict
 
@@ -57,6 +60,20 @@ class Statement:
         inside = [a for e in (*self.store, *ranked) for a in sorted(free_atoms(e), key=lambda a: a.order)]
         indirect = (a.value for a in inside if isinstance(a, Indirect))
         return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
+
+    def substituted(self, mapping: Mapping[Atom, Expr]) -> Statement:
+        """The statement over other loop variables."""
+        masks = [] if self.mask is None else [self.mask]
+        value, *rest = vs.substitute_all([self.value, *masks, *self.factors], mapping)
+        mask = rest.pop(0) if masks else None
+        memo: dict[Expr, Expr] = {}
+
+        def moved(expr: Expr) -> Expr:
+            return ix.substitute(expr, mapping, memo, lambda v: vs.substitute(v, mapping))
+
+        rank = None if self.rank is None else moved(self.rank)
+        store, axes = tuple(map(moved, self.store)), tuple((name, moved(e)) for name, e in self.axes)
+        return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 
 from kgen import index as ix
 from kgen import ops
-from kgen.index import Atom, Expr
+from kgen.index import Atom, Expr, Var
 
 Index = tuple[Expr, ...]
 
@@ -48,6 +48,10 @@ class Value:
             found = {a for v in topological([self]) for e in index_exprs(v) for a in ix.free_atoms(e)}
             self._atoms = frozenset(found)
         return self._atoms
+
+    def variables(self) -> frozenset[Var]:
+        """The loop variables among them."""
+        return frozenset(a for a in self.free_atoms() if isinstance(a, Var))
 
 
 def _unpack(rows: list[tuple[str, tuple[int, ...], Any, torch.dtype]]) -> Value:

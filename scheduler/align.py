@@ -196,7 +196,7 @@ def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], 
         return None
     fine, coarse = (rest_a, rest_b) if len(rest_a) > len(rest_b) else (rest_b, rest_a)
     fresh = tuple(ix.var(f"f{k}", v.extent) for k, v in enumerate(fine))
-    linear = ix.linearize(_exprs(fresh), ix.contiguous_strides(v.extent for v in fresh))
+    linear = ix.position_in(fresh)
     to_fine: Mapping = dict(zip(fine, _exprs(fresh), strict=True))
     to_coarse: Mapping = dict(zip(coarse, ix.delinearize(linear, [v.extent for v in coarse]), strict=True))
     return (fresh, to_fine, to_coarse) if fine is rest_a else (fresh, to_coarse, to_fine)

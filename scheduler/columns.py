@@ -299,7 +299,7 @@ def _placed(loops: tuple[Var, ...], at: tuple[Var, ...]) -> Mapping | None:
         return dict(zip(loops, (v.expr() for v in at), strict=True))
     if ix.product(v.extent for v in loops) is not ix.product(v.extent for v in at):
         return None
-    point = ix.linearize([v.expr() for v in at], ix.contiguous_strides(v.extent for v in at))
+    point = ix.position_in(at)
     return dict(zip(loops, ix.delinearize(point, [v.extent for v in loops]), strict=True))
 
 

@@ -106,10 +106,10 @@ def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
         return _product_item(node, position)
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
-        rank = position_in(node.rvars)
+        rank = ix.position_in(node.rvars)
         return Item(node, position, node.vars, node.rvars or (ix.var("y0", 1),), node.value, store, rank=rank)
     if isinstance(node, ir.Partial):
-        rank = position_in(node.rvars)
+        rank = ix.position_in(node.rvars)
         store = (ix.floordiv(rank, node.block), *(v.expr() for v in node.vars))
         return Item(node, position, node.vars + node.rvars, (), node.value, store, rank=rank, in_order=False)
     if isinstance(node, ir.Scan):
@@ -131,11 +131,6 @@ def _product_item(node: ir.Product, position: int) -> Item:
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes)
 
 
-def position_in(loops: tuple[Var, ...]) -> Expr:
-    """The row-major position of a point of the loops."""
-    return ix.linearize([v.expr() for v in loops], ix.contiguous_strides(v.extent for v in loops))
-
-
 def _serial_variables(node: ir.Scatter) -> set[Var]:
     """Loop variables whose points may write the same element, so that they must run in order."""
     serial: set[Var] = set()
@@ -143,7 +138,7 @@ def _serial_variables(node: ir.Scatter) -> set[Var]:
     for expr in node.index:
         for atom in ix.free_atoms(expr):
             if isinstance(atom, ix.Indirect):
-                serial |= variables_of(atom.value)
+                serial |= atom.value.variables()
             seen.add(atom)
     affine = all(_plain(e) for e in node.index)
     for v in node.vars:
@@ -202,14 +197,6 @@ def is_mixed_radix(digits: list[tuple[Var, Expr]]) -> bool:
 
 def _smallest(stride: Expr, digits: list[tuple[Var, Expr]]) -> bool:
     return all(ix.lower_bound(other - stride) >= 0 for _, other in digits)
-
-
-def variables_of(value: Value) -> set[Var]:
-    found: set[Var] = set()
-    for v in vs.topological([value]):
-        for expr in vs.index_exprs(v):
-            found |= {a for a in ix.free_atoms(expr) if isinstance(a, Var)}
-    return found
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import TILE, Kernel, Nest, Statement
+from kgen.plan import TILE, Kernel, Nest
 from kgen.sizes import Sizes
 from kgen.values import Value
 
@@ -73,7 +73,7 @@ def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """Replaces logical indices by offsets under the buffers' strides; a row buffer is indexed by the inner loops alone."""
     rows = set(kernel.rows)
     made_inner = {o for s in kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
-    row_index = ix.linearize([v.expr() for v in kernel.inner], ix.contiguous_strides(v.extent for v in kernel.inner))
+    row_index = ix.position_in(kernel.inner)
     memo: dict[Expr, Expr] = {}
 
     def offset(name: str, index: tuple[Expr, ...]) -> Expr:
@@ -143,33 +143,17 @@ def distinct_touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[
 def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:
     """Points of the loops that the offset depends on."""
     used = ix.free_atoms(offset)
-    through = {v for a in used if isinstance(a, ix.Indirect) for v in _value_vars(a.value)}
+    through = {v for a in used if isinstance(a, ix.Indirect) for v in a.value.free_atoms()}
     return sizes.points(v for v in (*kernel.outer, *kernel.inner) if v in used or v in through)
 
 
 def stride_along(offset: Expr, v: Var, sizes: Sizes) -> int | None:
     """Stride along a loop at the hints; None where the offset is not affine in it (also through an indirect index)."""
     for atom in ix.free_atoms(offset):
-        if isinstance(atom, ix.Indirect) and v in _value_vars(atom.value):
+        if isinstance(atom, ix.Indirect) and v in atom.value.free_atoms():
             return None
     stride = ix.stride_of(offset, v)
     return None if stride is None else sizes.of(stride)
-
-
-_var_memo: dict[Value, frozenset[Atom]] = {}
-
-
-def _value_vars(value: Value) -> frozenset[Atom]:
-    hit = _var_memo.get(value)
-    if hit is None:
-        found: set[Atom] = set()
-        for v in vs.topological([value]):
-            for e in vs.index_exprs(v):
-                found |= ix.free_atoms(e)
-        if len(_var_memo) > 100_000:
-            _var_memo.clear()
-        hit = _var_memo[value] = frozenset(found)
-    return hit
 
 
 # ---- order ----------------------------------------------------------------------------------------------------------
@@ -210,19 +194,8 @@ def collapsed(kernel: Kernel) -> Kernel:
     inner = kernel.inner if scans else _join_adjacent(kernel.inner, exprs, mapping, "y")
     if not mapping:
         return kernel
-    statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+    statements = tuple(s.substituted(mapping) for s in kernel.statements)
     return replace(kernel, outer=outer, inner=inner, statements=statements)
-
-
-def _substituted(s: Statement, mapping: dict[Atom, Expr]) -> Statement:
-    masks = [] if s.mask is None else [s.mask]
-    value, *rest = vs.substitute_all([s.value, *masks, *s.factors], mapping)
-    mask = rest.pop(0) if masks else None
-    memo: dict[Expr, Expr] = {}
-    store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
-    rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo, lambda v: vs.substitute(v, mapping))
-    axes = tuple((name, ix.substitute(e, mapping, memo)) for name, e in s.axes)
-    return replace(s, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
 
 
 def _all_exprs(kernel: Kernel) -> list[Expr]:
@@ -263,7 +236,7 @@ def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom
 
 def _walks_as_one(expr: Expr, high: Var, low: Var) -> bool:
     atoms = ix.free_atoms(expr)
-    if any(isinstance(a, ix.Indirect) and {high, low} & _value_vars(a.value) for a in atoms):
+    if any(isinstance(a, ix.Indirect) and {high, low} & a.value.free_atoms() for a in atoms):
         return all(
             _walks_as_one(e, high, low)
             for a in atoms
@@ -299,7 +272,7 @@ def _split_by_remainders(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kerne
         outer += [low, high]
     if not mapping:
         return kernel
-    statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+    statements = tuple(s.substituted(mapping) for s in kernel.statements)
     return replace(kernel, outer=tuple(outer), statements=statements)
 
 
@@ -328,7 +301,7 @@ def unflattened(kernel: Kernel) -> Kernel:
         inner = [part for v in kernel.inner for part in _parts(v, exprs, mapping)]
         if not mapping:
             break
-        statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+        statements = tuple(s.substituted(mapping) for s in kernel.statements)
         kernel = replace(kernel, outer=tuple(outer), inner=tuple(inner), statements=statements)
     return kernel
 
@@ -369,7 +342,7 @@ def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> 
         if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
             merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
             mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
-            statements = tuple(_substituted(s, mapping) for s in kernel.statements)
+            statements = tuple(s.substituted(mapping) for s in kernel.statements)
             outer = tuple(merged if u is v else u for u in kernel.outer)
             inner = tuple(u for u in kernel.inner if u is not vector)
             return replace(kernel, outer=outer, inner=inner, statements=statements), merged

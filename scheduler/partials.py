@@ -22,7 +22,6 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
-from kgen.scheduler.items import position_in, variables_of
 from kgen.scheduler.picks import with_picks
 from kgen.sizes import Sizes
 from kgen.values import Index, Value
@@ -166,7 +165,7 @@ class _Search:
             self.after[out] = after
 
     def _product(self, node: ir.Contraction) -> None:
-        left, right = variables_of(node.lhs), variables_of(node.rhs)
+        left, right = node.lhs.variables(), node.rhs.variables()
         self.axes[node.out] = tuple(k for k, v in enumerate(node.out_vars) if (v in left) != (v in right))
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
         self.order.append(node.out)
@@ -223,7 +222,7 @@ class _Search:
             loops = tuple(v for v in node.rvars if v in ix.free_atoms(index[k]) and v.extent != 1)
             if not loops or any(v in ix.free_atoms(e) for v in loops for j, e in enumerate(index) if j != k):
                 continue
-            length, start = ix.product(v.extent for v in loops), index[k] - position_in(loops)
+            length, start = ix.product(v.extent for v in loops), index[k] - ix.position_in(loops)
             whole = start == 0 and self.graph.buffers[product].sizes[k] is length
             run = length.as_int() or 0
             aligned = run & (run - 1) == 0 and run > 1 and ix.mod(start, run) == 0
@@ -262,7 +261,7 @@ class _Search:
             exponent, shift = factor.args[0].args
             weight = [f for j, f in enumerate(factors) if j != k]
             maximum = self._maximum(site, exponent)
-            one_row = not any(v in variables_of(shift) for v in site.loops)
+            one_row = not any(v in shift.variables() for v in site.loops)
             if maximum is not None and one_row and all(self._free(v, site.product) for v in (exponent, *weight)):
                 return Site(
                     site.node, site.product, weight[0] if weight else vs.const(1.0, exponent.dtype), site.loops, site.rest,
@@ -322,7 +321,7 @@ class _Cut:
 
     def _own_maximum(self, maximum: Site) -> Value:
         """What a tile subtracts. Where all of it is minus infinity, nothing: its exponentials are zeros."""
-        tile = ix.floordiv(position_in(self.site.loops), self.site.block)
+        tile = ix.floordiv(ix.position_in(self.site.loops), self.site.block)
         top = self._load(maximum.parts[0], (tile, *self.index[1:]))
         return vs.where(vs.call("isinf", top), vs.const(0.0, top.dtype), top)
 

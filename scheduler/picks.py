@@ -9,7 +9,6 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Indirect, Var
-from kgen.scheduler.items import variables_of
 from kgen.values import Value
 
 
@@ -55,7 +54,7 @@ def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin) -> tuple[V
     sizes = tuple(size for k, size in enumerate(buffer.sizes) if k != at)
     if any(v.extent is not size for v, size in zip(rows, sizes, strict=True)):
         return None
-    if not variables_of(vs.index_value(index[at])) <= set(rows):
+    if not vs.index_value(index[at]).variables() <= set(rows):
         return None
     row = tuple(ix.var(f"i{k}", size) for k, size in enumerate(sizes))
     column = ix.var("r0", buffer.sizes[at])

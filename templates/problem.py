@@ -268,7 +268,7 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     # of all products: one may have an operand that repeats along a loop of another one's
     operands = [(s.value, *s.factors) for s in kernel.statements if s.kind == "contraction"]
-    used = [frozenset().union(*map(variables_of, position)) for position in zip(*operands, strict=True)]
+    used = [frozenset().union(*(v.variables() for v in position)) for position in zip(*operands, strict=True)]
     for v in (*kernel.outer, *kernel.inner):
         axis = _axis_of(v, used, v in kernel.outer, template)
         if axis is None:
@@ -299,7 +299,7 @@ def _part(s: Statement, problem: Problem) -> Part | str:
     own = problem.loops[axis]
     if tuple(folded) != own[len(own) - len(folded) :]:
         return f"what is reduced is no run of neighbours along axis {axis}"
-    position = ix.linearize([v.expr() for v in folded], ix.contiguous_strides(v.extent for v in folded))
+    position = ix.position_in(folded)
     if s.op in ("argmax", "argmin") and s.rank is not position:
         return f"places along axis {axis} are counted in another order than its tiles"
     return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own))
@@ -356,7 +356,7 @@ def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]
     that the last axis of the result is the contiguous one."""
     if len(values) != 2:
         return False
-    left, right = (variables_of(v) for v in values)
+    left, right = (v.variables() for v in values)
     score = 0
     for s in kernel.statements:
         for out, kept in zip(s.outs, s.stored, strict=True):
@@ -364,15 +364,6 @@ def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]
                 if ix.stride_of(s.store[0], v) == 1 and (v in left) != (v in right):
                     score += graph.buffers[out].dtype.itemsize * (1 if v in left else -1)
     return score > 0
-
-
-def variables_of(value: Value) -> frozenset[Atom]:
-    """The loop variables on which a value depends."""
-    found: set[Atom] = set()
-    for v in vs.topological([value]):
-        for e in vs.index_exprs(v):
-            found |= {a for a in ix.free_atoms(e) if isinstance(a, Var)}
-    return frozenset(found)
 
 
 def buffers_of(statements: Iterable[Statement]) -> list[str]:

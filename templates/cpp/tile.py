@@ -210,12 +210,8 @@ def _digits(loops: tuple[Var, ...], index: Expr) -> dict[Atom, Expr]:
 
 
 def _moved(s: Statement, mapping: Mapping[Atom, Expr]) -> Statement:
-    """The statement over other variables."""
-    masks = [] if s.mask is None else [s.mask]
-    value, *rest = vs.substitute_all([s.value, *masks], mapping)
-    memo: dict[Expr, Expr] = {}
-    store = tuple(ix.substitute(e, dict(mapping), memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
-    return replace(s, value=value, mask=rest[0] if rest else None, store=store, inner=False, section=-1)
+    """The statement over other variables, all of them outer loops."""
+    return replace(s.substituted(mapping), inner=False, section=-1)
 
 
 def _placed(s: Statement, blocks: tuple[str, ...], place: Expr) -> Statement:
