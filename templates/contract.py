@@ -9,6 +9,7 @@ An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m`
 of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The
 class may define
 
+- ``longest = {"m": 1}``: how long axes may be; longer ones are refused, and conformance problems stay within;
 - ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
   is never offered;
@@ -179,6 +180,7 @@ class Template:
     operands: Mapping[str, Operand]
     results: Mapping[str, Result]
     knobs: Mapping[str, Knob]
+    longest: Mapping[str, int]
     author: Any  # an instance of the decorated class
     version: str
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -198,6 +200,10 @@ class Template:
         return name if name in self.knobs else None
 
     def refuse(self, problem: Any) -> str | None:
+        for axis, most in self.longest.items():
+            length = problem.extent(axis).as_int()
+            if length is None or length > most:
+                return f"axis {axis} may be longer than {most}"
         method = getattr(self.author, "refuse", None)
         return method(problem) if method else None
 
@@ -263,15 +269,23 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
             raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
         if not one.values:
             raise fail(f"knob {knob_name} has no values")
-    many = [k for k, v in operands.items() if v.many]
-    if (many or any(v.many for v in results.values())) and (len(many) != 1 or not all(v.many for v in results.values())):
-        raise fail("of a family of products, one operand and the result are many")
+    longest: dict[str, int] = members.get("longest", {})
+    unknown = [axis for axis in longest if axis not in implements.axes]
+    if unknown:
+        raise fail(f"it says how long axis {unknown[0]!r} may be, but its axes are {', '.join(implements.axes)}")
+    _check_family(operands, results, fail)
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
     _check_source(path, operands, list(results), (*knobs, *implements.axes), fail)
     version = _version(cls, path)
-    return Template(name, implements, device, path, operands, results, knobs, cls(), version)
+    return Template(name, implements, device, path, operands, results, knobs, longest, cls(), version)
+
+
+def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:
+    many = [name for name, one in operands.items() if one.many]
+    if (many or any(one.many for one in results.values())) and (len(many) != 1 or not all(o.many for o in results.values())):
+        raise fail("of a family of products, one operand and the result are many")
 
 
 def _check_source(

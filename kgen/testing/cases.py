@@ -79,7 +79,7 @@ class _Maker:
 
     def __init__(self, template: Template, dtype: torch.dtype) -> None:
         self.template, self.dtype, self.pattern = template, dtype, template.implements
-        self.roles = Roles(self.pattern)
+        self.roles = Roles(template)
         boxes = any(operand.access != "pointer" for operand in template.operands.values())
         self.by_role, self.for_slots = (BOX_LENGTHS, BOX_SLOTS) if boxes else (LENGTHS, SLOTS)
         self.usual, self.batched = (self.roles.lengths(self.by_role, batched) for batched in (False, True))
@@ -110,14 +110,17 @@ class _Maker:
         """Each axis in turn: prime, 1 and 0, and around the tiles of the template; then all axes at once; then batches."""
         for axis in self.pattern.axes:
             base = self.usual if axis in self.usual else self.batched
-            for length in (0, 1, *PRIMES[self.roles.of(axis)], *self._around_tiles(axis)):
+            lengths = (0, 1, *PRIMES[self.roles.of(axis)], *self._around_tiles(axis))
+            for length in (n for n in lengths if n <= self.roles.longest(axis)):
                 yield self.alone("size", f"{axis}={length}", {**base, axis: length})
         yield self.alone("size", "several tiles", self.roles.lengths(SEVERAL))
         for length in (1, 16, 128):
-            yield self.alone("size", f"all {length}", dict.fromkeys(self.usual, length))
+            yield self.alone("size", f"all {length}", {a: min(length, self.roles.longest(a)) for a in self.usual})
         if self.roles.batches:
             yield self.alone("size", "batch", self.batched)
-            yield self.alone("size", "batch of aligned", {a: 32 if a in self.usual else 2 for a in self.batched})
+            yield self.alone(
+                "size", "batch of aligned", {a: min(32, self.roles.longest(a)) if a in self.usual else 2 for a in self.batched}
+            )
 
     def _around_tiles(self, axis: str) -> list[int]:
         """One less than the smallest and the first tile, as much, and one more."""

@@ -77,6 +77,10 @@ def _matrices(s: Shapes) -> bool:
     return min(map(len, (*s.inputs, s.result))) >= 2
 
 
+def _pairs_of_rows(s: Shapes) -> bool:
+    return _matrices(s) and s.rows > 0 and s.rows % 2 == 0
+
+
 def _any(_: Shapes) -> bool:
     return True
 
@@ -152,8 +156,9 @@ EPILOGUES: tuple[Fusion, ...] = (
     Fusion("added in place", _after(lambda c, t: t.add_(c)), lambda s: (Spec(s.result, s.dtype, written=True),)),
     Fusion("transposed", _after(lambda c: F.gelu(c).mT.contiguous())),
     Fusion("columns in parts", _after(lambda c: _split(F.silu(c)))),
-    Fusion("rows in parts", _after(lambda c: torch.tanh(c).unflatten(-2, (2, -1)).movedim(-2, -1).contiguous())),
-    Fusion("a part of it", _after(lambda c: F.gelu(c[..., 1:, :-3]))),
+    Fusion("rows in parts", _after(lambda c: torch.tanh(c).unflatten(-2, (2, -1)).movedim(-2, -1).contiguous()),
+           fits=_pairs_of_rows),
+    Fusion("a part of it", _after(lambda c: F.gelu(c[..., 1:, :-3])), fits=_pairs_of_rows),
     Fusion("every second column", _after(lambda c: c[..., ::2] * 2)),
     Fusion("sum of rows", _after(lambda c: c.exp().sum(-1)), kernels=2),
     Fusion("sum of columns", _after(lambda c: F.relu(c).sum(-2)), kernels=2),
@@ -250,7 +255,7 @@ PROLOGUES: tuple[Fusion, ...] = (
     Fusion("gathered rows", _with_left(lambda a, i: a[i]), lambda s: (Spec(s.left[:1], torch.int64, high=2 * s.left[0] + 1),),
            operands=lambda s: s.with_left((2 * s.left[0] + 1, *s.left[1:]))),
     Fusion("padded", _with_left(lambda a: F.pad(a, (1, 2, 0, 2))),
-           operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3))),
+           operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3)), fits=_pairs_of_rows),
     Fusion("dequantised from int8", _with_right(lambda b, kind, scale: b.to(kind) * scale), _scales(50, _last), operands=_bytes,
            fits=_two),
     Fusion("dequantised from 4 bits", _with_right(lambda b, kind, scale: _unpacked(b).to(kind) * scale), _scales(5, _last),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,14 @@ __all__ = ["Roles", "product_of", "reference_of", "shapes_of"]
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What each axis of a pattern is: "depth" where no result has it, "batch" where all operands have it and the result too,
+    """What each axis of a template is: "depth" where no result has it, "batch" where all operands have it and the result too,
     "rows" where the first operand has it, else "columns"."""
 
-    pattern: Pattern
+    template: Template
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.template.implements
 
     def of(self, axis: str) -> str:
         inside = [axis in axes for axes in self.pattern.operands]
@@ -30,11 +35,16 @@ class Roles:
             return "batch"
         return "rows" if inside[0] else "columns"
 
+    def longest(self, axis: str) -> int:
+        """How long the template takes an axis."""
+        return self.template.longest.get(axis, sys.maxsize)
+
     def lengths(self, by_role: Mapping[str, int], batched: bool = False) -> dict[str, int]:
-        """Lengths by axis. Without a batch its axes are left out, as a plain matrix product has it; an operator has all."""
+        """Lengths by axis, no longer than the template takes. Without a batch its axes are left out, as a plain matrix product
+        has it; an operator has all."""
         roles = {axis: self.of(axis) for axis in self.pattern.axes}
         whole = batched or bool(self.pattern.operator)
-        return {axis: by_role[role] for axis, role in roles.items() if whole or role != "batch"}
+        return {axis: min(by_role[role], self.longest(axis)) for axis, role in roles.items() if whole or role != "batch"}
 
     @property
     def batches(self) -> bool:
