@@ -28,7 +28,7 @@ from bench.measure import geomean
 from bench.products import BY_NUMBER, Product
 from kgen.decompositions import table as decompositions
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.plan import Kernel
+from kgen.plan import members
 from kgen.scheduler import Options, product_of, schedule
 from kgen.scheduler.choose import problems
 from kgen.templates.contract import Config
@@ -65,7 +65,7 @@ def problems_of(product: Product) -> list[Problem]:
     options = Options()
     with _disable_current_modes(), patch.object(model, "vendor_seconds", lambda problem: math.inf):
         plan = schedule(lower(reinplace(gm), LoweringContext()), options)
-    kernels = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+    kernels = [kernel for step in plan.kernels for kernel in members(step) if kernel.contracts]
     return [p for k in kernels for p in problems(k, plan.graph, options.device(plan.graph, product_of(k)), None)[0]]
 
 

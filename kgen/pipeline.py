@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,9 +105,10 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
     options = _options(plan.graph, config)
 
     def one(step: Launch, symbol: str) -> Rendered | KernelCall:
-        if isinstance(step, Kernel) and step.choice is not None:
-            problem = chosen_problem(step, plan.graph, options.device(plan.graph, product_of(step)))
-            return render_choice(problem, step.choice, symbol, config.numerics == "eager")
+        choice = members(step)[0].choice
+        if choice is not None:
+            problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
+            return render_choice(problems, choice, symbol, config.numerics == "eager")
         if step.target != "triton":
             return render_step(step, symbol, plan.graph, width, config.loop_reordering)
         exact = config.numerics == "eager"
@@ -127,12 +129,13 @@ def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int,
     return Rendered(made.text, made.buffers, made.sizes, made.names)
 
 
-def render_choice(problem: Problem, choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
-    """The kernel of a template that was chosen for a product."""
-    config = problem.template.config(**dict(choice.config))
-    if problem.template.device == "cpu":
-        return cpp_template.render_template(problem, config, symbol)
-    return triton_template.render_template(problem, config, symbol, exact)
+def render_choice(problems: Sequence[Problem], choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
+    """The kernel of the template that was chosen for a product, or for several."""
+    template = problems[0].template
+    config = template.config(**dict(choice.config))
+    if template.device == "cpu":
+        return cpp_template.render_template(problems, config, symbol)
+    return triton_template.render_template(problems, config, symbol, exact)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:

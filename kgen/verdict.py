@@ -53,6 +53,7 @@ class Reason(Enum):
     LIBRARY = "a library call computes it"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
+    SAME_OPERAND = "they are products with an operand in common, and one kernel can make both"
     SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
     ONE_REPLAY = "all of its launches then cost as much as one"
     NOT_ONE_GPU = "it does not run on one GPU alone"

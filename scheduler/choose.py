@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kgen import ir
 from kgen import values as vs
@@ -11,6 +12,7 @@ from kgen.plan import Choice, Kernel
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
 from kgen.templates import registry
+from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.only import Only
@@ -72,29 +74,50 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
     return {name: block for name, block in problem.part_blocks(config).items() if block is not None}
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best that can be had of a product: the configuration of a template, its time, and the library's, in seconds."""
+
+    problem: Problem
+    config: Config
+    seconds_of_template: float
+    seconds_of_library: float
+
+    @property
+    def seconds(self) -> float:
+        return min(self.seconds_of_template, self.seconds_of_library)
+
+
+def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
+    """What the cost model likes best; `vendor` says whether there is a library call that computes the product."""
+    priced = [
+        (model.seconds(problem, config), k, problem, config)
+        for k, problem in enumerate(problems) for config in model.feasible(problem)
+    ]  # fmt: skip
+    if not priced:
+        return None
+    seconds, _, problem, config = min(priced, key=lambda row: row[:2])
+    return Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
+
+
 def choose_template(
     kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None,
     vendor: bool = True,
 ) -> Kernel | Verdict:  # fmt: skip
-    """The kernel with the template and the configuration that the cost model likes best, or why the library has it; `vendor`
-    says whether there is a library call that computes it."""
+    """The kernel with the template and the configuration that the cost model likes best, or why the library has it."""
     out = product_of(kernel)
     found, refusals = problems(kernel, graph, device, only)
-    candidates = [(p, list(model.feasible(p))) for p in found]
-    refusals += [f"{p.template.name}: no configuration fits the device" for p, configs in candidates if not configs]
-    candidates = [(p, configs) for p, configs in candidates if configs]
-    if not candidates:
+    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
+    chosen = best(found, vendor)
+    if chosen is None:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
+    name = chosen.problem.template.name
     if only is not None:
-        problem, configs = candidates[0]
-        return replace(kernel, choice=Choice(problem.template.name, only.pick(configs).values))
-    priced = [(model.seconds(p, c), k, p, c) for k, (p, configs) in enumerate(candidates) for c in configs]
-    seconds, _, problem, config = min(priced, key=lambda row: row[:2])
-    theirs = model.vendor_seconds(problem) if vendor else math.inf
-    times = (seconds * 1e6, theirs * 1e6)
-    if theirs < seconds and not _demanded(kernel, demands):
-        return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=problem.template.name, measured=times)
-    return replace(kernel, choice=Choice(problem.template.name, config.values))
+        return replace(kernel, choice=Choice(name, only.pick(list(model.feasible(chosen.problem))).values))
+    times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
+    if chosen.seconds_of_library < chosen.seconds_of_template and not _demanded(kernel, demands):
+        return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=name, measured=times)
+    return replace(kernel, choice=Choice(name, chosen.config.values))
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
 from kgen import index as ix
-from kgen.plan import Call, Kernel, Schedule, Step
+from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import choose_template, part_blocks, problems, product_of, products_of
+from kgen.scheduler.choose import Best, best, choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
+from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
@@ -144,6 +145,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
     whole = {partial_of(out): out for out in tiles.cuts}
+    join(plan, _joining(plan.graph, whole, options))
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
             continue
@@ -163,11 +165,22 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict
     return refused
 
 
+def _joining(graph: ir.Graph, whole: Mapping[str, str], options: Options) -> Joining:
+    def device(out: str) -> Device:
+        return options.device(graph, out)
+
+    def alone(kernel: Kernel) -> Best | None:
+        out = product_of(kernel)
+        return best(problems(kernel, graph, device(out), None)[0], out not in whole)
+
+    return Joining(device, alone, options.demands, options.only)
+
+
 def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
     """Points of the parts into which the chosen tiles cut what products reduce, where that was not known."""
     found: dict[str, int] = {}
-    for kernel in plan.kernels:
-        if isinstance(kernel, Kernel) and any(s.block == 0 for s in partials(kernel)):
+    for kernel in (one for step in plan.kernels for one in members(step)):
+        if any(s.block == 0 for s in partials(kernel)):
             found |= part_blocks(kernel, plan.graph, options.device(plan.graph, product_of(kernel)))
     return found
 

@@ -27,13 +27,14 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 
 from kgen import errors
 from kgen.templates import registry
@@ -41,7 +42,9 @@ from kgen.templates.render import environment
 
 DEVICES = ("cuda", "cpu")
 # Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
-GIVEN = frozenset({"kernel", "config", "problem"})
+GIVEN = frozenset({"kernel", "config", "problem", "program", "parts"})
+# Those of them with which a template can make several problems in one launch: each by programs of its own, or all together.
+JOINING = ("program", "parts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class Template:
     longest: Mapping[str, int]
     author: Any  # an instance of the decorated class
     version: str
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    joins: str | None = None  # one of JOINING: how one launch can have several problems
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -277,9 +280,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
-    _check_source(path, operands, list(results), (*knobs, *implements.axes), fail)
-    version = _version(cls, path)
-    return Template(name, implements, device, path, operands, results, knobs, longest, cls(), version)
+    used = _check_source(path, operands, list(results), (*knobs, *implements.axes), fail)
+    joins = next((name for name in JOINING if name in used), None)
+    return Template(name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins)
 
 
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:
@@ -290,16 +293,19 @@ def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result]
 
 def _check_source(
     path: Path, operands: Iterable[str], results: Sequence[str], names: Iterable[str], fail: Callable[[str], Exception]
-) -> None:
-    """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines."""
+) -> set[str]:
+    """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
+    names that are used."""
     try:
-        used = _names_used(path)
+        syntax = environment(path.parent).parse(path.read_text())
     except jinja2.TemplateSyntaxError as error:
         raise fail(f"{path.name}, line {error.lineno}: {error.message}") from error
+    used = set(jinja2.meta.find_undeclared_variables(syntax))
+    rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
     for slot in operands:
-        if slot not in used:
+        if slot not in rendered:
             raise fail(f"{path.name} never renders the slot {slot}")
-    stored = [slot for slot in results if slot in used]
+    stored = [slot for slot in results if slot in rendered]
     if not stored:
         raise fail(f"{path.name} never renders the slot {results[0]}")
     if len(stored) > 1:
@@ -307,10 +313,7 @@ def _check_source(
     unknown = sorted(used - {*operands, *results, *names} - GIVEN)
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
-
-
-def _names_used(path: Path) -> set[str]:
-    return set(jinja2.meta.find_undeclared_variables(environment(path.parent).parse(path.read_text())))
+    return used
 
 
 def _version(cls: type, path: Path) -> str:

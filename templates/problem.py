@@ -151,6 +151,17 @@ class Problem:
     def tiles(self, axis: str, block: int) -> Expr:
         return ix.ceildiv(self.extent(axis), block)
 
+    def programs(self, config: Config) -> Expr:
+        """The author's number of programs, or one for each tile of the first result."""
+        own = self.template.method("grid")
+        if own is not None:
+            return ix.as_expr(own(self, config))
+        count = ix.ONE
+        for axis in self.template.implements.results[0]:
+            block = self.template.block(axis)
+            count = count * (self.extent(axis) if block is None else self.tiles(axis, config.get(block)))
+        return count
+
     # ---- layouts ----------------------------------------------------------------------------------------------------
 
     def stride(self, name: str, axis: str, number: int = 0) -> Expr | None:

@@ -7,8 +7,10 @@ slot on a line of its own takes that line's indentation.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from jinja2.ext import Extension
@@ -93,15 +95,27 @@ class Filler(Protocol):
         """The text of an axis' length."""
 
 
-def render(filler: Filler, head: Callable[[], str], facts: Callable[[str], dict[str, Any]]) -> str:
-    """The template's text. `head` opens the kernel, `facts` are further attributes of an operand's slot."""
-    problem, config = filler.problem, filler.config
-    template = problem.template
+def render(
+    fillers: Sequence[Filler], head: Callable[[], str], facts: Callable[[Problem, str], dict[str, Any]], program: str
+) -> str:
+    """The template's text. `head` opens the kernel, `facts` are further attributes of an operand's slot, `program` is the text
+    of a program's number. Of several problems in one launch the first one's slots have names of their own; a template that
+    makes them together finds the slots of each in ``parts``, with a suffix that tells them apart, empty where there is one."""
+    first = fillers[0]
+    names = _names(first, facts)
+    suffixes = [f"_{c}" for c in string.ascii_lowercase] if len(fillers) > 1 else [""]
+    names["parts"] = [SimpleNamespace(suffix=c, **_names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)]
+    names |= {"kernel": head, "config": first.config, "problem": first.problem, "program": program}
+    path = first.problem.template.source
+    source = environment(path.parent, IndentedSlots).get_template(path.name)
+    return tidy(source.render(names))
+
+
+def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> dict[str, Any]:
+    problem, template = filler.problem, filler.problem.template
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
-    names: dict[str, Any] = dict(config.values)
-    names |= {name: OperandSlot(name, filler.tile, facts(name), count[name]) for name in template.operands}
+    names: dict[str, Any] = dict(filler.config.values)
+    names |= {name: OperandSlot(name, filler.tile, facts(problem, name), count[name]) for name in template.operands}
     names |= {name: ResultSlot(name, filler.store) for name in template.results}
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
-    names |= {"kernel": head, "config": config, "problem": problem}
-    source = environment(template.source.parent, IndentedSlots).get_template(template.source.name)
-    return tidy(source.render(names))
+    return names

@@ -37,7 +37,7 @@ from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, cpu_device, render_choice, render_step
-from kgen.plan import Kernel, Launch, Schedule
+from kgen.plan import Call, Kernel, Launch, Schedule, members
 from kgen.scheduler import Gpu, Options, choose_tiles, schedule
 from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.sizes import Sizes
@@ -224,9 +224,10 @@ class _Functions:
 
 def rendered(step: Launch, plan: Schedule, symbol: str, options: Options) -> Rendered | KernelCall:
     """The C++ or the Triton kernel of a step, by its template where it has one."""
-    if isinstance(step, Kernel) and step.choice is not None:
-        problem = chosen_problem(step, plan.graph, options.device(plan.graph, product_of(step)))
-        return render_choice(problem, step.choice, symbol, exact=False)
+    choice = None if isinstance(step, Call) else members(step)[0].choice
+    if choice is not None:
+        problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
+        return render_choice(problems, choice, symbol, exact=False)
     if isinstance(step, Kernel) and step.target == "triton":
         return gpu_call(step, plan, symbol)
     return render_step(step, symbol, plan.graph, REGISTER_BYTES[toolchain.isa().name])

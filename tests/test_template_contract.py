@@ -55,7 +55,7 @@ BAD_MODULES = {
     "file": ("product.py.jinja", "missing.py.jinja", "there is no file"),
     "pattern": ('"b,k,n -> b,m,n"', '"b,k,n"', "is no pattern such as"),
     "long name of an axis": ('"b,m,k", "b,k,n', '"b,rows,k", "b,k,n', "axis 'rows' is no lower-case letter"),
-    "longest of no axis": ("BLOCK_M,", 'longest = {"x": 3}\n    BLOCK_M,', "how long axis 'x' may be"),
+    "longest of no axis": ("BLOCK_M,", "longest = dict(x=3)\n    BLOCK_M,", "how long axis 'x' may be"),
     "capital": ('"b,m,k", "b,k,n', '"b,M,k", "b,k,n', "axis 'M' is no lower-case letter"),
 }
 

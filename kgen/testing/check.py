@@ -15,7 +15,7 @@ import torch
 from kgen import errors, ir
 from kgen import index as ix
 from kgen.backend import kgen_backend
-from kgen.plan import Kernel, Schedule, address
+from kgen.plan import Schedule, address, members
 from kgen.record import EagerRecord, Recorder, recording
 from kgen.sizes import Sizes
 from kgen.templates import registry
@@ -196,7 +196,7 @@ class _Run:
         return picking
 
     def ran(self, template: str) -> bool:
-        kernels = (step for plan in self.plans for step in plan.steps if isinstance(step, Kernel))
+        kernels = (kernel for plan in self.plans for step in plan.kernels for kernel in members(step))
         return any(kernel.choice is not None and kernel.choice.template == template for kernel in kernels)
 
     def failed(self, reason: str, cause: BaseException | None = None) -> Result:

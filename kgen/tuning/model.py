@@ -6,7 +6,7 @@ All times are in seconds. The model only has to order candidates: its constants 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -31,11 +31,13 @@ DRAIN = 2e-6
 
 def feasible(problem: Problem) -> Iterator[Config]:
     """The configurations that the device can run."""
-    device = problem.device
-    for config in problem.template.configs(problem):
-        needs = problem.template.resources(problem, config)
-        if needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config):
-            yield config
+    yield from (config for config in problem.template.configs(problem) if fits(problem, config))
+
+
+def fits(problem: Problem, config: Config) -> bool:
+    """Whether the device can run a configuration, and the problem's reductions suit its tiles."""
+    device, needs = problem.device, problem.template.resources(problem, config)
+    return needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config)
 
 
 def seconds(problem: Problem, config: Config) -> float:
@@ -43,6 +45,21 @@ def seconds(problem: Problem, config: Config) -> float:
     own = problem.template.method("seconds")
     joining = LAUNCH[problem.device.kind] if any(s.kind == "partial" for s in problem.epilogue) else 0.0
     return joining + (float(own(problem, config)) if own else roofline(problem))
+
+
+def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
+    """The time of one kernel for several problems. Their programs fill each other's last waves; what is computed together reads
+    a common operand once."""
+    first, each = problems[0], [seconds(problem, config) for problem in problems]
+    launch = LAUNCH[first.device.kind]
+    if first.template.joins == "parts":
+        common = [name for name, one in first.template.operands.items() if not one.many]
+        again = sum(first.bytes_read(name) for name in common) / first.device.bandwidth
+        return sum(each) - (len(each) - 1) * (launch + again)
+    waves = [problem.sizes.of(problem.programs(config)) / problem.device.processors for problem in problems]
+    busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
+    total = sum(waves)
+    return launch + busy * (math.ceil(total) / total if total else 1)
 
 
 def traffic(problem: Problem) -> int:

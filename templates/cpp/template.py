@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kgen.build.unit import Rendered
@@ -14,11 +15,12 @@ from kgen.templates.problem import Problem
 from kgen.templates.render import clean
 
 
-def render_template(problem: Problem, config: Config, name: str) -> Rendered:
-    """The function of a problem. It is rendered twice: only its slots know which pointers and sizes it needs."""
+def render_template(problems: Sequence[Problem], config: Config, name: str) -> Rendered:
+    """The function of a problem, or of several that share an operand. It is rendered twice: only its slots know which pointers
+    and sizes it needs."""
     parameters = Parameters()
-    _text(name, Slots(problem, config, parameters))
-    text = _text(name, Slots(problem, config, parameters))
+    _text(name, problems, config, parameters)
+    text = _text(name, problems, config, parameters)
     names = frozenset(parameters.made_names | set(parameters.sizes) | {f"p_{clean(b)}" for b in parameters.pointers})
     return Rendered(text, tuple(parameters.pointers), tuple(parameters.sizes), names)
 
@@ -28,12 +30,13 @@ class _Function:
     """``{{ kernel() }}`` opens the function, ``{{ kernel.end() }}`` closes it."""
 
     name: str
-    filler: Slots
+    fillers: Sequence[Slots]
 
     def __call__(self) -> str:
-        problem, parameters = self.filler.problem, self.filler.parameters
-        lines = [f"// {line}" for line in source_lines(problem.kernel.origins)]
-        lines += [f"// {problem.template.name} {self.filler.config}"]
+        first = self.fillers[0]
+        problem, parameters = first.problem, first.parameters
+        lines = [f"// {line}" for filler in self.fillers for line in source_lines(filler.problem.kernel.origins)]
+        lines += [f"// {problem.template.name} {first.config}"]
         lines += [f'extern "C" int {self.name}(void** ptrs, const int64_t* ints, int threads) {{']
         for k, buffer in enumerate(parameters.pointers):
             kind = CPP_TYPES[problem.graph.buffers[buffer].dtype].storage
@@ -43,11 +46,13 @@ class _Function:
         return "\n".join(lines)
 
     def end(self) -> str:
-        return f"  return {'failed.raised' if self.filler.parameters.checks else '0'};\n}}"
+        return f"  return {'failed.raised' if self.fillers[0].parameters.checks else '0'};\n}}"
 
 
-def _text(name: str, filler: Slots) -> str:
-    problem = filler.problem
-    return sl.render(
-        filler, _Function(name, filler), lambda operand: {"type": CPP_TYPES[problem.inputs[operand].dtype].storage}
-    )
+def _text(name: str, problems: Sequence[Problem], config: Config, parameters: Parameters) -> str:
+    fillers = [Slots(problem, config, parameters) for problem in problems]
+    return sl.render(fillers, _Function(name, fillers), _facts, "")
+
+
+def _facts(problem: Problem, operand: str) -> dict[str, object]:
+    return {"type": CPP_TYPES[problem.inputs[operand].dtype].storage}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.tensor_map import TensorMap
 from kgen.build.unit import canonical_text
 from kgen.host.assemble import KernelCall
 from kgen.index import Expr
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean
+from kgen.templates.render import clean, tidy
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
 from kgen.templates.triton.table import TRITON_TYPES
 from kgen.templates.triton.tile import Parameters, Slots
@@ -22,61 +24,122 @@ from kgen.templates.triton.tile import Parameters, Slots
 WARPS, STAGES = 4, 3
 
 
-def render_template(problem: Problem, config: Config, name: str, exact: bool = False) -> KernelCall:
-    """The kernel of a problem. It is rendered twice: only its slots know which sizes the kernel needs."""
-    parameters = Parameters()
-    _text(name, Slots(problem, config, exact, parameters))
-    parameters = Parameters(parameters.pointers, parameters.maps, parameters.sizes)
-    text = _text(name, Slots(problem, config, exact, parameters))
-    graph, sizes = problem.graph, tuple(parameters.sizes)
-    pointers, maps = tuple(parameters.pointers), tuple(parameters.maps)
-    names = frozenset(parameters.made_names | {clean(s) for s in sizes})
+def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
+    """The kernel of a problem, or of several whose programs run side by side in one launch. It is rendered twice: only its
+    slots know which sizes the kernel needs."""
+    parts: list[_Part] = []
+    maps: dict[TensorMap, str] = {}
+    for problem in problems:
+        parts.append(_Part(problem, config, exact, maps))
+        maps = parts[-1].parameters.maps
+    ends = list(itertools.accumulate(part.problem.programs(config) for part in parts))
+    text = parts[0].text(name, _imports(parts)) if len(parts) == 1 else _joined(parts, ends, name)
+    graph, pointers, sizes = (
+        problems[0].graph,
+        _all(p.parameters.pointers for p in parts),
+        _all(p.parameters.sizes for p in parts),
+    )
+    names = frozenset(n for part in parts for n in part.names)
     launch = TritonKernel(
         name, text, canonical_text(text.replace(name, "kernel"), names),
         (*(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in pointers), *(m.type for m in maps), *("i64" for _ in sizes)),
         (*(aligned(graph.buffers[b]) for b in pointers), *(False for _ in (*maps, *sizes))),
-        config.get("WARPS", WARPS), config.get("STAGES", STAGES), compile_options(parameters.checks),
+        config.get("WARPS", WARPS), config.get("STAGES", STAGES), compile_options(any(p.parameters.checks for p in parts)),
     )  # fmt: skip
-    return KernelCall(name, pointers, sizes, grid(problem, config), launch, maps)
+    return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
 
 
-def grid(problem: Problem, config: Config) -> tuple[Expr, Expr, Expr]:
-    """The author's number of programs, or one for each tile of the first result."""
-    own = problem.template.method("grid")
-    if own is not None:
-        return ix.as_expr(own(problem, config)), ix.ONE, ix.ONE
-    count = ix.ONE
-    for axis in problem.template.implements.results[0]:
-        block = problem.template.block(axis)
-        count = count * (problem.extent(axis) if block is None else problem.tiles(axis, config.get(block)))
-    return count, ix.ONE, ix.ONE
+def _all(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """What the parts of a kernel need, each once."""
+    return tuple(dict.fromkeys(name for names in found for name in names))
 
 
-def _text(name: str, filler: Slots) -> str:
-    return sl.render(filler, lambda: _head(filler.problem, filler.config, name, filler), partial(_facts, filler.problem))
+class _Part:
+    """One problem of a kernel: its slots, and what they turned out to need."""
+
+    def __init__(self, problem: Problem, config: Config, exact: bool, maps: Mapping[TensorMap, str]) -> None:
+        self.problem, self.config, self.exact = problem, config, exact
+        self.parameters, self.maps = Parameters(maps=dict(maps)), tuple[str, ...]()
+        self.text("kernel", "")
+        self.maps = tuple(name for name in self.parameters.maps.values() if name in self.parameters.made_names)
+
+    def text(self, name: str, head: str, *more: str) -> str:
+        """The function `name`; a program's number is the first of the parameters `more`, or the device's."""
+        known = self.parameters
+        self.parameters = Parameters(known.pointers, known.maps, known.sizes)
+        filler = Slots(self.problem, self.config, self.exact, self.parameters)
+        program = more[0] if more else "tl.program_id(0)"
+        return sl.render([filler], lambda: f"{head}{self._opening(name, filler, more)}", _facts, program)
+
+    def arguments(self) -> list[str]:
+        """The names of its parameters."""
+        p = self.parameters
+        return _names(p.pointers, self.maps, p.sizes)
+
+    @property
+    def names(self) -> set[str]:
+        return self.parameters.made_names | set(map(clean, self.parameters.sizes))
+
+    def _opening(self, name: str, filler: Slots, more: Sequence[str]) -> str:
+        """The signature, knobs, and the lengths of the axes."""
+        problem = self.problem
+        lines = ["@triton.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
+        constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
+        constants += [("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute), ("PRECISION", repr(_precision(problem)))]
+        lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
+        for axis in problem.template.axes:
+            kind = ": tl.constexpr" if problem.static(axis) else ""
+            lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
+        return "\n".join(lines)
+
+
+def _names(pointers: Iterable[str], maps: Iterable[str], sizes: Iterable[str]) -> list[str]:
+    """Parameters in the order of a kernel's signature."""
+    return [*(f"p_{clean(b)}" for b in pointers), *maps, *map(clean, sizes)]
+
+
+def _imports(parts: Sequence[_Part]) -> str:
+    """Everything up to the functions: where the kernel comes from, and imports."""
+    comments = [line for part in parts for line in source_lines(part.problem.kernel.origins)]
+    comments += [f"{part.problem.template.name} {part.config} | {_axes_line(part.problem)}" for part in parts]
+    lines = [f"# {line}" for line in comments]
+    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib", "", ""]
+    return "\n".join([*lines, ""])
+
+
+def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
+    """Parts as functions of a program's number, alike ones only once, and the kernel that calls each for its own programs."""
+    functions: dict[str, str] = {}
+    texts: list[str] = []
+    calls: list[str] = []
+    first = parts[0]
+    scope = Slots(first.problem, first.config, first.exact, first.parameters)
+    for k, (part, begin) in enumerate(zip(parts, (ix.ZERO, *ends), strict=False)):
+        symbol = f"{name}_part{k}"
+        text = part.text(symbol, "", "program")
+        known = functions.setdefault(
+            canonical_text(text.replace(symbol, "part"), frozenset(part.names | set(part.arguments()))), symbol
+        )
+        texts += [text] if known == symbol else []
+        number = begin.as_int()
+        # of alike branches the compiler would make one that selects among descriptors, which have to be parameters
+        start = f"lib.branch_constant({number}, program)" if number is not None else f"({scope.length(begin)})"
+        calls.append(f"{known}({', '.join([f'(program - {start}).to(tl.int32)', *part.arguments()])})")
+    body = ["program = tl.program_id(0)"]
+    limits = ["", *map(scope.length, ends[:-1]), ""]
+    for call, low, high in zip(calls, limits, limits[1:], strict=False):
+        sides = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
+        # one after the other, not one or else the other: of alternatives Triton does not see that they share memory
+        body += [f"if {' and '.join(sides)}:", f"    {call}"]
+    found = [part.parameters for part in parts]
+    given = _names(_all(p.pointers for p in found), found[-1].maps.values(), _all(p.sizes for p in found))
+    kernel = ["@triton.jit", f"def {name}({', '.join(given)}):", *(f"    {line}" for line in body)]
+    return tidy("\n".join([_imports(parts), *texts, *kernel]))
 
 
 def _facts(problem: Problem, operand: str) -> dict[str, object]:
     one = problem.inputs[operand]
     return {"type": TRITON_TYPES[one.dtype].storage, "plain": one.load is not None, "contiguous": problem.contiguous(operand)}
-
-
-def _head(problem: Problem, config: Config, name: str, filler: Slots) -> str:
-    """Everything up to the body: where the kernel comes from, imports, signature, knobs, and the lengths of the axes."""
-    kernel = problem.kernel
-    comments = [*source_lines(kernel.origins), f"{problem.template.name} {config} | {_axes_line(problem)}"]
-    names = [f"p_{clean(b)}" for b in filler.parameters.pointers]
-    names += [*filler.parameters.maps.values(), *(clean(s) for s in filler.parameters.sizes)]
-    lines = [f"# {line}" for line in comments]
-    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib", "", ""]
-    lines += ["@triton.jit", f"def {name}({', '.join(names)}):"]
-    constants = [(k, v) for k, v in config.values if k not in ("WARPS", "STAGES")]
-    constants += [("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute), ("PRECISION", repr(_precision(problem)))]
-    lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
-    for axis in problem.template.axes:
-        kind = ": tl.constexpr" if problem.static(axis) else ""
-        lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
-    return "\n".join(lines)
 
 
 def _axes_line(problem: Problem) -> str:

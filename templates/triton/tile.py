@@ -318,8 +318,11 @@ class Slots:
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
-        emitter = self.emitter((), (), {}, {})
-        return emitter.text(self.problem.extent(axis))
+        return self.length(self.problem.extent(axis))
+
+    def length(self, expr: Expr) -> str:
+        """The text of an expression of sizes."""
+        return self.emitter((), (), {}, {}).text(expr)
 
 
 def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:

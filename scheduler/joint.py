@@ -1,0 +1,161 @@
+"""Products that read one operand, as q, k and v do: one launch, or one call of an engine, in which each keeps its own sizes and
+its own epilogue.
+
+They share no results, so fusion leaves them apart. What one kernel saves is launches, and processors that stand idle at the end
+of each; on a CPU the operand is packed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from kgen import ir
+from kgen import values as vs
+from kgen.plan import Batch, Call, Choice, Kernel, Schedule
+from kgen.scheduler.batch import forbids
+from kgen.scheduler.choose import Best, prepared, product_of
+from kgen.scheduler.memory import lends, reads, root, writes
+from kgen.templates import registry
+from kgen.templates.contract import Config, Template
+from kgen.templates.problem import Device, Problem, problem_of
+from kgen.tuning import model
+from kgen.tuning.only import Only
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+# Products of one kernel: the epilogue of each is compiled.
+MOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What decides about joint kernels: `best` is the best to be had of a product alone, None where no template has it."""
+
+    device: Callable[[str], Device]
+    best: Callable[[Kernel], Best | None]
+    demands: tuple[FusionDemand, ...] = ()
+    only: Only | None = None
+
+
+def join(plan: Schedule, how: Joining) -> None:
+    """Makes batches of products, with their template, where that is faster than one after the other."""
+    found: dict[int, Batch] = {}
+    gone: set[int] = set()
+    for group in _siblings(plan, how):
+        kernels = [plan.steps[k] for k in group]
+        batch = _joint([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
+        if batch is not None:
+            found[group[0]] = batch
+            gone.update(group[1:])
+            plan.verdicts += _verdicts(batch)
+    plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _verdicts(batch: Batch) -> Iterable[Verdict]:
+    first, *others = batch.members
+    yield from (Verdict(first.name, one.name, Outcome.BATCHED, Reason.SAME_OPERAND) for one in others)
+    for one in batch.members:
+        yield Verdict(product_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.choice))
+
+
+# ---- which ------------------------------------------------------------------------------------------------------------
+
+
+def _siblings(plan: Schedule, how: Joining) -> list[list[int]]:
+    """Steps whose products read one operand, and which may all run where the first of them does."""
+    known: dict[Hashable, list[int]] = {}
+    for k, step in enumerate(plan.steps):
+        if isinstance(step, Kernel) and step.contracts:
+            for operand in _operands(step):
+                known.setdefault(operand, []).append(k)
+    groups: list[list[int]] = []
+    taken: set[int] = set()
+    for steps in known.values():
+        group: list[int] = []
+        for k in steps:
+            if k not in taken and len(group) < MOST and all(_may_join(plan, k, other, how) for other in group):
+                group.append(k)
+        if len(group) > 1:
+            groups.append(group)
+            taken.update(group)
+    return groups
+
+
+def _operands(kernel: Kernel) -> list[Hashable]:
+    """What a kernel's first product multiplies: equal where two products read the same buffers on the same side."""
+    product = next(s for s in kernel.statements if s.kind == "contraction")
+    if product.op != "sum":
+        return []
+    read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (product.value, *product.factors))
+    return [(kernel.target, k, names) for k, names in enumerate(read) if names]
+
+
+def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
+    """Whether step k may run at the time of an earlier one."""
+    graph, step, other = plan.graph, plan.steps[k], plan.steps[first]
+    assert isinstance(step, Kernel)
+    assert isinstance(other, Kernel)
+    if any(forbids(d, step, other) for d in how.demands if not d.wanted):
+        return False
+    read, written = _roots(graph, reads(step)), _roots(graph, writes(step))
+    for between in plan.steps[first:k]:
+        if isinstance(between, Call) and (lends(between) or between.node.mutates or between.node.binds):
+            return False
+        if _roots(graph, writes(between)) & (read | written) or written & _roots(graph, reads(between)):
+            return False
+    return True
+
+
+def _roots(graph: ir.Graph, names: Iterable[str]) -> set[str]:
+    return {root(graph, name) for name in names}
+
+
+# ---- how --------------------------------------------------------------------------------------------------------------
+
+
+def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
+    """The products as one kernel, where a template makes them so and is estimated to be faster."""
+    device = how.device(product_of(kernels[0]))
+    ready = [prepared(kernel, graph) for kernel in kernels]
+    priced: list[tuple[float, int, Choice]] = []
+    for template in registry.every(device.kind):
+        if template.joins and (how.only is None or how.only.template == template.name):
+            problems = _problems(template, ready, graph, device)
+            configs = _configs(problems)
+            if configs and how.only is not None:
+                return _batch(kernels, Choice(template.name, how.only.pick(configs).values))
+            for config in configs:
+                choice = Choice(template.name, config.values)
+                priced.append((model.joint_seconds(problems, config), len(priced), choice))
+    alone = [how.best(kernel) for kernel in kernels]
+    if not priced or None in alone:
+        return None
+    seconds, _, choice = min(priced)
+    return _batch(kernels, choice) if seconds < sum(one.seconds for one in alone if one is not None) else None
+
+
+def _batch(kernels: Sequence[Kernel], choice: Choice) -> Batch:
+    members = tuple(replace(kernel, choice=choice) for kernel in kernels)
+    return Batch(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
+
+
+def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> list[Problem]:
+    """The kernels as the template sees them; none where it refuses one, or needs in common what they have not."""
+    found: list[Problem] = []
+    for kernel in kernels:
+        problem = problem_of(template, kernel, graph, device)
+        if isinstance(problem, str) or template.refuse(problem) is not None:
+            return []
+        found.append(problem)
+    common = [name for name, one in template.operands.items() if not one.many]
+    if template.joins == "parts" and any(len({p.inputs[name].value for p in found}) > 1 for name in common):
+        return []
+    return found
+
+
+def _configs(problems: Sequence[Problem]) -> list[Config]:
+    """Configurations that suit all of the problems: those of the largest one."""
+    if not problems:
+        return []
+    largest = max(problems, key=lambda p: p.flops)
+    return [c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)]
