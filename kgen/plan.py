@@ -115,7 +115,7 @@ class Kernel:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Kernels of independent points, or products that share an operand, that run as one: one parallel region, or one launch.
-    None reads or writes what another one writes, so they may run in any order and at the same time. Products have one choice."""
+    None reads or writes what another one writes, so they may run in any order, at the same time. Products have one choice."""
 
     name: str
     members: tuple[Kernel, ...]
