@@ -175,7 +175,8 @@ def test_fuzz_merging_has_no_order(a: list[Entry], b: list[Entry], c: list[Entry
 
 def test_differences() -> None:
     same, old, new, gone, more = entry(key(1)), entry(key(2)), entry(key(2), seconds=1.0), entry(key(3)), entry(key(4))
-    assert diff([same, old, gone], [more, new, same]) == [Change(old, new), Change(gone, None), Change(None, more)]
+    changes = [Change(key(2), old, new), Change(key(3), gone, None), Change(key(4), None, more)]
+    assert diff([same, old, gone], [more, new, same]) == changes
     assert diff([old, same], [same, old]) == []
 
 

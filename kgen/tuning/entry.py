@@ -129,6 +129,7 @@ def _age(entry: Entry) -> tuple[str, float, str]:
 class Change:
     """What two sets of entries say about one problem; None where one of them says nothing."""
 
+    key: Key
     before: Entry | None
     after: Entry | None
 
@@ -136,7 +137,7 @@ class Change:
 def diff(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
     """The problems about which they differ: those of `before` in their order, then new ones."""
     old, new = merge(before), merge(after)
-    pairs = [Change(old.get(key), new.get(key)) for key in {**old, **new}]
+    pairs = [Change(key, old.get(key), new.get(key)) for key in {**old, **new}]
     return [pair for pair in pairs if pair.before != pair.after]
 
 
