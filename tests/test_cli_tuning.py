@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kgen import cache
-from kgen.cli import main
+from kgen.cli import _parser, main
 from kgen.tuning import text
 from kgen.tuning.entry import Entry, Key, merge
 from kgen.tuning.report import seconds_text
@@ -216,6 +218,36 @@ def test_wrong_use(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["cache", *arguments])
     assert end.value.code == 2
+
+
+# ---- docs/tuning.md -----------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = (ROOT / "docs" / "tuning.md").read_text()
+
+
+def test_the_file_in_the_document_is_one() -> None:
+    (shown,) = re.findall(r"```json\n(.*?)```", DOCUMENT, re.DOTALL)
+    contents = text.read(shown)
+    assert contents.problems == ()
+    assert len(contents.entries) == 1
+    assert text.write(contents) == shown
+
+
+@pytest.mark.parametrize("command", re.findall(r"python -m kgen ([^`\n]*)", DOCUMENT))
+def test_the_commands_in_the_document_are_accepted(command: str) -> None:
+    assert _parser().parse_args(shlex.split(command.replace("...", "MORE"))).run
+
+
+def test_the_document_names_what_exists() -> None:
+    named = re.findall(r"`((?:kgen|tests)/[\w./]+)(?::(\w+))?`", DOCUMENT)
+    assert named
+    for path, name in named:
+        assert (ROOT / path).exists(), path
+        assert not name or re.search(rf"^(class|def) {name}\b", (ROOT / path).read_text(), re.MULTILINE), name
+    assert set(re.findall(r"`(tuning\.\w+)`", DOCUMENT)) - {"tuning.json"} == set(
+        re.findall(r'"(tuning\.\w+)"', (ROOT / "kgen" / "tuning" / "store.py").read_text())
+    ) - {"tuning.json"}
 
 
 @pytest.mark.parametrize(
