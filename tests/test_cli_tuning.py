@@ -42,7 +42,7 @@ def entry(m: int = 1, device: str = "GPU 1", **other: Any) -> Entry:
     key = Key(device, "form", (("m", m),), **{name: other.pop(name) for name in ("title", "dynamic") if name in other})
     values = {
         "template": "tiles", "version": "1", "config": (("BLOCK_M", 64),), "seconds": 1e-3, "library_seconds": 1.25e-3,
-        "measured": 11, "made": "2026-01-02T03:04:05Z", "by": "test",
+        "measured": 11, "made": "2026-01-02T03:04:05.000Z", "by": "test",
     }  # fmt: skip
     return Entry(key, **{**values, **other})
 
@@ -146,7 +146,7 @@ def test_stats_and_clear_keep_measurements_unless_they_are_named(mine: TuningFil
 
 def test_merge(tmp_path: Path, capsys: Any) -> None:
     a, b, c = (tmp_path / name for name in "abc")
-    better = entry(2, seconds=5e-4, made="2026-02-02T03:04:05Z")
+    better = entry(2, seconds=5e-4, made="2026-02-02T03:04:05.000Z")
     TuningFile(a).write([entry(1), entry(2)])
     TuningFile(b).write([better, entry(3)])
     assert main(["cache", "merge", str(c), str(a), str(b)]) == 0

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def key(m: int = 512, n: int = 256, dynamic: tuple[str, ...] = (), **other: Any)
 def entry(of: Key | None = None, **other: Any) -> Entry:
     values = {
         "template": "tiles", "version": "1", "config": (("WARPS", 4), ("BLOCK_M", 64), ("ORDER", "grouped")),
-        "seconds": 1.25e-4, "library_seconds": 2e-4, "measured": 9, "made": "2026-01-02T03:04:05Z", "by": "kgen 0.1",
+        "seconds": 1.25e-4, "library_seconds": 2e-4, "measured": 9, "made": "2026-01-02T03:04:05.000Z", "by": "kgen 0.1",
     }  # fmt: skip
     return Entry(of or key(), **{**values, **other})
 
@@ -90,7 +91,8 @@ def test_everything_else_counts(file: TuningFile) -> None:
         {"measured": 1.5},
         {"measured": True},
         {"made": "yesterday"},
-        {"made": "2026-01-02T03:04:05+01:00"},
+        {"made": "2026-01-02T03:04:05.000+01:00"},
+        {"made": "2026-01-02T03:04:05Z"},
         {"by": None},
     ],
     ids=str,
@@ -120,7 +122,9 @@ def test_a_key_checks_itself(wrong: dict[str, Any]) -> None:
 
 
 def test_times_sort_as_texts() -> None:
-    assert entry(made=now()).made > entry().made
+    first = entry(made=now()).made
+    time.sleep(0.002)
+    assert entry().made < first < now()
 
 
 words = st.text(max_size=8)
@@ -145,7 +149,7 @@ entries = st.builds(
     times,
     times | st.floats(allow_infinity=False, min_value=1.0).map(lambda _: float("nan")),
     st.integers(0, 1000),
-    st.datetimes().map(lambda when: f"{when:%Y}".zfill(4) + f"-{when:%m-%dT%H:%M:%S}Z"),
+    st.datetimes().map(lambda when: f"{when:%Y}".zfill(4) + f"-{when:%m-%dT%H:%M:%S}.000Z"),
     words,
 )
 
@@ -349,7 +353,7 @@ def test_comment_mode_and_link_survive(file: TuningFile, tmp_path: Path) -> None
 
 def test_a_write_of_equal_size_in_the_same_tick_is_seen(file: TuningFile) -> None:
     for warps in (4, 8):
-        file.write([entry(config=(("WARPS", warps),), made=f"2026-01-02T03:04:0{warps}Z")])
+        file.write([entry(config=(("WARPS", warps),), made=f"2026-01-02T03:04:0{warps}.000Z")])
         os.utime(file.path, (1, 1))
         assert [dict(e.config) for e in file.entries()] == [{"WARPS": warps}]
 
@@ -370,11 +374,15 @@ for i in range(count):
 """
 
 
-def test_several_processes_lose_nothing(file: TuningFile) -> None:
+@pytest.mark.parametrize("before", [None, "no JSON"])
+def test_several_processes_lose_nothing(file: TuningFile, before: str | None) -> None:
+    """Also not when all of them find the file broken: one sets it aside, and the others do not do so with what is new."""
     writers, count = 8, 20
+    if before is not None:
+        file.path.write_text(before)
     running = [
         subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", WRITER, str(file.path), str(writer), str(count)],
+            [sys.executable, "-W", "ignore" if before else "error", "-c", WRITER, str(file.path), str(writer), str(count)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         for writer in range(writers)
@@ -390,7 +398,8 @@ def test_several_processes_lose_nothing(file: TuningFile) -> None:
     assert found == {Key("GPU", "form", (("writer", w), ("i", i))) for w in range(writers) for i in range(count)} | {
         Key("GPU", "form", (("all", i),)) for i in range(count)
     }
-    assert sorted(path.name for path in file.path.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
+    aside = ["tuning.json.broken-1"] if before else []
+    assert sorted(path.name for path in file.path.parent.iterdir()) == ["tuning.json", *aside, "tuning.json.lock"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
@@ -566,6 +575,34 @@ def test_a_file_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
         assert file.find(key(), VERSIONS) is None
     with pytest.raises(TuningFileNotWritable, match="KGEN_TUNING_FILE"):
         file.write([entry()])
+
+
+def test_without_locks_nothing_is_written_or_moved(file: TuningFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(store.fcntl, "flock", no_locks)
+    with pytest.raises(TuningFileNotWritable, match="No locks available"):
+        file.write([entry()])
+    assert not file.path.exists()
+    file.path.write_text("{}")
+    with pytest.warns(RuntimeWarning, match="names no schema$"):
+        assert file.find(key(), VERSIONS) is None
+    assert file.path.read_text() == "{}"
+
+
+def test_a_write_that_fails_half_way_changes_nothing(file: TuningFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write([entry()])
+    kept = file.path.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(TuningFileNotWritable, match="No space left"):
+        file.write([entry(key(1))])
+    assert file.path.read_text() == kept
+    assert sorted(path.name for path in file.path.parent.iterdir()) == ["tuning.json", "tuning.json.lock"]
 
 
 def test_a_folder_or_device_is_no_tuning_file(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ __all__ = ["FACTOR", "Change", "Entry", "Key", "diff", "merge", "now"]
 
 # Along a dynamic axis, an entry stands in for sizes up to so many times larger or smaller than its own.
 FACTOR = 4.0
-_MADE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_MADE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
 def now() -> str:
     """The time for `Entry.made`. Texts of this form sort by time, whichever machines they come from."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Entry:
 
 
 def merge(entries: Iterable[Entry]) -> dict[Key, Entry]:
-    """One entry a key: the newest one. Of two from one second, always the same one, whatever their order."""
+    """One entry a key: the newest one. Of two from one instant, always the same one, whatever their order."""
     merged: dict[Key, Entry] = {}
     for entry in entries:
         known = merged.get(entry.key)
