@@ -15,14 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from kgen import cache, config, doctor
-from kgen.errors import KgenError
+from kgen.counters import counters
+from kgen.errors import KgenError, TuningFileExists, UnknownTuningDevice
 from kgen.explain import Explanation, explain, watching
-from kgen.explain_text import bytes_text
+from kgen.explain_text import bytes_text, write
+from kgen.tuning import store
+from kgen.tuning.entry import Entry, diff
+from kgen.tuning.report import changes, measurements
+from kgen.tuning.store import TuningFile
 
 __all__ = ["main"]
 
 # Exit codes: 0 well, 1 something is wrong (or nothing to show), 2 wrong use.
 OK, WRONG, MISUSED = 0, 1, 2
+# The kind of entries that are not in the cache but in tuning files.
+TUNING = "tuning"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,18 +62,45 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--source", action="store_true", help="also print the generated kernels (give it before the target)")
     one.set_defaults(run=_explain)
 
-    two = commands.add_parser("cache", help="look at or empty the cache on disk")
-    two.add_argument("action", choices=("list", "stats", "clear"))
-    two.add_argument("--kind", help="only entries of this kind (cpp, header, runtime, ...)")
-    two.set_defaults(run=_cache)
+    _cache_parser(commands.add_parser("cache", help="look at, empty and exchange what is kept on disk"))
 
     three = commands.add_parser("doctor", help="check that this machine can compile; says what to do where it cannot")
     three.set_defaults(run=_doctor)
 
-    four = commands.add_parser("tune", help="measure template configurations (not available yet)")
-    four.add_argument("target", nargs="*")
+    four = commands.add_parser("tune", help="run a script in a max-autotune mode and say what was measured")
+    four.add_argument("target", metavar="script.py", type=Path)
+    four.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    four.add_argument("--file", type=Path, help="the tuning file to add to (give it before the script)")
+    four.add_argument("--seconds", type=float, help="how long to measure for one graph (give it before the script)")
     four.set_defaults(run=_tune)
     return parser
+
+
+def _cache_parser(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="action")
+    for name, run, text in (
+        ("list", _cache_list, "every entry"),
+        ("stats", _cache_stats, "how many entries there are, and their size"),
+        ("clear", _cache_clear, "remove entries; measurements only with --kind tuning"),
+    ):
+        one = actions.add_parser(name, help=text)
+        one.add_argument("--kind", help="only entries of this kind (cpp, header, runtime, ..., or tuning)")
+        one.set_defaults(run=run)
+
+    merge = actions.add_parser("merge", help="add the measurements of some tuning files to one")
+    merge.add_argument("out", metavar="OUT", type=Path, help="the file to add to; it need not exist")
+    merge.add_argument("files", metavar="IN", type=Path, nargs="+")
+    merge.set_defaults(run=_tuning_merge)
+
+    diff = actions.add_parser("diff", help="the measurements in which two tuning files differ")
+    diff.add_argument("before", metavar="A", type=Path)
+    diff.add_argument("after", metavar="B", type=Path)
+    diff.set_defaults(run=_tuning_diff)
+
+    export = actions.add_parser("export", help="write your measurements to a new file")
+    export.add_argument("out", metavar="OUT", type=Path)
+    export.add_argument("--device", metavar="NAME", help="only those of this device, as `cache list --kind tuning` calls it")
+    export.set_defaults(run=_tuning_export)
 
 
 # ---- explain ----------------------------------------------------------------------------------------------------------
@@ -93,20 +127,25 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _explain_script(path: Path, arguments: Sequence[str]) -> Explanation:
-    """Runs the script as ``python script.py arguments`` would, and reports on what it compiles. Caches of whole graphs are off:
-    a graph that comes from one shows nothing."""
+    """Reports on what the script compiles. Caches of whole graphs are off: a graph that comes from one shows nothing."""
+    with watching() as seen, config.override(cache=False):
+        _run_script(path, arguments)
+        return seen.report()
+
+
+def _run_script(path: Path, arguments: Sequence[str]) -> bool:
+    """Runs the script as ``python script.py arguments`` would; whether it ended well."""
     saved_argv, saved_path = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
-        with watching() as seen, config.override(cache=False):
-            try:
-                runpy.run_path(str(path), run_name="__main__")
-            except SystemExit as end:
-                if end.code not in (None, 0):
-                    print(f"kgen: the script ended with exit code {end.code}", file=sys.stderr)
-            return seen.report()
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            print(f"kgen: the script ended with exit code {end.code}", file=sys.stderr)
+            return False
     finally:
         sys.argv, sys.path[:] = saved_argv, saved_path
+    return True
 
 
 def _explain_function(module: str, name: str) -> Explanation:
@@ -137,24 +176,89 @@ def _show(report: Explanation, options: argparse.Namespace) -> None:
 # ---- cache ------------------------------------------------------------------------------------------------------------
 
 
-def _cache(options: argparse.Namespace) -> int:
-    if options.action == "clear":
-        entries = cache.list_entries(options.kind)
-        freed = sum(entry.bytes for entry in entries)
-        print(f"removed {cache.clear(options.kind)} entries, {bytes_text(freed)}")
+def _cache_list(options: argparse.Namespace) -> int:
+    if options.kind == TUNING:
+        for file in store.stores(config.current()).files:
+            print(f"{file.path}: {len(file.entries())} entries")
+            write(measurements(file.entries()), sys.stdout)
         return OK
-    if options.action == "list":
-        for entry in cache.list_entries(options.kind):
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
-            print(f"{when}  {bytes_text(entry.bytes):>8}  {entry.kind:<8} {entry.key}")
-        return OK
-    print(f"{cache.cache_dir()}")
-    table = {kind: row for kind, row in cache.stats().items() if options.kind in (None, kind)}
-    for kind, row in table.items():
-        print(f"  {kind:<8} {row['entries']:>6} entries  {bytes_text(row['bytes']):>8}")
-    count, size = (sum(row[what] for row in table.values()) for what in ("entries", "bytes"))
-    print(f"  {'all':<8} {count:>6} entries  {bytes_text(size):>8}")
+    for entry in cache.list_entries(options.kind):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
+        print(f"{when}  {bytes_text(entry.bytes):>8}  {entry.kind:<8} {entry.key}")
     return OK
+
+
+def _cache_stats(options: argparse.Namespace) -> int:
+    if options.kind != TUNING:
+        print(f"{cache.cache_dir()}")
+        table = {kind: row for kind, row in cache.stats().items() if options.kind in (None, kind)}
+        for kind, row in table.items():
+            print(f"  {kind:<8} {row['entries']:>6} entries  {bytes_text(row['bytes']):>8}")
+        count, size = (sum(row[what] for row in table.values()) for what in ("entries", "bytes"))
+        print(f"  {'all':<8} {count:>6} entries  {bytes_text(size):>8}")
+    if options.kind in (None, TUNING):
+        for file in store.stores(config.current()).files:
+            size = file.path.stat().st_size if file.path.exists() else 0
+            print(f"  {TUNING:<8} {len(file.entries()):>6} entries  {bytes_text(size):>8}  {file.path}")
+    return OK
+
+
+def _cache_clear(options: argparse.Namespace) -> int:
+    """A tuning file is no cache: what is in it took minutes of a quiet machine, so it goes only when it is named."""
+    if options.kind == TUNING:
+        file = _users_file()
+        print(f"removed {file.remove()} entries: {file.path}")
+        return OK
+    entries = cache.list_entries(options.kind)
+    freed = sum(entry.bytes for entry in entries)
+    print(f"removed {cache.clear(options.kind)} entries, {bytes_text(freed)}")
+    return OK
+
+
+# ---- tuning files -----------------------------------------------------------------------------------------------------
+
+
+def _users_file() -> TuningFile:
+    return TuningFile(store.default_path(config.current()))
+
+
+def _tuning_merge(options: argparse.Namespace) -> int:
+    out = TuningFile(options.out)
+    if out.path.exists():
+        _read(out.path)  # a broken file is an error here, and not set aside
+    before = out.entries()
+    out.write([entry for path in options.files for entry in _read(path)])
+    found = diff(before, out.entries())
+    added = sum(change.before is None for change in found)
+    print(f"{out.path}: {len(out.entries())} entries, {added} of them added and {len(found) - added} replaced")
+    return OK
+
+
+def _tuning_diff(options: argparse.Namespace) -> int:
+    found = diff(_read(options.before), _read(options.after))
+    write(changes(found), sys.stdout)
+    print(f"{len(found)} differences" if found else "no difference")
+    return OK
+
+
+def _tuning_export(options: argparse.Namespace) -> int:
+    entries = _users_file().entries()
+    devices = sorted({entry.key.device for entry in entries})
+    if options.device is not None and options.device not in devices:
+        raise UnknownTuningDevice(device=options.device, valid="; ".join(devices) or "(there are no measurements)")
+    if options.out.exists():
+        raise TuningFileExists(path=options.out)
+    chosen = [entry for entry in entries if options.device in (None, entry.key.device)]
+    TuningFile(options.out).write(chosen)
+    print(f"{options.out}: {len(chosen)} entries")
+    return OK
+
+
+def _read(path: Path) -> list[Entry]:
+    contents = store.read_file(path)
+    for problem in contents.problems:
+        print(f"kgen: {path}: left out {problem}", file=sys.stderr)
+    return list(contents.entries.values())
 
 
 # ---- doctor and tune --------------------------------------------------------------------------------------------------
@@ -171,10 +275,25 @@ def _doctor(_options: argparse.Namespace) -> int:
     return WRONG if bad else OK
 
 
-def _tune(_options: argparse.Namespace) -> int:
-    return _misused(
-        "tune comes with the max-autotune modes, which have nothing to measure yet: the default mode is all there is"
-    )
+def _tune(options: argparse.Namespace) -> int:
+    if not options.target.is_file():
+        return _misused(f"there is no script {options.target}")
+    chosen = {"tuning_file": options.file and options.file.absolute(), "tuning_seconds": options.seconds}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    # no graph from the cache, which would measure nothing; no CUDA graphs, whose recording would only take time
+    with config.insist(mode="max-autotune-no-cudagraphs", cache=False, **given):
+        file = _users_file()
+        file.write([])  # raises now, not after minutes of measuring
+        before, found = file.entries(), counters["tuning.hit"]
+        well = _run_script(options.target, options.arguments)
+        found = counters["tuning.hit"] - found
+    new = [change.after for change in diff(before, file.entries()) if change.after]
+    write(measurements(new), sys.stdout)
+    if new or found:
+        print(f"{file.path}: new measurements: {len(new)}, uses of known ones: {found}")
+        return OK if well else WRONG
+    print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
+    return WRONG
 
 
 def _misused(text: str) -> int:

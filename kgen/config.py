@@ -1,6 +1,7 @@
 """What a caller may choose: one frozen dataclass, one reading of the environment, and the fields that enter cache keys.
 
-Values come, in rising precedence, from the defaults, the environment, `override(...)`, and one call's mode and options.
+Values come, in rising precedence, from the defaults, the environment, `override(...)`, one call's mode and options, and
+`insist(...)`.
 A compilation gets its `Config` as an argument and never asks for the current one again.
 """
 
@@ -87,11 +88,12 @@ _ENVIRONMENT = {
     "KGEN_TUNING_FILE": "tuning_file",
 }
 _overridden: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config", default=None)
+_insisted: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config_insisted", default=None)
 
 
 def current() -> Config:
-    """The configuration outside of any call: environment, then `override`."""
-    return dataclasses.replace(from_environment(), **(_overridden.get() or {}))
+    """The configuration outside of any call: environment, then `override`, then `insist`."""
+    return dataclasses.replace(from_environment(), **{**(_overridden.get() or {}), **(_insisted.get() or {})})
 
 
 @contextmanager
@@ -103,6 +105,16 @@ def override(**values: Any) -> Iterator[Config]:
         yield current()
     finally:
         _overridden.reset(token)
+
+
+@contextmanager
+def insist(**values: Any) -> Iterator[Config]:
+    """Like `override`, but these win over a call's own mode and options, too: for commands that run somebody's script."""
+    token = _insisted.set({**(_insisted.get() or {}), **_checked(values)})
+    try:
+        yield current()
+    finally:
+        _insisted.reset(token)
 
 
 def from_environment() -> Config:
@@ -124,7 +136,7 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     given = dict(options or {})
     if mode is not None and given.setdefault("mode", mode) != mode:
         raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
-    return dataclasses.replace(current(), **_checked(given))
+    return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
 
 
 def code_key(config: Config) -> tuple[Any, ...]:

@@ -186,5 +186,34 @@ class TensorMapRefused(InternalError):
     hint = "let the kernel's template refuse such operands, or read them through pointers"
 
 
+class TuningFileNotAFile(UserError):
+    template = "the tuning file {path} is {kind}"
+    hint = "name a plain file for the option tuning_file or KGEN_TUNING_FILE; it need not exist"
+
+
+class TuningFileNotReadable(UserError):
+    template = "the tuning file {path} cannot be read: {problem}"
+    hint = "give a file that `python -m kgen tune` or `cache export` wrote"
+
+
+class TuningFileNotWritable(UserError):
+    template = "the tuning file {path} cannot be written: {problem}"
+    hint = "set KGEN_TUNING_FILE, or the option tuning_file, to a file in a folder you can write to"
+
+
+class TuningFileExists(UserError):
+    template = "{path} exists already"
+    hint = "`python -m kgen cache merge {path} IN...` adds entries to it"
+
+
+class UnknownTuningDevice(UserError):
+    template = "no measurement is of device {device!r}"
+    hint = "use one of: {valid}"
+
+
+class InvalidTuningEntry(InternalError):
+    template = "an entry of a tuning file cannot have the {field} {value}"
+
+
 class UnhashableKey(InternalError):
     template = "a cache key cannot hold {kind}: {value}"

@@ -75,6 +75,21 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (current().numerics, current().fusion) == ("eager", True)
 
 
+def test_insist_wins_over_the_call() -> None:
+    with override(mode="max-autotune"), config.insist(mode="default", cache=False) as inside:
+        assert inside == current()
+        assert (from_call("reduce-overhead").mode, from_call(None, {"cache": True}).cache) == ("default", False)
+        assert not from_call("max-autotune", {"fusion": False}).fusion
+        with config.insist(fusion=True), override(mode="max-autotune", fusion=False):
+            assert from_call(None, {"fusion": False}).fusion
+            assert from_call().mode == current().mode == "default"
+        with pytest.raises(errors.UnknownMode):
+            from_call("fastest")
+    assert from_call("reduce-overhead").mode == "reduce-overhead"
+    with pytest.raises(errors.UnknownMode), config.insist(mode="fastest"):
+        pass
+
+
 def test_wrong_environment_and_override_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.UnknownOption), override(fuse=True):
         pass
