@@ -20,6 +20,7 @@ from kgen.eager_graph import EagerGraph
 from kgen.templates import registry
 from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only
+from kgen.tuning.store import stores
 
 __all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]
 
@@ -103,10 +104,12 @@ def _toolchain_of(config: Config) -> AbstractContextManager[object]:
 
 
 def _cache_key(config: Config) -> tuple[Any, ...]:
-    """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share, and
-    templates among those that have been registered."""
+    """Lanes and tiles are chosen for the instruction set that was found, which machines that share a cache need not share,
+    templates among those that have been registered, and by what was measured. Where that happens while compiling, what is
+    compiled is as good as the file that it leaves behind."""
+    tuned = () if config.autotune else stores(config).fingerprint()
     with _toolchain_of(config):
-        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint())
+        return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned)
 
 
 def compile(  # noqa: A001

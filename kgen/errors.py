@@ -158,6 +158,11 @@ class UnknownTemplate(UserError):
     hint = "use one of: {valid}"
 
 
+class TemplateRefused(UserError):
+    template = "template {template} does not take this product: {reason}"
+    hint = "leave the choice to the cost model"
+
+
 class TemplateCheckFailed(UserError):
     template = "template {template} fails {case} with {config}: {problem}"
     hint = "check_template({template!r}, problems=[that case]) repeats it; kgen.config.override(debug=folder) keeps its code"

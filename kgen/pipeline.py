@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
 from kgen import debug, ir, lowering, torch_adapter, verify
-from kgen.build import toolchain, triton
+from kgen.aot_cache import NotSerializable
+from kgen.build import cpp, toolchain, triton
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
+from kgen.errors import TemplateRefused
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
@@ -35,6 +38,8 @@ from kgen.templates.triton import kernel as triton_kernel
 from kgen.templates.triton import template as triton_template
 from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only
+from kgen.tuning.only import Only
+from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import demands
 
 # What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied
@@ -80,6 +85,40 @@ def _options(graph: ir.Graph, config: Config) -> Options:
     return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current())
 
 
+def _tuner(graph: ir.Graph, config: Config) -> Tuner:
+    """Who knows, or finds out, which kernels are fast; it compiles candidates by the stages below."""
+    whole = _options(graph, config)
+
+    def make(part: ir.Graph, forced: Only | None) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
+        options = replace(
+            whole, only=forced, templates=forced is not None, demands=tuple(d for d in whole.demands if not d.wanted)
+        )
+        plan = make_schedule(replace(part, buffers=dict(part.buffers)), options)
+        choices = [k.choice for step in plan.kernels for k in members(step) if k.choice is not None]
+        if forced is not None and not choices:
+            raise TemplateRefused(template=forced.template, reason="; ".join(v.detail for v in plan.verdicts if v.detail))
+        units = _units(plan, config, options)
+        assembled = assemble(plan, units.calls)
+        if assembled.callables:
+            raise NotSerializable("the library call is a Python function")
+        blueprint = Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
+        return blueprint, choices[0].config if choices else ()
+
+    def build(blueprint: Blueprint) -> None:
+        cpp.build_units([cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(blueprint.units)])
+        if blueprint.launches:
+            triton.compile_kernels(blueprint.launches, whole.gpu.arch)
+
+    return Tuner(config, Kitchen(make, build, machine_name))
+
+
+def machine_name(kind: str) -> str:
+    """The name under which measurements on this machine's processors are kept."""
+    if kind == "cuda":
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{toolchain.cpu_name()}, {torch.get_num_threads()} threads, {toolchain.isa().name}"
+
+
 def cpu_device() -> Device:
     """This machine's processors as templates see them."""
     found = toolchain.isa()
@@ -92,7 +131,7 @@ def cpu_device() -> Device:
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    plan = make_schedule(graph, _options(graph, config))
+    plan = make_schedule(graph, replace(_options(graph, config), oracle=_tuner(graph, config)))
     debug.write_schedule(plan, info, config)
     return gm, plan
 
@@ -100,9 +139,12 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
     """Kernels to C++ translation units and to GPU kernels."""
     gm, plan = work
+    return gm, plan, _units(plan, config, _options(plan.graph, config))
+
+
+def _units(plan: Schedule, config: Config, options: Options) -> UnitPlan:
     width = REGISTER_BYTES[toolchain.isa().name]
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
-    options = _options(plan.graph, config)
 
     def one(step: Launch, symbol: str) -> Rendered | KernelCall:
         choice = members(step)[0].choice
@@ -118,7 +160,7 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
         tilings = choose_batch_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
         return triton_foreach.render_batch(step, tilings, plan.graph, symbol, exact)
 
-    return gm, plan, plan_units(plan, one, len(os.sched_getaffinity(0)))
+    return plan_units(plan, one, len(os.sched_getaffinity(0)))
 
 
 def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int, reorder: bool = True) -> Rendered:

@@ -19,6 +19,7 @@ class Outcome(Enum):
     CHOSEN = "chosen"
     BATCHED = "batched"
     RECORDED = "recorded as a CUDA graph"
+    DROPPED = "dropped"
     NOT_RECORDED = "not recorded as a CUDA graph"
 
 
@@ -60,6 +61,12 @@ class Reason(Enum):
     NOTHING_RUNS = "it launches nothing"
     TEMPLATE = "a template computes it, with what is fused"
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
+    VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
+    NOT_COMPILED = "its kernel does not compile"
+    FAILED = "it cannot run"
+    WRONG_RESULT = "its results are not those of the library"
+    CRASHED = "it ended the process that measured it"
+    HUNG = "it did not end"
     NO_TEMPLATE = "no template takes it"
     TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"

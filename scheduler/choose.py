@@ -15,6 +15,7 @@ from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
+from kgen.tuning.answer import Answer
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -100,24 +101,54 @@ def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
     return Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
 
 
-def choose_template(
-    kernel: Kernel, graph: ir.Graph, device: Device, demands: tuple[FusionDemand, ...], only: Only | None = None,
-    vendor: bool = True,
-) -> Kernel | Verdict:  # fmt: skip
-    """The kernel with the template and the configuration that the cost model likes best, or why the library has it."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What else decides: the user's demands, the one template that may take products, whether a library call computes the
+    product, and what was measured."""
+
+    demands: tuple[FusionDemand, ...] = ()
+    only: Only | None = None
+    vendor: bool = True
+    answer: Answer | None = None
+
+
+def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:
+    """The kernel with the fastest template and configuration, as it was measured, else as the cost model estimates, or why the
+    library has it."""
     out = product_of(kernel)
-    found, refusals = problems(kernel, graph, device, only)
+    found, refusals = problems(kernel, graph, device, given.only)
     refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
-    chosen = best(found, vendor)
+    chosen = best(found, given.vendor)
     if chosen is None:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
     name = chosen.problem.template.name
-    if only is not None:
-        return replace(kernel, choice=Choice(name, only.pick(list(model.feasible(chosen.problem))).values))
+    if given.only is not None:
+        return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
+    known = _answered(given.answer, found)
+    if known is not None:
+        return replace(kernel, choice=known)
+    library, reason = chosen.seconds_of_library < chosen.seconds_of_template, Reason.VENDOR_FASTER
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if chosen.seconds_of_library < chosen.seconds_of_template and not _demanded(kernel, demands):
-        return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=name, measured=times)
+    if given.answer is not None and given.answer.template is None:
+        library, reason, times = True, Reason.VENDOR_MEASURED, (math.nan, given.answer.library_seconds * 1e6)
+    if library and given.vendor and not _demanded(kernel, given.demands):
+        return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
     return replace(kernel, choice=Choice(name, chosen.config.values))
+
+
+def by_estimate(problem: Problem) -> list[Config]:
+    """The configurations that the device can run, the fastest first by the cost model."""
+    return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
+
+
+def _answered(answer: Answer | None, problems: Sequence[Problem]) -> Choice | None:
+    """What was measured to be fastest, if that is a template that still takes the problem so. Of a sum in parts, the template
+    and its knobs are those for the parts."""
+    problem = next((p for p in problems if answer is not None and p.template.name == answer.template), None)
+    if answer is None or problem is None or set(dict(answer.config)) != set(problem.template.knobs):
+        return None
+    config = problem.template.config(**dict(answer.config))
+    return Choice(problem.template.name, config.values) if model.fits(problem, config) else None
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

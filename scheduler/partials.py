@@ -282,8 +282,16 @@ class _Search:
         return None
 
 
+_PARTS = "_parts"
+
+
 def _parts_of(out: str) -> str:
-    return f"{out}_parts"
+    return out + _PARTS
+
+
+def reduction_of(name: str) -> str | None:
+    """The result of which a buffer holds the parts."""
+    return name.removesuffix(_PARTS) if name.endswith(_PARTS) else None
 
 
 class _Cut:
@@ -383,4 +391,4 @@ class _Cut:
         return ix.minimum(block, self.site.length - self.part.expr() * block)
 
 
-__all__ = ["Tiles", "alone", "partials", "tile_reductions"]
+__all__ = ["Tiles", "alone", "partials", "reduction_of", "tile_reductions"]

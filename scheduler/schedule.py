@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
@@ -10,7 +10,7 @@ from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import Best, best, choose_template, part_blocks, problems, product_of, products_of
+from kgen.scheduler.choose import Best, Given, best, choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -22,11 +22,12 @@ from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
-from kgen.scheduler.split_k import may_cut, partial_of, parts_of
+from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
+from kgen.tuning.answer import Answer, Oracle, Question
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -42,6 +43,7 @@ class Options:
     templates: bool = True
     cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all products
+    oracle: Oracle | None = None  # knows measured times
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -80,14 +82,18 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
     known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
+    answers: dict[str, Answer] = {}
     while True:
         result = _attempt(graph, known, options)
         refused = alone(result)
-        cuts = {} if refused else _cuts(result, known.tiles, options)
-        refused = refused or ({} if cuts else _choose(result, known.tiles, options))
+        if not refused:
+            join(result, _joining(graph, known.tiles, options))
+            answers |= _answers(result, known.tiles, options)
+        cuts = {} if refused else _cuts(result, known.tiles, options, answers)
+        refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))
         blocks = {} if refused or cuts else _blocks(result, options)
         if not refused and not cuts and not blocks:
-            result.verdicts[:0] = refusals
+            result.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
             return plan_memory(result)
         refusals += refused.values()
         known = known.after(refused, blocks, cuts)
@@ -125,36 +131,72 @@ def _offerable(node: ir.Node) -> bool:
     return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
-def _cuts(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, int]:
-    """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting. Who wants one
-    template to take all products wants the products as they are."""
+def _answers(plan: Schedule, tiles: Tiles, options: Options) -> Mapping[str, Answer]:
+    """What is known of measurements, by the products' results. Parts of a sum have the answer of the whole."""
+    if options.oracle is None or options.only is not None:
+        return {}
+    questions: dict[str, Question] = {}
+    for kernel in _products(plan, tiles):
+        out = product_of(kernel)
+        device = options.device(plan.graph, out)
+        found, _ = problems(kernel, plan.graph, device, None)
+        if found:
+            cuttable = may_cut(kernel, Sizes(plan.graph.size_hints), device)
+            parts = possible_parts(found, kernel) if cuttable else 1
+            questions[out] = Question(kernel, [[p] for p in found], parts, _has_library(plan.graph, out))
+    answers = options.oracle.answers(list(questions.values()), plan.graph)
+    return {out: answers[q.step.name] for out, q in questions.items() if q.step.name in answers}
+
+
+def _products(plan: Schedule, tiles: Tiles) -> Iterator[Kernel]:
+    """Kernels of products that are whole."""
+    cut = set(map(partial_of, tiles.cuts))
+    for step in plan.steps:
+        if isinstance(step, Kernel) and step.contracts and product_of(step) not in cut:
+            yield step
+
+
+def _has_library(graph: ir.Graph, out: str) -> bool:
+    """Whether a library call computes what a product's kernel is made of."""
+    return any(isinstance(node, ir.Product) and node.vendor is not None for node in graph.nodes)
+
+
+def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Answer]) -> dict[str, int]:
+    """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting."""
     sizes = Sizes(plan.graph.size_hints)
-    known = {*tiles.cuts, *map(partial_of, tiles.cuts)}
     found: dict[str, int] = {}
-    for step in plan.steps if options.only is None else ():
-        if isinstance(step, Kernel) and step.contracts and (out := product_of(step)) not in known:
-            device = options.device(plan.graph, out)
-            if may_cut(step, sizes, device):
-                found[out] = parts_of(problems(step, plan.graph, device, None)[0], step)
+    for kernel in _products(plan, tiles):
+        out = product_of(kernel)
+        device = options.device(plan.graph, out)
+        if out in tiles.cuts or not may_cut(kernel, sizes, device):
+            continue
+        if options.only is not None:
+            found[out] = options.only.parts
+        elif out in answers:
+            found[out] = answers[out].parts
+        else:
+            found[out] = parts_of(problems(kernel, plan.graph, device, None)[0], kernel)
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
-def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict]:
+def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Answer]) -> dict[str, Verdict]:
     """Gives every product its template; the results of those that are better off in the library, with the reason. Where no
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
     whole = {partial_of(out): out for out in tiles.cuts}
-    join(plan, _joining(plan.graph, whole, options))
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
         device = options.device(plan.graph, out)
-        chosen = choose_template(step, plan.graph, device, options.demands, options.only, vendor=out not in whole)
+        answer = answers.get(whole.get(out, out))
+        given = Given(options.demands, options.only, out not in whole, answer)
+        chosen = choose_template(step, plan.graph, device, given)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
-            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
+            times = () if answer is None else (answer.seconds * 1e6, answer.library_seconds * 1e6)
+            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice), measured=times))
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
             for s in partials(step):
                 refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
@@ -165,7 +207,9 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict
     return refused
 
 
-def _joining(graph: ir.Graph, whole: Mapping[str, str], options: Options) -> Joining:
+def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
+    whole = set(map(partial_of, tiles.cuts))
+
     def device(out: str) -> Device:
         return options.device(graph, out)
 

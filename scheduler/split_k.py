@@ -41,8 +41,18 @@ def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
-    """Into how many parts it is best to cut the sum of a kernel that may be cut, for a template that takes batches; 1: leave it
-    whole."""
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole."""
+    parts = possible_parts(problems, kernel)
+    if parts < 2:
+        return 1
+    takers = [p for p in problems if p.template.implements.batch]
+    whole = [model.seconds(p, c) for p in takers for c in model.feasible(p)]
+    best = min([*whole, model.vendor_seconds(takers[0])])
+    return parts if model.cut_seconds(takers[0], parts) < best else 1
+
+
+def possible_parts(problems: list[Problem], kernel: Kernel) -> int:
+    """Into how many parts to cut the sum of a kernel that may be cut, if at all, for templates that take batches."""
     problems = [p for p in problems if p.template.implements.batch]
     if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
         return 1
@@ -50,12 +60,7 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     length = kernel.inner[0].extent.as_int()
     assert length is not None
     wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // TILE), length // CHUNK)
-    parts = next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
-    if parts < 2:
-        return 1
-    whole = [model.seconds(p, c) for p in problems for c in model.feasible(p)]
-    best = min([*whole, model.vendor_seconds(problem)])
-    return parts if model.cut_seconds(problem, parts) < best else 1
+    return next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
 
 
 def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:

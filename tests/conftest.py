@@ -41,6 +41,7 @@ def _share_cache_folder(config: pytest.Config) -> None:
 
     xdist workers inherit the environment of the process that made the folder. A folder the user named is left alone.
     """
+    os.environ.pop("KGEN_TUNING_FILE", None)  # what somebody measured here must not decide
     if "KGEN_CACHE_DIR" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="kgen-tests-")

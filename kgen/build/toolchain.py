@@ -18,7 +18,7 @@ from kgen import config
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
 __all__ = [
-    "Compiler", "Isa", "available", "compiler", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
+    "Compiler", "Isa", "available", "compiler", "cpu_name", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
 ]  # fmt: skip
 
 
@@ -149,12 +149,22 @@ _WANTED = {"avx512": _AVX512, "avx2": _AVX2}
 
 
 @functools.cache
-def _cpu_features() -> frozenset[str]:
+def cpu_name() -> str:
+    """The processor's name as its maker gives it."""
+    found = re.search(r"^model name\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def _cpu_text() -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return frozenset()
-    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+        return ""
+
+
+@functools.cache
+def _cpu_features() -> frozenset[str]:
+    found = re.search(r"^flags\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
     return frozenset(found[1].split()) if found else frozenset()
 
 

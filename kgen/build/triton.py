@@ -30,7 +30,7 @@ from kgen.build.tensor_map import MapFormat
 from kgen.counters import counters
 from kgen.errors import TritonBuildFailed, TritonNotFound
 
-__all__ = ["compile_kernels", "prestart", "resource_usage"]
+__all__ = ["compile_kernels", "prestart", "resource_usage", "version"]
 
 TIME_LIMIT_S = 300
 
@@ -56,6 +56,11 @@ def prestart() -> None:
     """Start the server now: it imports Triton while the caller traces and schedules."""
     if _package() is not None:
         _server()
+
+
+def version() -> str | None:
+    """Of the compiler, where there is one."""
+    return None if _package() is None else _version()
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Both check themselves when they are made, so that an entry from a file is as goo
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from kgen.errors import InvalidTuningEntry
 
-__all__ = ["FACTOR", "Change", "Entry", "Key", "diff", "merge", "now"]
+__all__ = ["FACTOR", "Change", "Entry", "Key", "diff", "digest", "merge", "now"]
 
 # Along a dynamic axis, an entry stands in for sizes up to so many times larger or smaller than its own.
 FACTOR = 4.0
@@ -109,6 +110,11 @@ class Entry:
         if self.template is None:
             return versions.get("", "") == self.version
         return versions.get(self.template) == self.version
+
+
+def digest(versions: Mapping[str, str]) -> str:
+    """What stands for all templates, in an entry for the library: it was compared with these."""
+    return hashlib.sha256(repr(sorted(versions.items())).encode()).hexdigest()[:12]
 
 
 def merge(entries: Iterable[Entry]) -> dict[Key, Entry]:

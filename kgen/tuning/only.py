@@ -16,10 +16,12 @@ Pick = Callable[[Sequence["Config"]], "Config"]
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The one template that may take products, whatever it costs, and which of its feasible configurations it gets."""
+    """The one template that may take products, whatever it costs, and which of its feasible configurations it gets: `pick`
+    sees those that the cost model likes best first. Sums are cut into `parts`."""
 
     template: str
     pick: Pick
+    parts: int = 1
 
 
 _only: ContextVar[Only | None] = ContextVar("kgen_only_template", default=None)

@@ -176,6 +176,10 @@ class Chain:
     def add(self, entries: Iterable[Entry]) -> None:
         self.files[0].add(entries)
 
+    def fingerprint(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Another one when a file has changed: what was decided by it is to be decided anew."""
+        return tuple(_stamp(file.path) for file in self.files)
+
 
 def stores(config: Config) -> Chain:
     """The user's file, then those that are shipped with kgen. Raises TuningFileNotAFile."""

@@ -1,0 +1,46 @@
+"""What the scheduler asks of whoever knows measured times, and gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kgen import ir
+    from kgen.plan import Launch
+    from kgen.templates.problem import Problem
+    from kgen.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts; or,
+    without a template, the library and separate kernels. Times in seconds, NaN where unknown."""
+
+    template: str | None
+    config: tuple[tuple[str, Any], ...]
+    parts: int
+    seconds: float
+    library_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A kernel of one product, or of several that share an operand, and how templates see it: for each template the problems
+    of all members. `parts` is into how many parts its sum might be cut, `vendor` whether a library call computes it."""
+
+    step: Launch
+    problems: Sequence[Sequence[Problem]]
+    parts: int = 1
+    vendor: bool = True
+
+
+class Oracle(Protocol):
+    """Answers from measurements, old or new. Questions without an answer are left to the cost model."""
+
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Answer]:
+        """Answers by the names of the steps."""
+
+    def verdicts(self) -> list[Verdict]:
+        """What became of candidates that were measured; each once."""

@@ -1,0 +1,186 @@
+"""Measures contests in a process of their own, and survives whatever a candidate does to that."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import IO, Any
+
+from kgen import cache
+from kgen.counters import counters
+from kgen.tuning.contest import Contest
+
+__all__ = ["Failure", "Outcome", "measure", "stop"]
+
+# Seconds until a started process answers, until a candidate's first run ends, and beyond those meant for timing.
+START_LIMIT, RUN_LIMIT, TIMING_LIMIT = 120.0, 30.0, 60.0
+# Processes that may be lost to the candidates of one contest.
+MAX_LOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What was wrong with a candidate: it failed, gave wrong results, crashed its process, or hung."""
+
+    why: str
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Medians of seconds by candidate, and the failures of others."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    failures: dict[int, Failure] = field(default_factory=dict)
+
+
+def measure(contest: Contest, step: Callable[[str], None] = lambda text: None) -> Outcome:
+    """Runs a contest. A candidate that kills the process, or does not end, is dropped, and the rest start anew. `step` hears
+    of every candidate that was run. Without a reference that runs, nothing is measured."""
+    outcome, left = Outcome(), dict(contest.contenders)
+    for _ in range(MAX_LOST):
+        if contest.reference not in left:
+            break
+        lost = _attempt(replace(contest, contenders=left), outcome, step)
+        if lost is None:
+            break
+        for number in outcome.failures:
+            left.pop(number, None)
+    return outcome
+
+
+def stop() -> None:
+    """Ends the process, if one is running: it holds a context on the GPU."""
+    with _one_at_a_time:
+        while _running:
+            _running.pop().kill()
+
+
+def _attempt(contest: Contest, outcome: Outcome, step: Callable[[str], None]) -> int | None:
+    """One process' go at a contest; the candidate that it was lost to."""
+    with _one_at_a_time, cache.scratch("tuning") as folder:
+        place = folder / "contest"
+        place.write_bytes(pickle.dumps(contest))
+        worker = _worker()
+        at, limit = contest.reference, RUN_LIMIT
+        try:
+            worker.ask(str(place))
+            while True:
+                message = worker.answer(limit)
+                if "begin" in message:
+                    at, limit = message["begin"], RUN_LIMIT
+                    step(contest.names.get(at, str(at)))
+                elif "failed" in message:
+                    outcome.failures[message["failed"]] = Failure(message["why"], message["text"])
+                elif "timing" in message:
+                    at, limit = -1, message["timing"] + TIMING_LIMIT
+                elif "times" in message:
+                    times = {int(number): samples for number, samples in message["times"].items()}
+                    outcome.seconds = {n: statistics.median(samples) for n, samples in times.items() if samples}
+                    return None
+        except (_Ended, _Late) as end:
+            worker.kill()
+            _running.clear()
+            counters.add("tuning.lost")
+            return _blame(end, at, contest, outcome)
+
+
+def _blame(end: Exception, at: int, contest: Contest, outcome: Outcome) -> int:
+    """Notes which candidate ended a process. What goes wrong while all take turns is nobody's in particular: then it is the
+    reference's, and the contest is over."""
+    if at in outcome.failures:
+        return at  # it said so before its process broke
+    number = contest.reference if at < 0 else at
+    late = isinstance(end, _Late)
+    text = f"no answer after {end} s" if late else str(end)
+    outcome.failures[number] = Failure("hung" if late else "crashed", text)
+    return number
+
+
+# ---- the process ------------------------------------------------------------------------------------------------------
+
+
+class _Ended(Exception):
+    """The process is gone."""
+
+
+class _Late(Exception):
+    """It did not answer in time."""
+
+
+# The same modules as here, as in kgen/build/triton.py.
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kgen.tuning.worker import serve; serve()"
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.questions: IO[bytes] = self.process.stdin
+        self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-tuning").start()
+        self.answer(START_LIMIT)
+
+    def _listen(self, answers: IO[bytes]) -> None:
+        for line in answers:
+            with contextlib.suppress(ValueError):  # half a line of a process that died
+                self.messages.put(json.loads(line))
+        self.messages.put(None)
+
+    def ask(self, path: str) -> None:
+        try:
+            self.questions.write(f"{path}\n".encode())
+            self.questions.flush()
+        except OSError as cause:
+            raise _Ended(self._how()) from cause
+
+    def answer(self, limit: float) -> dict[str, Any]:
+        try:
+            message = self.messages.get(timeout=limit)
+        except queue.Empty:
+            raise _Late(f"{limit:.0f}") from None
+        if message is None:
+            raise _Ended(self._how())
+        return message
+
+    def _how(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=5)
+            return f"its process ended with {'signal' if status < 0 else 'status'} {abs(status)}"
+        return "its process closed its output"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+_running: list[_Worker] = []
+_one_at_a_time = threading.RLock()
+
+
+def _worker() -> _Worker:
+    """The process, started when there is none, or when it is that of another process that forked this one."""
+    if _running and (_running[0].process.poll() is not None or _running[0].owner != os.getpid()):
+        _running.clear()
+    if not _running:
+        _running.append(_Worker())
+    return _running[0]
+
+
+atexit.register(stop)

@@ -1,0 +1,34 @@
+"""What people see of a measurement: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from tqdm import tqdm
+
+__all__ = ["Say", "progress"]
+
+Say = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def progress(what: str, steps: int) -> Iterator[tuple[Say, Say]]:
+    """Two functions: one for each step that is done, with what comes next, and one for a line that stays."""
+    if not sys.stderr.isatty():
+        _line(f"measuring {what}, {steps} candidates")
+        yield (lambda text: None), _line
+        return
+    with tqdm(total=steps, desc=f"kgen: measuring {what}", unit="", leave=False, dynamic_ncols=True, file=sys.stderr) as bar:
+
+        def step(text: str) -> None:
+            bar.set_postfix_str(text[:60], refresh=False)
+            bar.update()
+
+        yield step, lambda text: tqdm.write(f"kgen: {text}", file=sys.stderr)
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"kgen: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,337 @@
+"""Decides by measured times: looks them up in tuning files, and in the max-autotune modes measures what is missing.
+
+A question is a kernel of a product with all that was fused into it. Its contest is between configurations of the templates that
+take it and the library with separate kernels, each compiled from the same part of the graph (`scheduler/excerpt.py`) by the
+same pipeline, so that what is timed is what would run: finishing kernels, sums that are cut and their addition included. A
+candidate wins only with results that agree with the library's.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import math
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.build import triton
+from kgen.config import Config
+from kgen.counters import counters
+from kgen.host.compiled import Blueprint
+from kgen.plan import Batch
+from kgen.scheduler.excerpt import excerpt
+from kgen.scheduler.keys import key_of
+from kgen.sizes import Sizes
+from kgen.templates import registry
+from kgen.templates.contract import Config as Knobs
+from kgen.tuning import entry, model, store
+from kgen.tuning.answer import Answer, Question
+from kgen.tuning.contest import Array, Contest, Setting
+from kgen.tuning.entry import Entry, Key
+from kgen.tuning.measure import Failure, Outcome, measure
+from kgen.tuning.only import Only
+from kgen.tuning.progress import Say, progress
+from kgen.verdict import Outcome as Decision
+from kgen.verdict import Reason, Verdict
+
+__all__ = ["Candidate", "Kitchen", "Tuner"]
+
+# Candidates of a contest: the model's favourites, but some of each template; none that the model thinks so much slower.
+CANDIDATES, OF_EACH, HOPELESS = 14, 3, 4.0
+# Configurations of a sum that is cut, of each template.
+CUT_RANKS = 2
+# Seconds in which candidates take turns, and the share of a graph's time that compiling them may take.
+TIMING, LEAST_TIMING, COMPILING = 1.5, 0.15, 0.6
+# Bytes of arguments between two uses of the same ones: more than the caches hold.
+COLD = {"cuda": 120e6, "cpu": 60e6}
+# How the knob that cuts a sum is called in a tuning file.
+PARTS = "parts of the sum"
+LIBRARY = "the library"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to compute a question: a template and its knobs, or the library where there is none. `rank` chooses among the
+    configurations of a sum in parts, the model's favourite first; they are known only once it is cut."""
+
+    template: str | None
+    config: tuple[tuple[str, Any], ...] = ()
+    parts: int = 1
+    rank: int = 0
+
+    def only(self) -> Only | None:
+        """How to have it."""
+        return None if self.template is None else Only(self.template, self._pick, self.parts)
+
+    def _pick(self, configs: Sequence[Knobs]) -> Knobs:
+        if self.parts > 1:
+            return configs[min(self.rank, len(configs) - 1)]
+        return next(c for c in configs if c.values == self.config)
+
+    def __str__(self) -> str:
+        cut = f", cut into {self.parts}, choice {self.rank}" if self.parts > 1 else ""
+        return f"{self.template} {Knobs(self.config)}{cut}" if self.template else LIBRARY
+
+
+@dataclass(frozen=True, slots=True)
+class Kitchen:
+    """What the pipeline lends: `make` compiles a graph's plan by a template, or by the library, and says which configuration it
+    took; `build` makes machine code; `name` is that of the machine that a device is."""
+
+    make: Callable[[ir.Graph, Only | None], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
+    build: Callable[[Blueprint], object]
+    name: Callable[[str], str]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question that is being measured."""
+
+    question: Question
+    key: Key
+    part: ir.Graph
+    candidates: list[Candidate]
+    made: dict[int, Blueprint] = field(default_factory=dict)
+    outcome: Outcome = field(default_factory=Outcome)
+
+
+class Tuner:
+    """The oracle of one graph's compilation."""
+
+    def __init__(self, config: Config, kitchen: Kitchen) -> None:
+        self.config, self.kitchen = config, kitchen
+        self.chain = store.stores(config)
+        self.known: dict[Key, Answer | None] = {}
+        self.said: list[Verdict] = []
+        self.spent = 0.0
+
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Answer]:
+        """Answers by the names of the steps; a question without one is left to the cost model."""
+        keys = {q.step.name: self._key(q, graph) for q in questions if q.problems}
+        for key in keys.values():
+            if key not in self.known:
+                self.known[key] = self._found(key)
+        if self.config.autotune and not self.config.gpu_interpreter:
+            missing = {keys[q.step.name]: q for q in questions if q.step.name in keys and self.known[keys[q.step.name]] is None}
+            self._measure(list(missing.items()), graph)
+        return {name: answer for name, key in keys.items() if (answer := self.known[key]) is not None}
+
+    def verdicts(self) -> list[Verdict]:
+        said, self.said = self.said, []
+        return said
+
+    def _key(self, question: Question, graph: ir.Graph) -> Key:
+        device = question.problems[0][0].device.kind
+        return key_of(question.step, graph, self.kitchen.name(device), self.config.numerics)
+
+    # ---- what is known ----------------------------------------------------------------------------------------------
+
+    def _found(self, key: Key) -> Answer | None:
+        known = self.chain.find(key, _versions())
+        if known is None:
+            return None
+        knobs = dict(known.config)
+        parts = knobs.pop(PARTS, 1)
+        return Answer(known.template, tuple(knobs.items()), parts, known.seconds, known.library_seconds)
+
+    # ---- measuring --------------------------------------------------------------------------------------------------
+
+    def _measure(self, missing: Sequence[tuple[Key, Question]], graph: ir.Graph) -> None:
+        left = self.config.tuning_seconds - self.spent
+        contests = [c for key, q in missing if (c := self._opened(key, q, graph)) is not None] if left > 0 else []
+        if not contests:
+            return
+        started = time.monotonic()
+        steps = sum(len(c.candidates) for c in contests)
+        with progress(", ".join(c.question.step.name for c in contests), steps) as (step, line):
+            self._compile(contests, started + left * COMPILING)
+            for number, contest in enumerate(contests):
+                rest = (started + left - time.monotonic()) / (len(contests) - number)
+                self._run(contest, max(LEAST_TIMING, min(TIMING, rest / 2)), step)
+                self._conclude(contest, line)
+        self.spent += time.monotonic() - started
+
+    def _opened(self, key: Key, question: Question, graph: ir.Graph) -> _Open | None:
+        part = excerpt(graph, question.step)
+        return None if part is None else _Open(question, key, part, candidates_of(question))
+
+    def _compile(self, contests: Sequence[_Open], deadline: float) -> None:
+        """All candidates of all contests, several at a time."""
+        workers = max(1, len(os.sched_getaffinity(0)))
+        pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="kgen-candidates")
+        jobs: dict[concurrent.futures.Future[Any], tuple[_Open, int]] = {}
+        for contest in contests:
+            for number, candidate in enumerate(contest.candidates):
+                try:
+                    contest.made[number], config = self.kitchen.make(contest.part, candidate.only())
+                except Exception as cause:  # noqa: BLE001  an author's template may raise anything
+                    contest.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
+                    continue
+                if candidate.parts > 1:
+                    contest.candidates[number] = Candidate(candidate.template, config, candidate.parts, candidate.rank)
+                build = contextvars.copy_context().run
+                jobs[pool.submit(build, self.kitchen.build, contest.made[number])] = contest, number
+        done, late = concurrent.futures.wait(jobs, timeout=max(1.0, deadline - time.monotonic()))
+        for job in done:
+            contest, number = jobs[job]
+            problem = job.exception()
+            if problem is not None:
+                contest.outcome.failures[number] = Failure("not compiled", str(problem)[:500])
+        for job in late:
+            job.cancel()
+            contest, number = jobs[job]
+            contest.outcome.failures[number] = Failure("not compiled", "it was not compiled in time")
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, contest: _Open, seconds: float, step: Say) -> None:
+        outcome = contest.outcome
+        ready = {n: b for n, b in contest.made.items() if n not in outcome.failures}
+        data: dict[int, bytes] = {}
+        for number, blueprint in ready.items():
+            data[number] = pickle.dumps(blueprint)
+        reference = min(data, default=-1)  # the library, where there is a call of it
+        if reference < 0:
+            return
+        names = {n: str(contest.candidates[n]) for n in data}
+        kind = contest.question.problems[0][0].device.kind
+        found = measure(
+            Contest(contest.key.title, data, _arguments(contest.part), reference, seconds, COLD[kind], self._setting(), names),
+            step,
+        )
+        outcome.seconds = found.seconds
+        outcome.failures |= found.failures
+        counters.add("tuning.measured", len(found.seconds))
+
+    def _setting(self) -> Setting:
+        options = (("cache_dir", self.config.cache_dir), ("compiler", self.config.compiler), ("isa", self.config.isa))
+        return Setting(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, options)
+
+    def _conclude(self, contest: _Open, line: Say) -> None:
+        """Notes the winner, and what became of the others."""
+        seconds, question = contest.outcome.seconds, contest.question
+        out = question.step.name
+        self.said += [
+            Verdict(out, str(contest.candidates[n]), Decision.DROPPED, _REASONS[failure.why], detail=failure.text)
+            for n, failure in sorted(contest.outcome.failures.items())
+        ]
+        if not seconds:
+            return
+        best = min(seconds, key=lambda n: (seconds[n], n))
+        library = seconds.get(0, math.nan) if contest.candidates[0].template is None else math.nan
+        winner = contest.candidates[best]
+        self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library)
+        config = (*winner.config, *(((PARTS, winner.parts),) if winner.parts > 1 else ()))
+        versions = _versions()
+        made = Entry(
+            contest.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
+            entry.now(), _software(),
+        )  # fmt: skip
+        self.chain.add([made])
+        against = "" if math.isnan(library) else f"; {LIBRARY}: {library * 1e6:.1f} us"
+        dropped = f", {len(contest.outcome.failures)} dropped" if contest.outcome.failures else ""
+        line(f"{contest.key.title}: {winner}, {seconds[best] * 1e6:.1f} us of {len(seconds)} timed{dropped}{against}")
+
+
+_REASONS = {
+    "not compiled": Reason.NOT_COMPILED, "failed": Reason.FAILED, "wrong": Reason.WRONG_RESULT, "crashed": Reason.CRASHED,
+    "hung": Reason.HUNG,
+}  # fmt: skip
+
+
+# ---- candidates -------------------------------------------------------------------------------------------------------
+
+
+def candidates_of(question: Question) -> list[Candidate]:
+    """The library first, if it computes the product, then the configurations that the cost model likes."""
+    batch = isinstance(question.step, Batch)
+    priced: list[tuple[float, int, Candidate]] = []
+    for problems in question.problems:
+        largest = max(problems, key=lambda p: p.flops)
+        for config in (c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)):
+            seconds = model.joint_seconds(problems, config) if batch else model.seconds(problems[0], config)
+            priced.append((seconds, len(priced), Candidate(largest.template.name, config.values)))
+    priced.sort(key=lambda row: row[:2])
+    kept = _spread([(seconds, candidate) for seconds, _, candidate in priced])
+    if question.parts > 1:
+        names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
+        kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
+    return [*([Candidate(None)] if question.vendor else []), *kept]
+
+
+def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
+    """The first ones, and the first few of each template, as long as they are not hopeless."""
+    possible = [candidate for seconds, candidate in priced if seconds <= HOPELESS * priced[0][0]]
+    kept = possible[:CANDIDATES]
+    for name in dict.fromkeys(c.template for c in possible):
+        kept += [c for c in possible if c.template == name][:OF_EACH]
+    return list(dict.fromkeys(kept))
+
+
+# ---- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _arguments(part: ir.Graph) -> tuple[Array | int, ...]:
+    """Arguments like the graph's: sizes at the hints, products of them about as large as one factor, indices in range."""
+    sizes = Sizes(part.size_hints)
+    tops = _tops(part, sizes)
+    scales = _scales(part, sizes)
+    found: list[Array | int] = []
+    for item in part.inputs:
+        if item.buffer is None:
+            assert item.expr is not None
+            found.append(sizes.of(item.expr))
+            continue
+        buffer = part.buffers[item.buffer]
+        strides = buffer.strides or ix.contiguous_strides(buffer.sizes)
+        lengths, steps = (tuple(map(sizes.of, found)) for found in (map(ix.as_expr, buffer.sizes), map(ix.as_expr, strides)))
+        name = buffer.name
+        found.append(Array(lengths, steps, buffer.dtype, str(buffer.device), scales.get(name, 1.0), tops.get(name, 0)))
+    return tuple(found)
+
+
+def _values(part: ir.Graph) -> Iterable[vs.Value]:
+    return vs.topological([root for node in part.nodes for root in ir.roots(node)])
+
+
+def _tops(part: ir.Graph, sizes: Sizes) -> dict[str, int]:
+    """How large indices may be, by the buffers that hold them."""
+    found: dict[str, int] = {}
+    atoms = {a for v in _values(part) for e in vs.index_exprs(v) for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)}
+    for atom in atoms:
+        limit = max(1, sizes.of(atom.size))
+        for load in vs.loads([atom.value]):
+            found[load.attr[0]] = min(limit, found.get(load.attr[0], limit))
+    return found
+
+
+def _scales(part: ir.Graph, sizes: Sizes) -> dict[str, float]:
+    """Right operands are divided by the root of the sum's length."""
+    found: dict[str, float] = {}
+    for node in part.nodes:
+        if isinstance(node, ir.Contraction):
+            depth = max(1, sizes.points(node.reduced))
+            found |= {load.attr[0]: depth**-0.5 for load in vs.loads([node.rhs])}
+    return found
+
+
+# ---- names ------------------------------------------------------------------------------------------------------------
+
+
+def _versions() -> dict[str, str]:
+    """Those of all templates; under "" what stands for all that the library was compared with."""
+    versions = {t.name: t.version for t in registry.every()}
+    return {**versions, "": entry.digest(versions)}
+
+
+def _software() -> str:
+    found = (("torch", torch.__version__), ("triton", triton.version()))
+    return ", ".join(f"{name} {version}" for name, version in found if version)

@@ -1,0 +1,235 @@
+"""The process that times candidates: a kernel that crashes, hangs or breaks the GPU's context takes this process along, not the
+user's.
+
+Run by kgen/tuning/measure.py. Over stdin come paths of pickled contests, a line each; over stdout go lines of JSON:
+
+    {"begin": 3}                         contender 3 is being run for the first time
+    {"ready": 3}                         it ran, and its results are right
+    {"failed": 3, "why": "wrong", "text": "..."}
+    {"timing": 2.0}                      all that are left take turns, for about so many seconds
+    {"times": {"0": [1e-3, ...], ...}}   seconds of a call; the contest is over
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kgen import config
+from kgen.host.compiled import HostGraph
+from kgen.tuning.contest import Array, Contest
+
+# Sets of arguments at most, and the share of a GPU's free memory that they may take.
+MAX_SETS, MEMORY_SHARE = 16, 0.5
+# What is timed at once takes at least so long.
+LEAST_SECONDS = {"cuda": 3e-4, "cpu": 2e-4}
+MAX_CALLS = 256
+# Rounds at least and at most; what is so much slower than the best by then is out.
+ROUNDS, MAX_ROUNDS, HOPELESS = 5, 40, 1.3
+# Errors relative to the norm of the reference, beyond which a result is wrong. Two ways to round sums differ by less.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+TF32_TOLERANCE, NARROW_TOLERANCE = 5e-3, 0.15
+# Of integers and truth values a few may differ where what they are computed from is nearly equal.
+MISMATCHES = 5e-3
+# An element is far off by so many times the tolerance, of its size and the usual one; more than this share of such is wrong: a
+# row that nobody wrote is not much of a norm.
+ELEMENT, WILD = 5, 1e-5
+
+Call = Callable[[list[Any]], Sequence[Any]]
+
+
+def serve() -> None:
+    """Runs contests until stdin closes."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not reach the answers
+
+    def say(**message: Any) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    say(started=True)
+    for line in sys.stdin:
+        contest: Contest = pickle.loads(Path(line.rstrip("\n")).read_bytes())
+        with _set(contest):
+            say(times=_Run(contest, say).result())
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _set(contest: Contest) -> Iterator[None]:
+    torch.set_num_threads(contest.setting.threads)
+    torch.backends.cuda.matmul.allow_tf32 = contest.setting.allow_tf32
+    with config.override(**{name: value for name, value in contest.setting.options if value is not None}), torch.no_grad():
+        yield
+
+
+class _Run:
+    """One contest."""
+
+    def __init__(self, contest: Contest, say: Callable[..., None]) -> None:
+        self.contest, self.say = contest, say
+        arrays = [a for a in contest.arguments if isinstance(a, Array)]
+        self.device = next((a.device for a in arrays if a.device.startswith("cuda")), "cpu")
+        self.kind = self.device.partition(":")[0]
+        self.sets = self._sets(sum(a.nbytes for a in arrays))
+        self.calls: dict[int, Call] = {}
+
+    def _sets(self, nbytes: int) -> list[list[Any]]:
+        count = max(1, min(MAX_SETS, math.ceil(self.contest.cold / max(1, nbytes))))
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.device)
+            count = max(1, min(count, int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE / max(1, nbytes))))
+        return [self._arguments(seed) for seed in range(count)]
+
+    def _arguments(self, seed: int) -> list[Any]:
+        made: list[Any] = []
+        for number, one in enumerate(self.contest.arguments):
+            if isinstance(one, Array):
+                made.append(one.make(torch.Generator(one.device).manual_seed(1000 * seed + number)))
+            else:
+                made.append(one)
+        return made
+
+    def result(self) -> dict[int, list[float]]:
+        want: Sequence[Any] | None = None
+        order = sorted(self.contest.contenders, key=lambda k: k != self.contest.reference)
+        for number in order:
+            self.say(begin=number)
+            try:
+                call = HostGraph.deserialize(self.contest.contenders[number])
+                got = call(list(self.sets[0]))
+                self._wait()
+                problem = "" if want is None else difference(got, want, self.contest.setting.allow_tf32)
+            except Exception as cause:  # noqa: BLE001  a candidate may fail in any way
+                self.say(failed=number, why="failed", text=f"{type(cause).__name__}: {cause}"[:500])
+                self._wait()  # raises where the GPU's context is broken: the next candidates need another process
+                continue
+            if problem:
+                self.say(failed=number, why="wrong", text=problem)
+                continue
+            if want is None:
+                want = got
+            else:
+                _spoil(got)
+            self.calls[number] = call
+            self.say(ready=number)
+        del want
+        return self._times()
+
+    def _wait(self) -> None:
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def _times(self) -> dict[int, list[float]]:
+        self.say(timing=self.contest.seconds)
+        timers = {number: _timer(call, self.sets, self.kind) for number, call in self.calls.items()}
+        samples: dict[int, list[float]] = {number: [] for number in timers}
+        alive, deadline, turn = list(timers), time.perf_counter() + self.contest.seconds, 0
+        while turn < ROUNDS or (turn < MAX_ROUNDS and time.perf_counter() < deadline):
+            turn += 1
+            for number in alive[turn % len(alive) :] + alive[: turn % len(alive)] if alive else []:
+                samples[number].append(timers[number]())
+            middle = {number: statistics.median(samples[number]) for number in alive}
+            if turn in (2, ROUNDS):
+                best = min(middle.values(), default=0.0)
+                alive = [n for n in alive if middle[n] <= best * HOPELESS or n == self.contest.reference]
+        return samples
+
+
+def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
+    """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments."""
+    once = _seconds(lambda: call(list(sets[0])), kind)
+    count = max(len(sets), min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(once, 1e-7))))
+    order = [sets[k % len(sets)] for k in range(count)]
+
+    def everything() -> None:
+        for arguments in order:
+            call(list(arguments))
+
+    run = _recorded(everything) if kind == "cuda" else everything
+    return lambda: _seconds(run, kind) / count
+
+
+def _recorded(run: Callable[[], None]) -> Callable[[], None]:
+    """The calls as one CUDA graph, so that the host plays no part; as they are where they cannot be recorded."""
+    try:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return run
+    return graph.replay
+
+
+def _seconds(run: Callable[[], Any], kind: str) -> float:
+    """By the device's own clock."""
+    if kind == "cpu":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1e-3
+
+
+def _spoil(results: Sequence[Any]) -> None:
+    """The next candidate may get this memory, and must not find right results in it."""
+    for one in results:
+        if isinstance(one, torch.Tensor):
+            one.fill_(math.nan if one.dtype.is_floating_point else 1)
+
+
+def difference(got: Sequence[Any], want: Sequence[Any], tf32: bool = False) -> str:
+    """What is wrong with results, compared with those of the reference; empty where nothing is."""
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        if isinstance(one, torch.Tensor) and one.numel():
+            problem = _different(one, other, tf32)
+            if problem:
+                return f"result {number} {problem}"
+    return ""
+
+
+def _different(one: torch.Tensor, other: torch.Tensor, tf32: bool) -> str:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return f"is {one.dtype} {tuple(one.shape)}, not {other.dtype} {tuple(other.shape)}"
+    if not (one.dtype.is_floating_point or one.dtype.is_complex):
+        share = (one != other).float().mean().item()
+        return f"differs in {share:.1%} of its elements" if share > MISMATCHES else ""
+    limit = TF32_TOLERANCE if tf32 and one.dtype is torch.float32 else TOLERANCE.get(one.dtype, NARROW_TOLERANCE)
+    one, other = one.double(), other.double()
+    finite = torch.isfinite(other)
+    apart = (torch.isnan(one) != torch.isnan(other)) | (~finite & ~torch.isnan(other) & (one != other))
+    if apart.float().mean().item() > MISMATCHES:
+        return "has infinities or NaNs where the reference has none, or the other way round"
+    both = finite & torch.isfinite(one)
+    off, size = (one - other)[both].abs(), other[both].abs()
+    if not size.numel():
+        return ""
+    error = (off.norm() / size.norm().clamp_min(1e-30)).item()
+    if error > limit:
+        return f"is off by {error:.1e} (limit {limit:.1e})"
+    wild = (off > ELEMENT * limit * (size + size.square().mean().sqrt())).float().mean().item()
+    return f"has {wild:.1%} of its elements far off" if wild > WILD else ""

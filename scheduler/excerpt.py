@@ -1,0 +1,68 @@
+"""The part of a graph that became one kernel as a graph of its own, in which candidates are measured: fused, and by the library
+with separate kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen import index as ix
+from kgen import ir
+from kgen import values as vs
+from kgen.plan import Launch
+from kgen.scheduler.items import accumulators
+from kgen.scheduler.partials import reduction_of
+
+
+def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
+    """The nodes of `graph` that became `step`, with what the library call would read of them: inputs are the buffers that they
+    read, outputs those that the kernel stores. None where that is no function of its inputs, for it writes into memory that is
+    there already."""
+    nodes = _nodes(graph, step)
+    made = {out for node in nodes for out in ir.outs(node)}
+    stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    results = {reduction_of(name) or name for name in stored}
+    buffers = [graph.buffers[name] for name in made]
+    if not results <= made or any(b.alias_of is not None or b.kind != "intermediate" for b in buffers):
+        return None
+    read = [name for name in dict.fromkeys(n for node in nodes for n in _reads(node)) if name not in made]
+    part = ir.Graph(f"{step.name} alone", dict(graph.buffers), nodes)
+    part.size_hints, part.derived = dict(graph.size_hints), dict(graph.derived)
+    for name in read:
+        part.buffers[name] = replace(graph.buffers[name], kind="input", alias_of=None, offset=0)
+    part.inputs = [ir.GraphInput(expr=symbol.expr()) for symbol in graph.size_hints if symbol not in graph.derived]
+    part.inputs += [ir.GraphInput(buffer=name) for name in read]
+    part.outputs = [_whole(graph.buffers[name]) for name in sorted(results)]
+    return part
+
+
+def _whole(buffer: ir.Buffer) -> ir.TensorArg:
+    loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(buffer.sizes))
+    return ir.TensorArg(buffer.name, loops, tuple(v.expr() for v in loops), buffer.dtype)
+
+
+def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
+    """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
+    made = {out for s in step.statements for out in s.outs}
+    made |= {name for name in map(reduction_of, made) if name is not None}
+    wanted: set[str] = set()
+    for node in graph.nodes:
+        names = {*ir.outs(node), *(accumulators(node) if isinstance(node, ir.Product) else ())}
+        if names & made:
+            wanted |= names
+        if isinstance(node, ir.Contraction) and node.out in wanted:
+            wanted |= {load.attr[0] for load in vs.loads(node.stored)}
+    kept = [node for node in graph.nodes if wanted & set(ir.outs(node))]
+    makers = {name for node in kept if isinstance(node, ir.Contraction) for name in _stored(node)}
+    return [
+        n
+        for n in kept
+        if made & set(ir.outs(n)) or isinstance(n, ir.Product) or (isinstance(n, ir.Pointwise) and n.out in makers)
+    ]
+
+
+def _stored(node: ir.Contraction) -> set[str]:
+    return {load.attr[0] for load in vs.loads(node.stored)}
+
+
+def _reads(node: ir.Node) -> tuple[str, ...]:
+    return (*ir.reads(node), *sorted(_stored(node))) if isinstance(node, ir.Contraction) else ir.reads(node)

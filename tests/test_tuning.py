@@ -1,0 +1,341 @@
+"""max-autotune: which candidates are measured, what is kept of it, and that a look-up decides as the measurement did."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen import ir, pipeline
+from kgen import values as vs
+from kgen.config import Config
+from kgen.counters import counters
+from kgen.errors import KernelBuildFailed
+from kgen.host.compiled import Blueprint
+from kgen.plan import Kernel, members
+from kgen.record import Record, recording
+from kgen.scheduler import Options
+from kgen.scheduler.choose import problems
+from kgen.scheduler.excerpt import excerpt
+from kgen.scheduler.keys import key_of
+from kgen.templates.problem import Device
+from kgen.tuning import measure as measuring
+from kgen.tuning import model, tuner
+from kgen.tuning.answer import Question
+from kgen.tuning.store import TuningFile
+from kgen.tuning.tuner import candidates_of
+from kgen.verdict import Outcome, Reason
+from kgen.verify import verify
+from tests.kernels import plans
+
+pytestmark = pytest.mark.cpu
+
+
+def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+ARGS = (r(64, 96), r(128, 96), r(128))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    torch._dynamo.reset()
+    yield tmp_path / "tuning.json"
+    measuring.stop()
+
+
+def compiled(f: Callable[..., Any], *args: Tensor, file: Path, mode: str = "max-autotune-no-cudagraphs", **more: Any) -> Record:
+    """Compiles and checks; what became of it."""
+    torch._dynamo.reset()
+    options = {"mode": mode, "cache": False, "tuning_file": str(file), "tuning_seconds": 600, **more}
+    with recording() as seen, torch.no_grad():
+        torch.testing.assert_close(torch.compile(f, backend="kgen", options=options)(*args), f(*args), rtol=1e-4, atol=1e-4)
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    return graph
+
+
+def measured() -> int:
+    return counters.snapshot().get("tuning.measured", 0)
+
+
+# ---- from measuring to a look-up --------------------------------------------------------------------------------------
+
+
+def test_measured_once_then_looked_up(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = measured()
+    first = compiled(layer, *ARGS, file=file)
+    assert measured() >= before + 3
+    (entry,) = TuningFile(file).entries()
+    assert entry.measured >= 3
+    assert entry.seconds > 0
+    assert not math.isnan(entry.library_seconds)
+    assert "gelu" in entry.key.title
+    printed = capsys.readouterr().err
+    assert "candidates" in printed
+    assert "us of" in printed
+
+    before = measured()
+    for mode in ("max-autotune-no-cudagraphs", "default"):
+        again = compiled(layer, *ARGS, file=file, mode=mode)
+        assert again.units.sources == first.units.sources
+    assert measured() == before
+    assert "candidates" not in capsys.readouterr().err
+
+
+def test_what_the_file_says_is_what_runs(file: Path) -> None:
+    """Whatever the cost model thinks of it."""
+    compiled(layer, *ARGS, file=file)
+    contents = json.loads(file.read_text())
+    row = contents["entries"][0]
+    for template, config in (
+        ("cpp_matmul", {"ROWS": 48, "TILE_ROWS": 48, "TILE_COLUMNS": 64, "PARTS": 1, "FEW_ROWS": 0}),
+        (None, {}),
+    ):
+        version = row["version"] if (template is None) == (row["template"] is None) else tuner._versions()[template or ""]
+        row |= {"template": template, "config": config, "version": version}
+        file.write_text(json.dumps(contents))
+        plan = compiled(layer, *ARGS, file=file, mode="default").plan
+        choices = [k.choice for k in plan.kernels if isinstance(k, Kernel) and k.choice]
+        if template is None:
+            assert not choices
+            assert Reason.VENDOR_MEASURED in {v.reason for v in plan.verdicts if v.outcome is Outcome.EXTERN}
+        else:
+            assert dict(choices[0].config) == config
+
+
+def test_default_mode_never_measures(file: Path) -> None:
+    before = measured()
+    compiled(layer, *ARGS, file=file, mode="default")
+    assert measured() == before
+    assert not file.exists()
+
+
+def test_no_time_no_measurement(file: Path) -> None:
+    before = measured()
+    compiled(layer, *ARGS, file=file, tuning_seconds=0)
+    assert measured() == before
+
+
+def test_equal_layers_are_measured_once(file: Path) -> None:
+    def twice(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        return layer(layer(x, w, b), v, c)
+
+    square = (r(64, 96), r(96, 96), r(96), r(96, 96) * 2, r(96) * 2)
+    compiled(twice, *square, file=file)
+    assert len(TuningFile(file).entries()) == 1
+
+
+# ---- candidates that are no good --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cooking(**changes: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Tuners made inside have other functions in their kitchen, made of those that they would have had."""
+
+    class Other(tuner.Tuner):
+        def __init__(self, config: Config, kitchen: tuner.Kitchen) -> None:
+            new = {name: change(getattr(kitchen, name)) for name, change in changes.items()}
+            super().__init__(config, replace(kitchen, **new))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "Tuner", Other)
+        yield
+
+
+def dropped(graph: Record) -> dict[str, Reason]:
+    return {v.consumer: v.reason for v in graph.plan.verdicts if v.outcome is Outcome.DROPPED}
+
+
+def test_candidates_that_do_not_compile_are_dropped(file: Path) -> None:
+    def broken(build: Callable[..., Any]) -> Callable[..., Any]:
+        count = itertools.count()
+
+        def building(blueprint: Blueprint) -> object:
+            if next(count) == 2:
+                raise KernelBuildFailed(kernel="x", source="x", status=1, output="no", command="g++")
+            return build(blueprint)
+
+        return building
+
+    with cooking(build=broken):
+        graph = compiled(layer, *ARGS, file=file)
+    assert list(dropped(graph).values()) == [Reason.NOT_COMPILED]
+    assert len(TuningFile(file).entries()) == 1
+
+
+def test_a_template_with_wrong_results_does_not_win(file: Path) -> None:
+    def lying(make: Callable[..., Any]) -> Callable[..., Any]:
+        def making(part: ir.Graph, only: Any) -> Any:
+            return make(part if only is None else replace(part, nodes=[half_more(n) for n in part.nodes]), only)
+
+        return making
+
+    def half_more(node: ir.Node) -> ir.Node:
+        if not isinstance(node, ir.Pointwise):
+            return node
+        return replace(node, value=vs.call("mul", node.value, vs.const(1.5, node.value.dtype)))
+
+    with cooking(make=lying):
+        graph = compiled(layer, *ARGS, file=file)
+    assert set(dropped(graph).values()) == {Reason.WRONG_RESULT}
+    (entry,) = TuningFile(file).entries()
+    assert (entry.template, entry.measured) == (None, 1)
+
+
+def test_a_template_that_raises_is_dropped(file: Path) -> None:
+    def raising(make: Callable[..., Any]) -> Callable[..., Any]:
+        def making(part: ir.Graph, only: Any) -> Any:
+            if only is not None:
+                raise ZeroDivisionError("an author's mistake")
+            return make(part, only)
+
+        return making
+
+    with cooking(make=raising):
+        graph = compiled(layer, *ARGS, file=file)
+    assert set(dropped(graph).values()) == {Reason.FAILED}
+
+
+# ---- candidates -------------------------------------------------------------------------------------------------------
+
+
+def question(f: Callable[..., Any], *args: Tensor, device: Device | None = None) -> tuple[Question, ir.Graph]:
+    """The first product's, as a GPU that is not here would be asked about it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "vendor_seconds", lambda problem: math.inf)
+        plan = plans(f, *args, options=Options(gpu_everywhere=True)).forward
+    kernel = next(k for step in plan.kernels for k in members(step) if k.contracts)
+    found, _ = problems(kernel, plan.graph, device or Device(), None)
+    return Question(kernel, [[p] for p in found]), plan.graph
+
+
+def test_at_least_eight_candidates_and_the_library() -> None:
+    found = candidates_of(question(layer, r(512, 1024, dtype=torch.bfloat16), r(4096, 1024).bfloat16(), r(4096).bfloat16())[0])
+    assert found[0].template is None
+    assert len(found) >= 9
+    assert len(set(found)) == len(found)
+    assert {c.template for c in found[1:]} >= {"triton_matmul_persistent", "triton_matmul_tiles"}
+
+
+def test_sums_in_parts_are_candidates() -> None:
+    asked, _ = question(lambda x, w: F.relu(x @ w), r(64, 8192).bfloat16(), r(8192, 64).bfloat16())
+    found = candidates_of(replace(asked, parts=16))
+    assert {c.parts for c in found} == {1, 16}
+
+
+def test_hopeless_candidates_are_not_measured() -> None:
+    asked, _ = question(layer, r(4096, 1024).bfloat16(), r(4096, 1024).bfloat16(), r(4096).bfloat16())
+    best = min(model.seconds(p, c) for (p,) in asked.problems for c in model.feasible(p))
+    by_name = {p.template.name: p for (p,) in asked.problems}
+    for one in candidates_of(asked)[1:]:
+        problem = by_name[one.template or ""]
+        assert model.seconds(problem, problem.template.config(**dict(one.config))) <= tuner.HOPELESS * best
+
+
+# ---- excerpts ---------------------------------------------------------------------------------------------------------
+
+
+def normalised(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    return F.relu((x * g) @ w)
+
+
+def kept(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = x @ w
+    return y, y.relu() * 2
+
+
+EXCERPTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
+    "epilogue": (layer, ARGS, 3, 1),
+    "prologue": (normalised, (r(64, 96), r(96), r(96, 128)), 3, 1),
+    "two results": (kept, (r(64, 96), r(96, 128)), 2, 2),
+    "reduction on tiles": (lambda x, w: (x @ w).exp().sum(-1), (r(64, 96) * 0.1, r(96, 128)), 2, 1),
+    "family": (lambda x, w, v: F.silu(x @ w) * (x @ v), (r(64, 96), r(96, 128), r(96, 128)), 3, 1),
+    "only a part of the graph": (lambda x, w, y: (x @ w + y.exp()).softmax(-1) * y, (r(64, 96), r(96, 128), r(64, 128)), 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", EXCERPTS)
+def test_an_excerpt_is_what_the_kernel_computes(name: str) -> None:
+    f, args, inputs, outputs = EXCERPTS[name]
+    asked, graph = question(f, *args)
+    part = excerpt(graph, asked.step)
+    assert part is not None
+    assert (len(part.inputs), len(part.outputs)) == (inputs, outputs)
+    verify(part, "excerpt")
+
+
+def test_what_is_added_in_place_is_not_measured() -> None:
+    asked, graph = question(lambda x, w, y: y.add_(x @ w), r(64, 96), r(96, 128), r(64, 128))
+    assert excerpt(graph, asked.step) is None
+
+
+# ---- keys -------------------------------------------------------------------------------------------------------------
+
+
+def key(f: Callable[..., Any], *args: Tensor) -> Any:
+    asked, graph = question(f, *args)
+    return key_of(asked.step, graph, "GPU", "fast")
+
+
+def test_keys_know_no_names() -> None:
+    def other_names(rows: Tensor, columns: Tensor, bias: Tensor) -> Tensor:
+        return F.gelu(F.linear(rows, columns, bias))
+
+    one = key(layer, *ARGS)
+    assert one == key(other_names, *ARGS)
+    assert dict(one.sizes) == {"m": 64, "n": 128, "k": 96}
+    assert one.dynamic == ()
+    assert one.title.startswith("addmm, gelu: float32")
+
+
+OTHER: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "epilogue": (lambda x, w, b: F.relu(F.linear(x, w, b)), ARGS),
+    "no epilogue": (F.linear, ARGS),
+    "type": (layer, tuple(a.bfloat16() for a in ARGS)),
+    "layout": (lambda x, w, b: F.gelu(x @ w + b), (ARGS[0], ARGS[1].t().contiguous(), ARGS[2])),
+    "misaligned rows": (layer, (r(64, 97)[:, :96], *ARGS[1:])),
+    "prologue": (lambda x, w, b: layer(x * 2, w, b), ARGS),
+    "result's layout": (lambda x, w, b: layer(x, w, b).t().contiguous(), ARGS),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_keys_tell_apart(name: str) -> None:
+    assert key(*(OTHER[name][0], *OTHER[name][1])).form != key(layer, *ARGS).form
+
+
+def test_sizes_are_beside_the_form() -> None:
+    one, other = key(layer, *ARGS), key(layer, r(32, 96), *ARGS[1:])
+    assert one.form == other.form
+    assert one != other
+
+
+def test_dynamic_sizes_have_buckets() -> None:
+    x = r(50, 96)
+    torch._dynamo.mark_dynamic(x, 0)
+    with recording() as seen, torch.no_grad():
+        torch._dynamo.reset()
+        torch.compile(layer, backend="kgen", options={"cache": False})(x, *ARGS[1:])
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    kernel = next(k for k in graph.plan.kernels if isinstance(k, Kernel))
+    if kernel.contracts:
+        found = key_of(kernel, graph.plan.graph, "CPU", "fast")
+        assert found.dynamic == ("m",)
+        assert dict(found.sizes)["m"] == 64
