@@ -82,7 +82,10 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 
 def _options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
-    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current())
+    return Options(
+        config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
+        stable=config.numerics == "stable",
+    )  # fmt: skip
 
 
 def _tuner(graph: ir.Graph, config: Config) -> Tuner:

@@ -104,12 +104,13 @@ def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
 @dataclass(frozen=True, slots=True)
 class Given:
     """What else decides: the user's demands, the one template that may take products, whether a library call computes the
-    product, and what was measured."""
+    product, what was measured, and whether that may change the order in which sums are added, or the choice of the library."""
 
     demands: tuple[FusionDemand, ...] = ()
     only: Only | None = None
     vendor: bool = True
     answer: Answer | None = None
+    stable: bool = False
 
 
 def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:
@@ -118,18 +119,18 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     out = product_of(kernel)
     found, refusals = problems(kernel, graph, device, given.only)
     refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
-    chosen = best(found, given.vendor)
+    chosen = best(found, given.vendor and not given.stable)
     if chosen is None:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
     name = chosen.problem.template.name
     if given.only is not None:
         return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
     known = _answered(given.answer, found)
-    if known is not None:
-        return replace(kernel, choice=known)
+    if known is not None and (not given.stable or model.order(*known) == model.order(chosen.problem, chosen.config)):
+        return replace(kernel, choice=Choice(known[0].template.name, known[1].values))
     library, reason = chosen.seconds_of_library < chosen.seconds_of_template, Reason.VENDOR_FASTER
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if given.answer is not None and given.answer.template is None:
+    if given.answer is not None and given.answer.template is None and not given.stable:
         library, reason, times = True, Reason.VENDOR_MEASURED, (math.nan, given.answer.library_seconds * 1e6)
     if library and given.vendor and not _demanded(kernel, given.demands):
         return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
@@ -141,14 +142,14 @@ def by_estimate(problem: Problem) -> list[Config]:
     return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
 
 
-def _answered(answer: Answer | None, problems: Sequence[Problem]) -> Choice | None:
+def _answered(answer: Answer | None, problems: Sequence[Problem]) -> tuple[Problem, Config] | None:
     """What was measured to be fastest, if that is a template that still takes the problem so. Of a sum in parts, the template
     and its knobs are those for the parts."""
     problem = next((p for p in problems if answer is not None and p.template.name == answer.template), None)
     if answer is None or problem is None or set(dict(answer.config)) != set(problem.template.knobs):
         return None
     config = problem.template.config(**dict(answer.config))
-    return Choice(problem.template.name, config.values) if model.fits(problem, config) else None
+    return (problem, config) if model.fits(problem, config) else None
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

@@ -44,6 +44,7 @@ class Options:
     cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all products
     oracle: Oracle | None = None  # knows measured times
+    stable: bool = False  # these never change results
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -170,12 +171,13 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, 
         device = options.device(plan.graph, out)
         if out in tiles.cuts or not may_cut(kernel, sizes, device):
             continue
+        takers = problems(kernel, plan.graph, device, None)[0]
         if options.only is not None:
             found[out] = options.only.parts
-        elif out in answers:
-            found[out] = answers[out].parts
+        elif options.stable:  # a rule of the sizes and the machine
+            found[out] = possible_parts(takers, kernel)
         else:
-            found[out] = parts_of(problems(kernel, plan.graph, device, None)[0], kernel)
+            found[out] = answers[out].parts if out in answers else parts_of(takers, kernel)
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
@@ -191,7 +193,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str
         out = product_of(step)
         device = options.device(plan.graph, out)
         answer = answers.get(whole.get(out, out))
-        given = Given(options.demands, options.only, out not in whole, answer)
+        given = Given(options.demands, options.only, out not in whole, answer, options.stable)
         chosen = choose_template(step, plan.graph, device, given)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
@@ -215,7 +217,7 @@ def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
 
     def alone(kernel: Kernel) -> Best | None:
         out = product_of(kernel)
-        return best(problems(kernel, graph, device(out), None)[0], out not in whole)
+        return best(problems(kernel, graph, device(out), None)[0], out not in whole and not options.stable)
 
     return Joining(device, alone, options.demands, options.only)
 

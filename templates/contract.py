@@ -18,6 +18,8 @@ class may define
   tile, as ``{"n": config.BLOCK_N // 2}``. Every call of ``C.store`` begins at a multiple of it: reductions in an epilogue count
   on that;
 - ``grid(self, problem, config)``: the number of programs, in place of one for each tile of the first result;
+- ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
+  their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline.
 """
 

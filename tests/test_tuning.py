@@ -24,14 +24,14 @@ from kgen.errors import KernelBuildFailed
 from kgen.host.compiled import Blueprint
 from kgen.plan import Kernel, members
 from kgen.record import Record, recording
-from kgen.scheduler import Options
+from kgen.scheduler import Options, product_of
 from kgen.scheduler.choose import problems
 from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import key_of
-from kgen.templates.problem import Device
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
 from kgen.tuning.answer import Question
+from kgen.tuning.only import only
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Outcome, Reason
@@ -215,13 +215,16 @@ def test_a_template_that_raises_is_dropped(file: Path) -> None:
 # ---- candidates -------------------------------------------------------------------------------------------------------
 
 
-def question(f: Callable[..., Any], *args: Tensor, device: Device | None = None) -> tuple[Question, ir.Graph]:
-    """The first product's, as a GPU that is not here would be asked about it."""
+GPU = Options(gpu_everywhere=True)
+
+
+def question(f: Callable[..., Any], *args: Tensor, options: Options = GPU) -> tuple[Question, ir.Graph]:
+    """The first product's, as a GPU that is not here would be asked about it, or this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "vendor_seconds", lambda problem: math.inf)
-        plan = plans(f, *args, options=Options(gpu_everywhere=True)).forward
+        plan = plans(f, *args, options=options).forward
     kernel = next(k for step in plan.kernels for k in members(step) if k.contracts)
-    found, _ = problems(kernel, plan.graph, device or Device(), None)
+    found, _ = problems(kernel, plan.graph, options.device(plan.graph, product_of(kernel)), None)
     return Question(kernel, [[p] for p in found]), plan.graph
 
 
@@ -339,3 +342,93 @@ def test_dynamic_sizes_have_buckets() -> None:
         found = key_of(kernel, graph.plan.graph, "CPU", "fast")
         assert found.dynamic == ("m",)
         assert dict(found.sizes)["m"] == 64
+
+
+# ---- stable numerics --------------------------------------------------------------------------------------------------
+
+
+def test_stable_candidates_have_one_order_and_no_library() -> None:
+    asked, _ = question(layer, r(512, 1024).bfloat16(), r(4096, 1024).bfloat16(), r(4096).bfloat16())
+    found = candidates_of(replace(asked, parts=4), stable=True)
+    by_name = {p.template.name: p for (p,) in asked.problems}
+    orders = {
+        model.order(by_name[c.template or ""], by_name[c.template or ""].template.config(**dict(c.config))) for c in found
+    }
+    assert len(orders) == 1
+    assert len(found) >= 8
+    assert {c.parts for c in found} == {1}
+    assert None not in {c.template for c in found}
+
+
+SUMS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "float32": (layer, ARGS),
+    "bfloat16": (layer, tuple(a.bfloat16() for a in (r(200, 700), r(300, 700), r(300)))),
+    "long": (lambda x, w: F.relu(x @ w), (r(60, 3000), r(3000, 90))),
+    "few rows": (lambda x, w: F.relu(x @ w), (r(4, 900), r(900, 90))),
+    "family": (lambda x, w, v: F.silu(x @ w) * (x @ v), (r(64, 96), r(96, 128), r(96, 128))),
+}
+
+
+@pytest.mark.parametrize("name", ["float32", *(pytest.param(n, marks=pytest.mark.slow) for n in [*SUMS][1:])])
+def test_one_order_means_equal_bits(name: str) -> None:
+    """All configurations that a template says to have one order, forced one after the other."""
+    f, args = SUMS[name]
+    found: dict[Any, list[Any]] = {}
+    asked, _ = question(f, *args, options=Options())
+    ((problem,),) = [p for p in asked.problems if p[0].template.name == "cpp_matmul"]
+    configs = [
+        *model.feasible(problem),
+        *(problem.template.config(ROWS=rows, TILE_ROWS=48, TILE_COLUMNS=columns, PARTS=1, FEW_ROWS=few)
+          for rows in (48, 96) for columns in (32, 64) for few in (0, 16)),
+    ]  # fmt: skip
+    for config in configs:
+        torch._dynamo.reset()
+        with only("cpp_matmul", lambda offered, config=config: config), torch.no_grad():
+            got = torch.compile(f, backend="kgen", options={"cache": False})(*args)
+        found.setdefault(model.order(problem, config), []).append(got)
+    assert max(map(len, found.values())) >= 4
+    for results in found.values():
+        assert all(torch.equal(one, results[0]) for one in results)
+
+
+def test_stable_results_do_not_depend_on_what_was_measured(file: Path) -> None:
+    """Neither does the choice of the library: an entry that says so is not followed."""
+    results = []
+    for row in (None, {"template": None, "config": {}}, {"template": "cpp_matmul", "config": {"TILE_COLUMNS": 32}}):
+        if row is not None:
+            contents = json.loads(file.read_text())
+            entry = contents["entries"][0]
+            entry["config"] = {**entry["config"], **row["config"]} if row["template"] else {}
+            entry |= {"template": row["template"], "version": tuner._versions()[row["template"] or ""]}
+            file.write_text(json.dumps(contents))
+        torch._dynamo.reset()
+        mode = "max-autotune-no-cudagraphs" if row is None else "default"
+        options = {"mode": mode, "cache": False, "tuning_file": str(file), "numerics": "stable", "tuning_seconds": 600}
+        with recording() as seen, torch.no_grad():
+            results.append(torch.compile(layer, backend="kgen", options=options)(*ARGS))
+        (graph,) = seen.graphs
+        assert isinstance(graph, Record)
+        assert not graph.plan.calls
+    assert all(torch.equal(one, results[0]) for one in results)
+
+
+def test_stable_candidates_are_compared_bit_by_bit(file: Path) -> None:
+    """A template that is wrong about its order is found out."""
+
+    def nearly(make: Callable[..., Any]) -> Callable[..., Any]:
+        count = itertools.count()
+
+        def making(part: ir.Graph, only: Any) -> Any:
+            first = next(count) == 0
+            return make(part if first else replace(part, nodes=[nudged(n) for n in part.nodes]), only)
+
+        return making
+
+    def nudged(node: ir.Node) -> ir.Node:
+        if not isinstance(node, ir.Pointwise):
+            return node
+        return replace(node, value=vs.call("mul", node.value, vs.const(1 + 1e-6, node.value.dtype)))
+
+    with cooking(make=nearly):
+        graph = compiled(layer, *ARGS, file=file, numerics="stable")
+    assert set(dropped(graph).values()) == {Reason.WRONG_RESULT}

@@ -64,8 +64,8 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Contest:
     """`contenders` are compiled graphs in their serialised form, all of the same function; `arguments` are what they take.
-    Results are compared with those of contender `reference`; `cold` is how many bytes of arguments are gone through before any
-    are used again."""
+    Results are compared with those of contender `reference`, bit by bit if `exact`. At least `cold` bytes of arguments are gone
+    through before any are used again."""
 
     title: str
     contenders: dict[int, bytes]
@@ -75,3 +75,4 @@ class Contest:
     cold: float
     setting: Setting
     names: dict[int, str] = field(default_factory=dict)
+    exact: bool = False

@@ -6,7 +6,7 @@ All times are in seconds. The model only has to order candidates: its constants 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -38,6 +38,14 @@ def fits(problem: Problem, config: Config) -> bool:
     """Whether the device can run a configuration, and the problem's reductions suit its tiles."""
     device, needs = problem.device, problem.template.resources(problem, config)
     return needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config)
+
+
+def order(problem: Problem, config: Config) -> Hashable:
+    """Equal for configurations with results that are equal bit by bit: their sums, and those on their tiles, are added in one
+    order."""
+    own = problem.template.method("order")
+    sums = own(problem, config) if own else (problem.template.name, config.values)
+    return sums, tuple(sorted(problem.part_blocks(config).items()))
 
 
 def seconds(problem: Problem, config: Config) -> float:

@@ -14,7 +14,7 @@ import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,7 @@ class Tuner:
 
     def __init__(self, config: Config, kitchen: Kitchen) -> None:
         self.config, self.kitchen = config, kitchen
+        self.stable = config.numerics == "stable"
         self.chain = store.stores(config)
         self.known: dict[Key, Answer | None] = {}
         self.said: list[Verdict] = []
@@ -162,7 +163,7 @@ class Tuner:
 
     def _opened(self, key: Key, question: Question, graph: ir.Graph) -> _Open | None:
         part = excerpt(graph, question.step)
-        return None if part is None else _Open(question, key, part, candidates_of(question))
+        return None if part is None else _Open(question, key, part, candidates_of(question, self.stable))
 
     def _compile(self, contests: Sequence[_Open], deadline: float) -> None:
         """All candidates of all contests, several at a time."""
@@ -203,10 +204,18 @@ class Tuner:
             return
         names = {n: str(contest.candidates[n]) for n in data}
         kind = contest.question.problems[0][0].device.kind
-        found = measure(
-            Contest(contest.key.title, data, _arguments(contest.part), reference, seconds, COLD[kind], self._setting(), names),
-            step,
+        asked = Contest(
+            contest.key.title,
+            data,
+            _arguments(contest.part),
+            reference,
+            seconds,
+            COLD[kind],
+            self._setting(),
+            names,
+            self.stable,
         )
+        found = measure(asked, step)
         outcome.seconds = found.seconds
         outcome.failures |= found.failures
         counters.add("tuning.measured", len(found.seconds))
@@ -250,17 +259,24 @@ _REASONS = {
 # ---- candidates -------------------------------------------------------------------------------------------------------
 
 
-def candidates_of(question: Question) -> list[Candidate]:
-    """The library first, if it computes the product, then the configurations that the cost model likes."""
+def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
+    """The library first, if it computes the product, then the configurations that the cost model likes. `stable` leaves those
+    alone that have the results of its favourite."""
     batch = isinstance(question.step, Batch)
     priced: list[tuple[float, int, Candidate]] = []
+    orders: dict[Candidate, Hashable] = {}
     for problems in question.problems:
         largest = max(problems, key=lambda p: p.flops)
         for config in (c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)):
             seconds = model.joint_seconds(problems, config) if batch else model.seconds(problems[0], config)
-            priced.append((seconds, len(priced), Candidate(largest.template.name, config.values)))
+            candidate = Candidate(largest.template.name, config.values)
+            priced.append((seconds, len(priced), candidate))
+            orders[candidate] = tuple(model.order(p, config) for p in problems) if stable else None
     priced.sort(key=lambda row: row[:2])
-    kept = _spread([(seconds, candidate) for seconds, _, candidate in priced])
+    alike = [(seconds, c) for seconds, _, c in priced if orders[c] == orders[priced[0][2]]]
+    kept = _spread(alike)
+    if stable:
+        return kept
     if question.parts > 1:
         names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
         kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]

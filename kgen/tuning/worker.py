@@ -112,7 +112,7 @@ class _Run:
                 call = HostGraph.deserialize(self.contest.contenders[number])
                 got = call(list(self.sets[0]))
                 self._wait()
-                problem = "" if want is None else difference(got, want, self.contest.setting.allow_tf32)
+                problem = "" if want is None else self._problem(got, want)
             except Exception as cause:  # noqa: BLE001  a candidate may fail in any way
                 self.say(failed=number, why="failed", text=f"{type(cause).__name__}: {cause}"[:500])
                 self._wait()  # raises where the GPU's context is broken: the next candidates need another process
@@ -128,6 +128,11 @@ class _Run:
             self.say(ready=number)
         del want
         return self._times()
+
+    def _problem(self, got: Sequence[Any], want: Sequence[Any]) -> str:
+        if self.contest.exact:
+            return "" if all(map(_equal, got, want)) else "is not equal to the reference bit by bit"
+        return difference(got, want, self.contest.setting.allow_tf32)
 
     def _wait(self) -> None:
         if self.kind == "cuda":
@@ -193,6 +198,11 @@ def _seconds(run: Callable[[], Any], kind: str) -> float:
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) * 1e-3
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """NaNs are equal to NaNs."""
+    return one is other or bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124
 
 
 def _spoil(results: Sequence[Any]) -> None:

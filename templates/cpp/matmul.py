@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +43,10 @@ class Matmul:
                     "FEW_ROWS": first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS,
                 }  # fmt: skip
             seen.add(tile)
+
+    def order(self, problem: Problem, config: Config) -> Hashable:
+        """Sums run along k in blocks of one length; in parts for threads, and in another order where there are few rows."""
+        return config.PARTS, min(problem.size("m"), problem.size("n")) <= config.FEW_ROWS
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.seconds(problem, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,15 @@ DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
 FLOAT8_ARCH = 89
 MIN_BLOCK = 16
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
-ASYNCHRONOUS = 64
+ASYNCHRONOUS, HOPPER = 64, 90
+
+
+def order_of_dots(problem: Problem, config: Config) -> Hashable:
+    """Which instruction multiplies: each adds up its products in steps along k, one after the other, whatever the tile. Of
+    8-bit floats, partial sums are rounded on the way, tile by tile."""
+    if problem.main_dtype in FLOAT8:
+        return config.values
+    return problem.device.arch >= HOPPER and config.BLOCK_M >= ASYNCHRONOUS and config.WARPS % 4 == 0
 
 
 def refuse_dot(problem: Problem) -> str | None:
@@ -59,6 +67,8 @@ class Matmul:
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
         shared = max(tile * stages, 4 * area) + 1024
         return Resources(shared, count * area // (config.WARPS * 32) + 64)
+
+    order = staticmethod(order_of_dots)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)

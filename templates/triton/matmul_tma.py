@@ -18,10 +18,9 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes
-from kgen.templates.triton.matmul import refuse_dot
+from kgen.templates.triton.matmul import HOPPER, order_of_dots, refuse_dot
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
-HOPPER = 90
 # Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
 ROW = 128
 # Bytes of shared memory that synchronise the stages, and what is lost to alignment.
@@ -104,6 +103,7 @@ class PersistentMatmul:
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
     sides = staticmethod(sides)
+    order = staticmethod(order_of_dots)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
@@ -136,6 +136,7 @@ class TilesMatmul:
     resources = staticmethod(resources)
     seconds = staticmethod(seconds)
     sides = staticmethod(sides)
+    order = staticmethod(order_of_dots)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")
