@@ -65,7 +65,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
-        config.gpu_interpreter, operators,
+        config.gpu_interpreter, operators, config.inlining,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -76,7 +76,10 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
 
 def _options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
-    return Options(config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current())
+    return Options(
+        config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
+        prologues=config.prologues, siblings=config.siblings,
+    )  # fmt: skip
 
 
 def cpu_device() -> Device:

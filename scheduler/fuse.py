@@ -40,6 +40,7 @@ class Fuser:
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
     single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
+    siblings: bool = True  # groups that need nothing of each other may be one kernel
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -139,6 +140,9 @@ class Fuser:
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
             return
+        if not self.siblings and not flows:
+            self._say(a, b, Outcome.UNPROFITABLE, Reason.SIBLINGS_OFF)
+            return
         path = self._path(a, b)
         if path:
             self._wait(a, b, buffer)
@@ -188,6 +192,8 @@ class Fuser:
         if feeds_product(items):
             return Reason.NOT_PROLOGUE
         if is_product(a) and is_product(b):
+            if not self.siblings:
+                return Reason.SIBLINGS_OFF
             alone = any(out in self.single for item in items for out in item.outs)
             return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
