@@ -82,8 +82,8 @@ class Config:
 
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
-    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings", "tuning_file",
-    "compiler", "isa", "gpu_interpreter", "poison",
+    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings",
+    "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -140,9 +140,6 @@ class Fuser:
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
             return
-        if not self.siblings and not flows:
-            self._say(a, b, Outcome.UNPROFITABLE, Reason.SIBLINGS_OFF)
-            return
         path = self._path(a, b)
         if path:
             self._wait(a, b, buffer)
@@ -175,6 +172,8 @@ class Fuser:
         """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
+        if not flows and not self.siblings:
+            return flows, Reason.SIBLINGS_OFF
         joint = self._joint(a, b, buffer, common)
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
 
