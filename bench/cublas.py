@@ -72,7 +72,7 @@ def through_cupy(fn: Function, args: Sequence[Tensor]) -> Function:
         import cupy
         from cupy_backends.cuda.libs import cublas
     except ImportError as cause:
-        raise ImportError("cupy is not installed: pip install cupy-cuda13x") from cause
+        raise ImportError(f"cupy is not installed: pip install cupy-cuda13x ({cause})") from cause
     if not args[0].is_cuda:
         raise ValueError("cuBLAS takes what lies on a GPU")
     changed = Cublas(cublas, cupy.cuda.device.get_cublas_handle).inside(fn, args)

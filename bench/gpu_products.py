@@ -16,11 +16,14 @@ the JSON.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +69,22 @@ def compiled(backend: str = "inductor", **how: Any) -> Contender:
 def kgen_with(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext, record: bool = True, **options: Any
 ) -> Contender:
-    """kgen with other options, compiled anew."""
+    """kgen with other options, compiled anew. It knows nothing that other runs or contenders have measured."""
 
     def make(product: Product, args: Sequence[Tensor]) -> Function:
-        return torch.compile(copy_of(product.fn), backend="kgen", fullgraph=True, options={"cache": False, **options})
+        name = "measured" if "max-autotune" in options.get("mode", "") else "nothing"
+        known = {"cache": False, "tuning_file": f"{scratch()}/{name}.json"}
+        return torch.compile(copy_of(product.fn), backend="kgen", fullgraph=True, options=known | options)
 
     return Contender(make, context, record=record)
+
+
+@cache
+def scratch() -> str:
+    """A folder of this process, for its tuning files."""
+    folder = tempfile.TemporaryDirectory(prefix="kgen-bench-")
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 def forced(template: str) -> Contender:

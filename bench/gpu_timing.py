@@ -78,7 +78,7 @@ def prepare(
     entry.chosen = [line for graph in recorder.graphs if isinstance(graph, Record) for line in steps_of(graph)]
     del got
     entry.peak_bytes = peak_bytes(lambda: fn(*sets[0])) if on_gpu else None
-    once = seconds(lambda: [fn(*args) for args in sets], on_gpu) / len(sets)
+    once = seconds(_calls(fn, sets), on_gpu) / len(sets)
     entry.calls = max(len(sets), min(64, math.ceil(GRAPH_SECONDS / once))) if on_gpu else len(sets)
     order = [sets[k % len(sets)] for k in range(entry.calls)]
     entry.recorded = on_gpu and record
@@ -89,7 +89,7 @@ def prepare(
             torch.cuda.synchronize()
             entry.recorded = False
     if not entry.recorded:
-        entry.replay = lambda: [fn(*args) for args in order]
+        entry.replay = _calls(fn, order)
         entry.wait = _cycles_of_host(entry.replay) if on_gpu and record else 0
 
 
@@ -103,6 +103,16 @@ def take_turns(entries: Sequence[Entry], budget: float, on_gpu: bool) -> None:
         turn += 1
 
 
+def _calls(fn: Function, order: Sequence[list[Tensor]]) -> Function:
+    """One call after the other, none of whose results lives on: for those, CUDA graphs would be recorded anew."""
+
+    def run() -> None:
+        for args in order:
+            fn(*args)
+
+    return run
+
+
 def _recorded(fn: Function, order: Sequence[list[Tensor]]) -> Function:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -111,8 +121,7 @@ def _recorded(fn: Function, order: Sequence[list[Tensor]]) -> Function:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for args in order:
-            fn(*args)
+        _calls(fn, order)()
     return graph.replay
 
 
@@ -181,7 +190,7 @@ def machine_rates(device: str, size: int = 8192) -> dict[str, float]:
         try:
             call = make(device, size)
             call()
-            timing = interleave({kind: call}, seconds=0.3)
+            timing = interleave({kind: call}, seconds=0.3, sample=1e-2)
         except (RuntimeError, NotImplementedError):
             continue
         rates[kind] = 2 * size**3 / timing[kind].median

@@ -225,6 +225,17 @@ def test_products(tmp_path: Path) -> None:
     assert {"copy", "bfloat16"} <= rows[0]["rates"].keys()
 
 
+def test_the_default_mode_does_not_know_what_another_contender_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda fn, options, **how: options)
+    asked = gpu_products.parse(["--contenders", "kgen", "kgen-autotune", "--tuning-file", "here.json"])
+    given = {name: one.make(PRODUCTS[0], []) for name, one in gpu_products.contenders_of(asked).items()}
+    assert given["kgen-tuned"]["tuning_file"] == "here.json"
+    assert given["kgen-autotune"]["mode"] == "max-autotune-no-cudagraphs"
+    files = [given[name]["tuning_file"] for name in ("kgen", "kgen-autotune")]
+    assert files[0] != files[1]
+    assert not Path(files[0]).exists()
+
+
 def test_without_a_gpu_the_command_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
