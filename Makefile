@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz bench lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,6 +25,8 @@ help:
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
+	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
+	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
 	@echo "make lint       ruff, mypy, import-linter"
 	@echo "make format     ruff format and safe fixes"
 	@echo "make clean      remove build products and caches (keeps $(VENV))"
@@ -55,6 +57,13 @@ fuzz: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)
+
+bench-gpu: $(STAMP)
+	$(BIN)/python -m bench.gpu_products --json out/bench/products.json --append $(BENCH_ARGS)
+	$(BIN)/python -m bench.report out/bench/products.json --out out/bench
+
+ablation: $(STAMP)
+	$(BIN)/python -m bench.ablation --json out/bench/ablation.json $(BENCH_ARGS)
 
 tree:
 	@rm -rf $(TREE) && mkdir -p $(TREE)/kgen

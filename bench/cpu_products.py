@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bench.contenders import copy_of, failure
 from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
-from bench.products import Given, gate_up, linear_residual, weight
+from bench.products import Given, gate_up, linear_residual, shorter, weight
 from kgen.tuning.only import only
 
 Function = Callable[..., Any]
@@ -63,6 +63,10 @@ class Product:
         if self.fn is mm:
             w = weight(self.inner, self.columns, inner=self.inner, dtype=dtype)
         return [x, w, *more[self.fn]]
+
+    def shrunk(self, by: int) -> Product:
+        """The same with lengths divided by about `by`."""
+        return replace(self, rows=shorter(self.rows, by), inner=shorter(self.inner, by), columns=shorter(self.columns, by))
 
     def sets(self, dtype: torch.dtype) -> list[list[Tensor]]:
         given = self.given(dtype)

@@ -1,181 +1,144 @@
 """Matrix products with fused work on a GPU: eager, Inductor (default, max-autotune), cuBLAS and separate kernels, kgen.
 
-python -m bench.gpu_products --json out.json
+python -m bench.gpu_products --json out/products.json
+python -m bench.gpu_products --json out/products.json --append          # goes on where an earlier run stopped
 python -m bench.gpu_products --only 1 12 13 --contenders eager library kgen --seconds 1
 python -m bench.gpu_products --only 2 --contenders eager kgen --force triton_matmul_persistent triton_matmul_tiles
+python -m bench.gpu_products --only 8 --contenders kgen --variant apart '{"prologues": false}'
+python -m bench.gpu_products --device cpu --shrink 64 --contenders eager kgen    # tries the command out where there is no GPU
 
 All contenders of a product take turns. Each is recorded as a CUDA graph of calls on different sets of arguments, together
-larger than the L2 cache, and the graph is replayed: the host plays no part. A contender that cannot be recorded is called, and
-marked.
+larger than the L2 cache, and the graph is replayed: the host plays no part. A contender that cannot be recorded is called,
+while the device waits until all calls are queued, and is marked with a star. `python -m bench.report` makes tables and plots of
+the JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from torch import Tensor
 
 from bench.contenders import copy_of, failure
-from bench.measure import geomean, machine_facts
-from bench.patterns import outputs_of
+from bench.cublas import through_cupy
+from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, machine_rates, prepare, take_turns
+from bench.measure import machine_facts, synchronize
 from bench.products import BY_NUMBER, PRODUCTS, Product
-from kgen.plan import Kernel
-from kgen.record import Record, recording
+from bench.report import markdown
+from bench.results import Results, load, merged
+from kgen.tuning.only import only
 
-# Bytes of arguments that one graph goes through, several times what the L2 cache holds.
-COLD = 220e6
-MAX_SETS = 24
-# What a graph takes at least, so that its own start does not count.
-GRAPH_SECONDS = 4e-4
-Function = Callable[..., Any]
 
-CONTENDERS: dict[str, Callable[[Product], Function]] = {
-    "eager": lambda p: p.fn,
-    "eager-again": lambda p: p.fn,
-    "library": lambda p: p.library or p.fn,
-    "inductor": lambda p: torch.compile(copy_of(p.fn), fullgraph=True),
-    "max-autotune": lambda p: torch.compile(copy_of(p.fn), mode="max-autotune-no-cudagraphs", fullgraph=True),
-    "kgen": lambda p: torch.compile(copy_of(p.fn), backend="kgen", fullgraph=True, options={"cache": False}),
+@dataclass(frozen=True)
+class Contender:
+    """`make` gives the function to time, None where the contender has nothing to say of a product. `whole`: it computes all of
+    the product. `record`: without the host."""
+
+    make: Callable[[Product, Sequence[Tensor]], Function | None]
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    whole: bool = True
+    record: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`shrink` divides the lengths of all products; `rates` are the machine's, `seconds` are for the rounds of one product."""
+
+    device: str = "cuda"
+    seconds: float = 2.0
+    shrink: int = 1
+    rates: Mapping[str, float] | None = None
+
+
+def compiled(backend: str = "inductor", **how: Any) -> Contender:
+    return Contender(lambda p, args: torch.compile(copy_of(p.fn), backend=backend, fullgraph=True, **how))
+
+
+def kgen_with(
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext, record: bool = True, **options: Any
+) -> Contender:
+    """kgen with other options, compiled anew. It knows nothing that other runs or contenders have measured."""
+
+    def make(product: Product, args: Sequence[Tensor]) -> Function:
+        name = "measured" if "max-autotune" in options.get("mode", "") else "nothing"
+        known = {"cache": False, "tuning_file": f"{scratch()}/{name}.json"}
+        return torch.compile(copy_of(product.fn), backend="kgen", fullgraph=True, options=known | options)
+
+    return Contender(make, context, record=record)
+
+
+@cache
+def scratch() -> str:
+    """A folder of this process, for its tuning files."""
+    folder = tempfile.TemporaryDirectory(prefix="kgen-bench-")
+    atexit.register(folder.cleanup)
+    return folder.name
+
+
+def forced(template: str) -> Contender:
+    """kgen with every product left to one template."""
+    return kgen_with(lambda: only(template, lambda configs: configs[0]))
+
+
+CONTENDERS: dict[str, Contender] = {
+    "eager": Contender(lambda p, args: p.fn),
+    "eager-again": Contender(lambda p, args: p.fn),
+    "cublas": Contender(lambda p, args: p.bare, whole=False),
+    "library": Contender(lambda p, args: p.library or p.fn),
+    "cupy": Contender(lambda p, args: through_cupy(p.fn, args)),
+    "inductor": compiled(),
+    "max-autotune": compiled(mode="max-autotune-no-cudagraphs"),
+    "kgen": kgen_with(),
+    "kgen-autotune": kgen_with(mode="max-autotune-no-cudagraphs"),
 }
-PEERS = ("max-autotune", "inductor", "library", "eager")
 
 
-@dataclass
-class Entry:
-    """One contender on one product. `replay` runs it `calls` times."""
-
-    name: str
-    compile_s: float = 0.0
-    error: float = math.nan
-    recorded: bool = True
-    calls: int = 1
-    replay: Function = field(default=lambda: None)
-    samples: list[float] = field(default_factory=list)
-    chosen: list[str] = field(default_factory=list)
-
-    def summary(self) -> dict[str, Any]:
-        ordered = sorted(self.samples)
-        quarter = len(ordered) // 4
-        return {
-            "seconds": statistics.median(ordered), "low": ordered[quarter], "high": ordered[-1 - quarter],
-            "rounds": len(ordered), "compile_s": self.compile_s, "error": self.error, "recorded": self.recorded,
-            "chosen": self.chosen,
-        }  # fmt: skip
-
-
-def relative_error(got: Any, want: Any) -> float:
-    """Of the worst output, by its norm; infinite where something is not a number and should be."""
-    worst = 0.0
-    for ours, theirs in zip(outputs_of(got), outputs_of(want), strict=True):
-        found = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
-        worst = max(worst, math.inf if math.isnan(found) else found)
-    return worst
-
-
-def forced(template: str) -> AbstractContextManager[None]:
-    """Products compiled inside go to one template."""
-    from kgen.tuning.only import only
-
-    return only(template, lambda configs: configs[0])
-
-
-def prepare(entry: Entry, fn: Function, sets: Sequence[list[torch.Tensor]], want: Any, context: Any) -> None:
-    """Compiles, checks, and records the contender."""
-    started = time.perf_counter()
-    with recording() as recorder, context:
-        got = fn(*sets[0])
-    torch.cuda.synchronize()
-    entry.compile_s = time.perf_counter() - started
-    entry.error = relative_error(got, want)
-    entry.chosen = [line for graph in recorder.graphs if isinstance(graph, Record) for line in steps_of(graph)]
-    del got
-    once = _seconds(lambda: [fn(*args) for args in sets]) / len(sets)
-    entry.calls = max(len(sets), min(64, math.ceil(GRAPH_SECONDS / once)))
-    order = [sets[k % len(sets)] for k in range(entry.calls)]
-    try:
-        entry.replay = _recorded(fn, order)
-    except RuntimeError:
-        torch.cuda.synchronize()
-        entry.recorded = False
-        entry.replay = lambda: [fn(*args) for args in order]
-
-
-def _recorded(fn: Function, order: Sequence[list[torch.Tensor]]) -> Function:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        fn(*order[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for args in order:
-            fn(*args)
-    return graph.replay
-
-
-def _seconds(call: Function) -> float:
-    """By the device's clock."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e-3
-
-
-def steps_of(graph: Record) -> list[str]:
-    """The kernels and library calls of a compiled graph, with the templates and configurations of products."""
-    lines = []
-    for step in graph.plan.steps:
-        if isinstance(step, Kernel):
-            lines.append(f"{step.name}: {step.choice}" if step.choice else step.name)
-        else:
-            lines.append(str(step.node.target) if hasattr(step, "node") else step.name)
-    return lines
-
-
-def measure(product: Product, options: argparse.Namespace) -> dict[str, Any]:
-    """All contenders on one product."""
+def measure(product: Product, contenders: Mapping[str, Contender], settings: Settings) -> dict[str, Any]:
+    """All contenders on one product. The row's `samples` are seconds a call, round by round."""
     torch._dynamo.reset()
+    small = product.shrunk(settings.shrink)
     torch.backends.cuda.matmul.allow_tf32 = False
     count = max(2, min(MAX_SETS, math.ceil(COLD / product.nbytes)))
-    sets = [product.make("cuda", seed) for seed in range(count)]
-    want = product.reference(sets[0])
+    sets = [small.make(settings.device, seed) for seed in range(count)]
+    want = small.reference(sets[0])
     torch.backends.cuda.matmul.allow_tf32 = product.tf32
-    row: dict[str, Any] = {"number": product.number, "title": product.title, "sets": count, "failed": {}}
+    row: dict[str, Any] = {
+        "number": product.number, "title": product.title, "sets": count, "flops": small.flops, "bytes": small.fewest_bytes,
+        "rate": product.rate, "rates": settings.rates, "failed": {},
+    }  # fmt: skip
     entries: list[Entry] = []
-    for name in (*options.contenders, *options.force):
+    for name, contender in contenders.items():
         entry = Entry(name)
-        fn = CONTENDERS[name if name in CONTENDERS else "kgen"](product)
         try:
-            prepare(entry, fn, sets, want, nullcontext() if name in CONTENDERS else forced(name))
+            fn = contender.make(small, sets[0])
+            if fn is None:
+                continue
+            prepare(entry, fn, sets, want if contender.whole else None, contender.context(), contender.record)
         except Exception as cause:
             row["failed"][name] = failure(cause)
-            torch.cuda.synchronize()
+            synchronize()
             continue
         entries.append(entry)
     del want
-    deadline = time.perf_counter() + options.seconds
-    turn = 0
-    while turn < 7 or time.perf_counter() < deadline:
-        for entry in entries[turn % len(entries) :] + entries[: turn % len(entries)]:
-            entry.samples.append(_seconds(entry.replay) / entry.calls)
-        turn += 1
+    if entries:
+        take_turns(entries, settings.seconds, settings.device == "cuda")
     row["results"] = {entry.name: entry.summary() for entry in entries}
+    row["samples"] = {entry.name: entry.samples for entry in entries}
     del entries, sets
-    torch.cuda.empty_cache()
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()
     return row
 
 
@@ -193,57 +156,59 @@ def show(row: dict[str, Any], console: Console) -> None:
         console.print(f"    {name} failed: {cause}", highlight=False, markup=False)
 
 
-def summarise(rows: list[dict[str, Any]], console: Console) -> None:
-    table = Table(title="microseconds, and the peers' times over kgen's")
-    table.add_column("product", no_wrap=True)
-    names = [name for name in CONTENDERS if any(name in row["results"] for row in rows)]
-    peers = [peer for peer in PEERS if peer in names]
-    for name in (*names, *(f"/ {peer}" for peer in peers), "error", "eager's"):
-        table.add_column(name, justify="right", no_wrap=True)
-    ratios: dict[str, list[float]] = {peer: [] for peer in peers}
-    for row in rows:
-        results = row["results"]
-        cells = [f"{results[n]['seconds'] * 1e6:.1f}" if n in results else "-" for n in names]
-        for peer in peers:
-            both = peer in results and "kgen" in results
-            if both:
-                ratios[peer].append(results[peer]["seconds"] / results["kgen"]["seconds"])
-            cells.append(f"{ratios[peer][-1]:.2f}" if both else "-")
-        errors = [f"{results[n]['error']:.0e}" if n in results else "-" for n in ("kgen", "eager")]
-        table.add_row(f"{row['number']} {row['title']}"[:44], *cells, *errors)
-    console.print(table)
-    for peer, found in ratios.items():
-        if found:
-            console.print(f"geomean against {peer}: {geomean(found):.3f}, lowest {min(found):.3f}, of {len(found)}")
-    again = [
-        r["results"]["eager-again"]["seconds"] / r["results"]["eager"]["seconds"]
-        for r in rows if {"eager", "eager-again"} <= r["results"].keys()
-    ]  # fmt: skip
-    if again:
-        console.print(f"eager against itself: {min(again):.3f} to {max(again):.3f}")
-    for name in names:
-        total = sum(r["results"][name]["compile_s"] for r in rows if name in r["results"])
-        console.print(f"first calls of {name}: {total:.1f} s")
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The rows without their samples."""
+    kept = [{name: value for name, value in row.items() if name != "samples"} for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine_facts(), "rows": kept}, indent=1))
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in PRODUCTS])
+    parser.add_argument("--only", nargs="+", choices=list(BY_NUMBER), help="numbers of products; with --append again")
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--force", nargs="*", default=[], metavar="TEMPLATE", help="kgen with this template alone")
+    parser.add_argument(
+        "--variant", nargs=2, action="append", default=[], metavar=("NAME", "JSON"), help="kgen with these options"
+    )
+    parser.add_argument("--tuning-file", help="adds kgen-tuned: the default mode with what this file knows")
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each product")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--shrink", type=int, default=1, help="divide all lengths by about this")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
+    return parser.parse_args(arguments)
+
+
+def contenders_of(options: argparse.Namespace) -> dict[str, Contender]:
+    chosen = {name: CONTENDERS[name] for name in options.contenders}
+    if options.tuning_file:
+        chosen["kgen-tuned"] = kgen_with(tuning_file=options.tuning_file)
+    chosen |= {name: kgen_with(**json.loads(given)) for name, given in options.variant}
+    return chosen | {name: forced(name) for name in options.force}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("there is no GPU here; --device cpu --shrink 64 tries the command out")
     console = Console(width=200)
-    console.print(torch.cuda.get_device_name())
     rows: list[dict[str, Any]] = []
+    if options.append and options.json and options.json.exists():
+        rows = load([options.json]).rows
+    known = {row["number"] for row in rows}
+    rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
+    console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
+    settings = Settings(options.device, options.seconds, options.shrink, rates)
+    contenders = contenders_of(options)
     with torch.no_grad():
-        for number in options.only:
-            rows.append(measure(BY_NUMBER[number], options))
-            show(rows[-1], console)
+        for number in options.only or [p.number for p in PRODUCTS if p.number not in known]:
+            row = measure(BY_NUMBER[number], contenders, settings)
+            show(row, console)
+            rows = merged(rows, [row])
             if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
-    summarise(rows, console)
+                write(options.json, rows)
+    console.print(markdown(Results(rows)), highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.patterns import outputs_of
 
 bf16, f32, i8, f8 = torch.bfloat16, torch.float32, torch.int8, torch.float8_e4m3fn
 Function = Callable[..., Any]
@@ -29,6 +32,8 @@ class Given:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def make(self, device: str | torch.device, seed: int = 0) -> Tensor:
+        if str(device) == "meta":
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
         generator = torch.Generator(device).manual_seed(seed)
         if self.top:
             return torch.randint(0, self.top, self.shape, generator=generator, device=device, dtype=self.dtype)
@@ -38,11 +43,22 @@ class Given:
             return torch.rand(self.shape, generator=generator, device=device) < 0.2
         return (torch.randn(self.shape, generator=generator, device=device) * self.scale).to(self.dtype)
 
+    def shrunk(self, by: int) -> Given:
+        return replace(self, shape=tuple(shorter(n, by) for n in self.shape), top=self.top and shorter(self.top, by))
+
+
+def shorter(length: int, by: int) -> int:
+    """A length for trying things out: equal ones stay equal, what 16 divides is still so, odd ones stay odd."""
+    if length <= 64:
+        return length
+    return max(16, round(length / by / 16) * 16) + length % 2
+
 
 @dataclass(frozen=True)
 class Product:
-    """`library` is the best that cuBLAS and separate kernels do, where that is not eager; `exact` computes in float32 what `fn`
-    does, where `fn` itself does not when its arguments are float32."""
+    """`library` is the best that cuBLAS and separate kernels do, where that is not eager; `bare` the cuBLAS products alone,
+    where they take the arguments as they are; `exact` computes in float32 what `fn` does, where `fn` itself does not when its
+    arguments are float32."""
 
     number: str
     title: str
@@ -51,10 +67,32 @@ class Product:
     library: Function | None = None
     exact: Function | None = None
     tf32: bool = False
+    bare: Function | None = None
 
     @property
     def nbytes(self) -> int:
         return sum(one.nbytes for one in self.inputs)
+
+    @property
+    def flops(self) -> int:
+        """Of the products; what comes before and after is left out."""
+        with FlopCounterMode(display=False) as counter:
+            self.fn(*self.make("meta"))
+        return counter.get_total_flops()
+
+    @property
+    def fewest_bytes(self) -> int:
+        """Every argument read once and every result written once."""
+        return self.nbytes + sum(one.nbytes for one in outputs_of(self.fn(*self.make("meta"))))
+
+    @property
+    def rate(self) -> str:
+        """The kind of arithmetic, whose speed bounds it."""
+        return "float8" if any(one.dtype is f8 for one in self.inputs) else "tf32" if self.tf32 else "bfloat16"
+
+    def shrunk(self, by: int) -> Product:
+        """The same with lengths divided by about `by`."""
+        return self if by == 1 else replace(self, inputs=tuple(one.shrunk(by) for one in self.inputs))
 
     def make(self, device: str | torch.device, seed: int = 0) -> list[Tensor]:
         return [one.make(device, 100 * seed + k) for k, one in enumerate(self.inputs)]
@@ -149,6 +187,26 @@ def wide_linear(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w).float()
 
 
+def times(x: Tensor, w: Tensor, *_: Tensor) -> Tensor:
+    return x @ w
+
+
+def times_rows(x: Tensor, w: Tensor, *_: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+def times_both(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ w.t(), x @ v.t()
+
+
+def times_three(x: Tensor, u: Tensor, v: Tensor, w: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x @ u.t(), x @ v.t(), x @ w.t()
+
+
+def normless(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
 def scaled(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
     return gelu(torch._scaled_mm(x, w.t(), s, t, out_dtype=bf16, use_fast_accum=True))
 
@@ -162,23 +220,26 @@ def product_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def _linear(number: str, title: str, fn: Function, m: int, k: int, n: int, *more: Given, **how: Any) -> Product:
-    return Product(number, title, fn, (Given((m, k)), weight(n, k, inner=k), Given((n,)), *more), **how)
+    return Product(number, title, fn, (Given((m, k)), weight(n, k, inner=k), Given((n,)), *more), bare=times_rows, **how)
 
 
 G = Given
 PRODUCTS: tuple[Product, ...] = (
     _linear("1", "gelu(x w + b) 4096x4096x16384", gelu_linear, 4096, 4096, 16384, library=gelu_library),
     _linear("2", "x w + b + r 4096^3", linear_residual, 4096, 4096, 4096, G((4096, 4096))),
-    Product("3", "relu(x w)^2 3000x1000x5000", squared_relu, (G((3000, 1000)), weight(1000, 5000, inner=1000))),
+    Product("3", "relu(x w)^2 3000x1000x5000", squared_relu, (G((3000, 1000)), weight(1000, 5000, inner=1000)), bare=times),
     Product(
         "4", "silu(x w1) * (x w3) 4096x4096x11008", gate_up,
-        (G((4096, 4096)), weight(11008, 4096, inner=4096), weight(11008, 4096, inner=4096)),
+        (G((4096, 4096)), weight(11008, 4096, inner=4096), weight(11008, 4096, inner=4096)), bare=times_both,
     ),
-    Product("5", "rms_norm then linear 4096^3", norm_linear, (G((4096, 4096)), G((4096,)), weight(4096, 4096, inner=4096))),
-    Product("6", "exp(x w).sum(-1) 8192x2048x8192", exp_sum, (G((8192, 2048)), weight(2048, 8192, inner=2048))),
+    Product(
+        "5", "rms_norm then linear 4096^3", norm_linear,
+        (G((4096, 4096)), G((4096,)), weight(4096, 4096, inner=4096)), bare=normless,
+    ),
+    Product("6", "exp(x w).sum(-1) 8192x2048x8192", exp_sum, (G((8192, 2048)), weight(2048, 8192, inner=2048)), bare=times),
     Product(
         "7", "linear + cross-entropy 4096x4096x32000", linear_cross_entropy,
-        (G((4096, 4096)), weight(32000, 4096, inner=4096), G((4096,), torch.int64, top=32000)),
+        (G((4096, 4096)), weight(32000, 4096, inner=4096), G((4096,), torch.int64, top=32000)), bare=times_rows,
     ),
     Product(
         "8", "int8 weights dequantised 16x8192x8192", dequantised,
@@ -187,55 +248,62 @@ PRODUCTS: tuple[Product, ...] = (
     _linear("9", "silu(x w + b) 1x8192x8192", silu_linear, 1, 8192, 8192),
     Product(
         "10", "gate/up 8x4096x11008", gate_up,
-        (G((8, 4096)), weight(11008, 4096, inner=4096), weight(11008, 4096, inner=4096)),
+        (G((8, 4096)), weight(11008, 4096, inner=4096), weight(11008, 4096, inner=4096)), bare=times_both,
     ),
     Product(
         "11", "q/k/v with bias 2048x4096x(4096, 1024, 1024)", qkv,
         (G((2048, 4096)), *(weight(n, 4096, inner=4096) for n in (4096, 1024, 1024)), *(G((n,)) for n in (4096, 1024, 1024))),
+        bare=times_three,
     ),
     _linear("12", "gelu(x w + b) 512x4096x4096", gelu_linear, 512, 4096, 4096, library=gelu_library),
     _linear("13", "gelu(x w + b) 2048x1024x4096", gelu_linear, 2048, 1024, 4096, library=gelu_library),
     Product(
         "14", "(dy w) * gelu'(saved) 4096x16384x4096", gelu_gradient,
-        (G((4096, 16384)), weight(16384, 4096, inner=16384), G((4096, 4096))),
+        (G((4096, 16384)), weight(16384, 4096, inner=16384), G((4096, 4096))), bare=times,
     ),
-    Product("15", "dy^T x and dy.sum(0) 4096^3", weight_gradients, (G((4096, 4096)), weight(4096, 4096, inner=4096))),
+    Product(
+        "15", "dy^T x and dy.sum(0) 4096^3", weight_gradients, (G((4096, 4096)), weight(4096, 4096, inner=4096)),
+        bare=lambda dy, x: dy.t() @ x,
+    ),
     Product(
         "16", "softmax(mask(q k^T * s)) 64x1024x64x1024", scores,
-        (G((64, 1024, 64)), G((64, 1024, 64)), G((1024, 1024), torch.bool)),
+        (G((64, 1024, 64)), G((64, 1024, 64)), G((1024, 1024), torch.bool)), bare=lambda q, k, mask: q @ k.transpose(1, 2),
     ),
     Product(
         "17", "bmm + bias + residual 32x512x1024x1024", batched,
-        (G((32, 512, 1024)), weight(32, 1024, 1024, inner=1024), G((1024,)), G((32, 512, 1024))),
+        (G((32, 512, 1024)), weight(32, 1024, 1024, inner=1024), G((1024,)), G((32, 512, 1024))), bare=times,
     ),
     Product(
         "18", "layer_norm(x w + r) 8192x1024x1024", product_norm,
-        (G((8192, 1024)), weight(1024, 1024, inner=1024), G((8192, 1024))),
+        (G((8192, 1024)), weight(1024, 1024, inner=1024), G((8192, 1024))), bare=times,
     ),
     Product(
         "19", "relu(x w) fp32 with TF32 4096x1024x4096", relu_linear,
-        (G((4096, 1024), f32), weight(4096, 1024, inner=1024, dtype=f32)), tf32=True,
+        (G((4096, 1024), f32), weight(4096, 1024, inner=1024, dtype=f32)), tf32=True, bare=times_rows,
     ),
-    Product("20", "x w to fp32 4096x768x50257", wide_linear, (G((4096, 768)), weight(50257, 768, inner=768))),
+    Product("20", "x w to fp32 4096x768x50257", wide_linear, (G((4096, 768)), weight(50257, 768, inner=768)), bare=times_rows),
     Product(
         "21", "gelu(scaled fp8 mm) 4096x4096x8192", scaled,
         (G((4096, 4096), f8), G((8192, 4096), f8), G((), f32, 1 / 64), G((), f32)), exact=scaled_exactly,
+        bare=lambda x, w, s, t: torch._scaled_mm(x, w.t(), s, t, out_dtype=bf16, use_fast_accum=True),
     ),
-    Product("22", "x w + b 256x32768x256", product_bias, (G((256, 32768)), weight(32768, 256, inner=32768), G((256,)))),
+    Product(
+        "22", "x w + b 256x32768x256", product_bias, (G((256, 32768)), weight(32768, 256, inner=32768), G((256,))), bare=times,
+    ),
 )  # fmt: skip
 # The same products with the other layout of the weights.
 MORE: tuple[Product, ...] = (
     Product(
         "12kn", "gelu(x w + b) 512x4096x4096, w by columns", lambda x, w, b: gelu(torch.addmm(b, x, w)),
-        (G((512, 4096)), weight(4096, 4096, inner=4096), G((4096,))),
+        (G((512, 4096)), weight(4096, 4096, inner=4096), G((4096,))), bare=times,
     ),
     Product(
         "9kn", "silu(x w + b) 1x8192x8192, w by columns", silu_product,
-        (G((1, 8192)), weight(8192, 8192, inner=8192), G((8192,))),
+        (G((1, 8192)), weight(8192, 8192, inner=8192), G((8192,))), bare=times,
     ),
     Product(
         "1kn", "gelu(x w + b) 4096x4096x16384, w by columns", lambda x, w, b: gelu(torch.addmm(b, x, w)),
-        (G((4096, 4096)), weight(4096, 16384, inner=4096), G((16384,))),
+        (G((4096, 4096)), weight(4096, 16384, inner=4096), G((16384,))), bare=times,
     ),
 )  # fmt: skip
 BY_NUMBER = {one.number: one for one in (*PRODUCTS, *MORE)}

@@ -29,7 +29,16 @@ class Config:
 
     `numerics`: fast keeps float32 inside a kernel for 16-bit types; eager rounds after each operation as eager does; stable
     also fixes the order of reductions so that results do not depend on tuning. `fallback` names operators (`aten.mm`, or
-    `all`) that run in eager. `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
+    `all`) that run in eager.
+
+    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and products are
+    library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is
+    read, but fuses with what reads it; without `loop_reordering` loops run in the order of the operator's dimensions;
+    without `templates` products are library calls; without `prologues` templates read their operands from memory; without
+    `siblings` nothing shares a kernel only because it reads the same data or is small: no products with an operand in common,
+    no loops that need nothing of each other, no batches; without `measurements` no tuning file is read.
+
+    `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
     that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` makes GPU kernels for the CPU's tensors and
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
@@ -43,6 +52,9 @@ class Config:
     inlining: bool = True
     loop_reordering: bool = True
     templates: bool = True
+    prologues: bool = True
+    siblings: bool = True
+    measurements: bool = True
     verify: bool = False
     debug: str | None = None
     cache: bool = True
@@ -72,8 +84,8 @@ class Config:
 
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
-    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "tuning_file", "compiler", "isa",
-    "gpu_interpreter", "poison",
+    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings",
+    "measurements", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

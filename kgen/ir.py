@@ -251,6 +251,7 @@ class Operation:
     arguments: tuple[tuple[str, Any], ...]
     vendor: Extern | None
     origin: Origin = Origin()
+    stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
-        config.gpu_interpreter, operators,
+        config.gpu_interpreter, operators, config.inlining,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -84,7 +84,7 @@ def _options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
     return Options(
         config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
-        stable=config.numerics == "stable",
+        stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
     )  # fmt: skip
 
 

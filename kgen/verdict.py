@@ -47,6 +47,7 @@ class Reason(Enum):
     LAYOUT_CONFLICT = "their fast axes differ, so one of them would walk memory with strides"
     TOO_LARGE = "the joined loop would have too many operations or operands"
     SWITCHED_OFF = "fusion is switched off in the options"
+    SIBLINGS_OFF = "only siblings would share that kernel, and those are switched off in the options"
     CHEAP = "computing it again costs less than a trip through memory"
     EXPENSIVE = "computing it again costs more than a trip through memory"
     ROW_IN_CACHE = "one row fits in cache and is kept there"
@@ -87,6 +88,7 @@ CHANGES: dict[Reason, str] = {
     Reason.COLUMNS: "reduce over the contiguous axis",
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
+    Reason.SIBLINGS_OFF: "set options={'siblings': True}",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",

@@ -40,14 +40,14 @@ def _node(b: Builder, product: Product, call: ir.Extern, factors: slice = slice(
     assert out is not None
     lhs, rhs = at(product.lhs, product.left), at(product.rhs, product.right)
     plain = product.lhs.dtype == product.rhs.dtype
-    stored = tuple(_loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
+    stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
     return ir.Contraction(
         out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
         product.lhs.dtype if plain else None, product.scale, product.addend, stored,
     )  # fmt: skip
 
 
-def _loaded(arg: ir.TensorArg, where: tuple[Expr, ...]) -> Value:
+def loaded(arg: ir.TensorArg, where: tuple[Expr, ...]) -> Value:
     """The element of a library call's operand at a logical index."""
     memo: dict[Expr, Expr] = {}
     mapping: dict[Atom, Expr] = dict(zip(arg.vars, where, strict=True))

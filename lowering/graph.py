@@ -49,6 +49,7 @@ class LoweringContext:
     static_inputs: frozenset[int] = field(default_factory=frozenset)
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
     operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
+    inlining: bool = True  # whether an operator may be computed where its result is read
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -254,6 +255,8 @@ class _Lowering:
         return result
 
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
+        if not self.context.inlining:
+            return bool(vs.loads([tensor.value]))  # numbers and indices are not data
         cost = vs.total_cost([tensor.value])
         if cost <= 2:
             return False

@@ -13,6 +13,7 @@ from kgen import ir
 from kgen.index import Var
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
+from kgen.lowering.contraction import loaded
 from kgen.lowering.tensor import Tensor, at
 
 
@@ -36,12 +37,16 @@ def lower_operator(b: Builder, axes: OperatorAxes, args: Sequence[Any], kwargs: 
             b, b.current, args, kwargs, loops if isinstance(loops, str) else "arguments that no template takes"
         )
     inner = tuple(v for axis, v in loops.items() if axis not in axes.result)
-    values = tuple(at(t, [loops[a].expr() for a in names]) for t, names in zip(tensors, axes.operands, strict=True))
+    where = [tuple(loops[a].expr() for a in operand) for operand in axes.operands]
+    values = tuple(at(t, place) for t, place in zip(tensors, where, strict=True))
 
     def wrap(call: ir.Extern) -> ir.Node:
+        passed = {**dict(zip(names, call.args, strict=False)), **dict(call.kwargs)}.values()
+        stored = [arg for arg in passed if isinstance(arg, ir.TensorArg)]
         return ir.Operation(
             call.outs, tuple(loops[a] for a in axes.result), inner, values, tuple(t.dtype for t in tensors),
             tuple(loops.items()), b.current.target._schema.name, numbers, call, b.origin,
+            tuple(map(loaded, stored, where)) if len(stored) == len(where) else (),
         )  # fmt: skip
 
     results = _tensors(b.current.meta.get("val"))

@@ -21,16 +21,20 @@ MAX_FAMILY = 3
 PROLOGUE = 24
 
 
-def offer(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[FusionDemand, ...] = ()) -> list[ir.Node]:
+def offer(
+    graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[FusionDemand, ...] = (), prologues: bool = True
+) -> list[ir.Node]:
     """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
-    and without what nobody reads then."""
+    and without what nobody reads then. Without `prologues` templates read what the library call would."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
             nodes.append(node)
             continue
-        if isinstance(node, ir.Contraction):
+        if not prologues:
+            node = _from_memory(node)
+        elif isinstance(node, ir.Contraction):
             node = _with_operands(node, makers, demands)
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
@@ -71,6 +75,15 @@ def _with_operands(
         if computed and prologue:
             origin = Origin(prologue).joined(origin)
     return replace(node, lhs=operands[0], rhs=operands[1], origin=replace(origin, name=node.origin.name, line=node.origin.line))
+
+
+def _from_memory(node: ir.Product) -> ir.Product:
+    """With its operands read from where the library call would read them."""
+    if not node.stored:
+        return node
+    if isinstance(node, ir.Contraction):
+        return replace(node, lhs=node.stored[0], rhs=node.stored[1])
+    return replace(node, operands=node.stored)
 
 
 def _needed(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:

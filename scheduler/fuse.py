@@ -40,6 +40,7 @@ class Fuser:
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
     single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
+    siblings: bool = True  # groups that need nothing of each other may be one kernel
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -171,6 +172,8 @@ class Fuser:
         """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
+        if not flows and not self.siblings:
+            return flows, Reason.SIBLINGS_OFF
         joint = self._joint(a, b, buffer, common)
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
 
@@ -188,6 +191,8 @@ class Fuser:
         if feeds_product(items):
             return Reason.NOT_PROLOGUE
         if is_product(a) and is_product(b):
+            if not self.siblings:
+                return Reason.SIBLINGS_OFF
             alone = any(out in self.single for item in items for out in item.outs)
             return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]

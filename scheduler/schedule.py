@@ -45,6 +45,8 @@ class Options:
     only: Only | None = None  # the template that takes all products
     oracle: Oracle | None = None  # knows measured times
     stable: bool = False  # these never change results
+    prologues: bool = True  # operands may be computed in a product's kernel
+    siblings: bool = True  # what needs nothing of each other may share a kernel
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -88,7 +90,8 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         result = _attempt(graph, known, options)
         refused = alone(result)
         if not refused:
-            join(result, _joining(graph, known.tiles, options))
+            if options.siblings:
+                join(result, _joining(graph, known.tiles, options))
             answers |= _answers(result, known.tiles, options)
         cuts = {} if refused else _cuts(result, known.tiles, options, answers)
         refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))
@@ -233,7 +236,7 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
 
 def _attempt(graph: ir.Graph, known: _Known, options: Options) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute what they may."""
-    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands)
+    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands, options.prologues)
     try:
         return _scheduled(graph, options, known.single)
     finally:
@@ -248,7 +251,7 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Sch
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
-    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single)
+    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single, options.siblings)
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -268,7 +271,7 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Sch
         setting = Setting(graph, sizes, options.gpu, outputs | shared, options.demands)
         steps = carry_columns(steps, setting, verdicts)
     steps = _distinct_names(_split(steps, graph, sizes, options.gpu))
-    if options.fusion:
+    if options.fusion and options.siblings:
         steps = batch(steps, graph, options.demands, verdicts)
     result = Schedule(graph, steps, verdicts)
     result.local = _locals(graph, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kgen import index as ix
@@ -89,25 +90,26 @@ def _crossings(
     rows: list[str] = []
     stored = {o for item in items for o in item.outs if o in needed}
     inline: dict[str, Item] = {}
+    last = _last_readers(items, places)
     for k, item in enumerate(items):
-        for read in sorted(item.reads, key=lambda r: r.buffer):
-            source = made.get(read.buffer)
-            if source is None or not item.inner or places[source] >= places[k] or read.buffer in inline:
+        for name in _read_through(item, places[k], items, places, inline) if item.inner else ():
+            source = made.get(name)
+            if source is None or places[source] >= places[k] or name in inline:
                 continue
             producer = items[source]
-            how = keeping.how(producer, _changed_before(items, places, places[k]))
-            if read.buffer in rows or (read.buffer in stored and how != "inline"):
+            how = keeping.how(producer, _changed_before(items, places, last[name]))
+            if name in rows or (name in stored and how != "inline"):
                 continue  # a row is no memory for others: what is stored is read back
             outcome, reason = Outcome.STORED, Reason.EXPENSIVE
             if how == "inline":
-                inline[read.buffer] = producer
+                inline[name] = producer
                 outcome, reason = Outcome.RECOMPUTED, Reason.CHEAP
             elif how == "row":
-                rows.append(read.buffer)
+                rows.append(name)
                 reason = Reason.ROW_IN_CACHE
             else:
-                stored.add(read.buffer)
-            verdicts.append(Verdict(read.buffer, item.outs[0], outcome, reason))
+                stored.add(name)
+            verdicts.append(Verdict(name, item.outs[0], outcome, reason))
     if inline:
         items = [_inlined(item, places[k], items, places, inline) for k, item in enumerate(items)]
         still_read = {r.buffer for item in items for r in item.reads}
@@ -118,6 +120,31 @@ def _crossings(
         ]
         items, places = [items[k] for k in keep], [places[k] for k in keep]
     return items, places, rows, stored
+
+
+def _read_through(item: Item, place: int, items: list[Item], places: list[int], inline: Mapping[str, Item]) -> Iterator[str]:
+    """What the item reads, and what a value of an earlier section reads that is computed again for it: its operands, too, must
+    still be there. `inline` may grow on the way."""
+    sections = {o: places[k] for k, it in enumerate(items) for o in it.outs}
+    pending, seen = [item], set[str]()
+    while pending:
+        for name in sorted({read.buffer for read in pending.pop().reads} - seen):
+            seen.add(name)
+            yield name
+            if name in inline and sections[name] < place:
+                pending.append(inline[name])
+
+
+def _last_readers(items: list[Item], places: list[int]) -> dict[str, int]:
+    """By buffer, the last section in which it may be read, if every value is computed again where it is needed."""
+    last: dict[str, int] = {}
+    for k in reversed(range(len(items))):
+        item, section = items[k], places[k]
+        if item.inner and isinstance(item.node, ir.Pointwise):
+            section = max(section, last.get(item.node.out, -1))
+        for read in item.reads:
+            last[read.buffer] = max(last.get(read.buffer, -1), section)
+    return last
 
 
 def _changed_before(items: list[Item], places: list[int], section: int) -> set[str]:

@@ -120,7 +120,7 @@ class Tuner:
         keys = {q.step.name: self._key(q, graph) for q in questions if q.problems}
         for key in keys.values():
             if key not in self.known:
-                self.known[key] = self._found(key)
+                self.known[key] = self._found(key) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
             missing = {keys[q.step.name]: q for q in questions if q.step.name in keys and self.known[keys[q.step.name]] is None}
             self._measure(list(missing.items()), graph)

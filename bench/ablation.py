@@ -1,0 +1,170 @@
+"""What each optimisation is worth: the suite's times with one of them off, over the times with all on.
+
+python -m bench.ablation --json out/ablation.json
+python -m bench.ablation --device cpu --quick --only softmax gelu_8
+python -m bench.ablation --switches prologues siblings --only 8 10 11
+
+On a GPU the suite is the list of products and the memory-bound patterns; on a CPU, those made for it. All variants of one
+subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth is then asked of
+calls from the host, without graphs (the default mode) over with them (reduce-overhead).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from bench import cpu_products
+from bench.contenders import copy_of, failure
+from bench.gpu_patterns import GPU_PATTERNS
+from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, prepare, take_turns
+from bench.measure import geomean, interleave, machine_facts, synchronize
+from bench.patterns import PATTERNS
+from bench.products import PRODUCTS
+
+# What each switch turns off. The last one leaves a kernel for every operator.
+SWITCHES: dict[str, dict[str, bool]] = {
+    "fusion": {"fusion": False},
+    "inlining": {"inlining": False},
+    "loop_reordering": {"loop_reordering": False},
+    "templates": {"templates": False},
+    "prologues": {"prologues": False},
+    "siblings": {"siblings": False},
+    "fusion+inlining": {"fusion": False, "inlining": False},
+}
+ON, AGAIN, GRAPHS = "all on", "all on, again", "cudagraphs"
+CALLED, REPLAYED = "called", "called, with graphs"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something to compile, and sets of arguments to call it with in turn."""
+
+    name: str
+    fn: Function
+    sets: Callable[[], list[list[Tensor]]]
+    tf32: bool = False
+
+
+def subjects(device: str, quick: bool) -> list[Subject]:
+    if device == "cuda":
+        products = [p.shrunk(8 if quick else 1) for p in PRODUCTS]
+        counts = {p.number: max(2, min(MAX_SETS, -(-int(COLD) // p.nbytes))) for p in products}
+        made = [
+            Subject(p.number, p.fn, lambda p=p: [p.make(device, seed) for seed in range(counts[p.number])], p.tf32)
+            for p in products
+        ]
+        return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(0, device))]) for p in GPU_PATTERNS]
+    shrink, megabytes = (16, 1) if quick else (1, 16)
+    made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in cpu_products.PRODUCTS.items()]
+    return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(megabytes))]) for p in PATTERNS]
+
+
+def compiled(fn: Function, mode: str = "default", **switches: bool) -> Function:
+    options = {"mode": mode, "cache": False, **switches}
+    return torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options=options)
+
+
+def variants(switches: Sequence[str], on_gpu: bool) -> dict[str, Callable[[Function], Function]]:
+    made: dict[str, Callable[[Function], Function]] = {ON: compiled, AGAIN: compiled}
+    for name in switches:
+        if name in SWITCHES:
+            made[name] = lambda fn, off=SWITCHES[name]: compiled(fn, **off)
+    if GRAPHS in switches and on_gpu:
+        made |= {CALLED: compiled, REPLAYED: lambda fn: compiled(fn, mode="reduce-overhead")}
+    return made
+
+
+def measure(subject: Subject, switches: Sequence[str], device: str, budget: float) -> dict[str, Any]:
+    """Median seconds of all variants that work, and why the others do not."""
+    torch._dynamo.reset()
+    torch.backends.cuda.matmul.allow_tf32 = subject.tf32
+    row: dict[str, Any] = {"name": subject.name, "failed": {}}
+    sets = subject.sets()
+    entries: list[Entry] = []
+    for name, make in variants(switches, device == "cuda").items():
+        entry = Entry(name)
+        try:
+            prepare(entry, make(subject.fn), sets, None, nullcontext(), record=name not in (CALLED, REPLAYED))
+        except Exception as cause:
+            row["failed"][name] = failure(cause)
+            synchronize()
+            continue
+        entries.append(entry)
+    if device == "cuda":
+        take_turns(entries, budget, True)
+        row["seconds"] = {entry.name: entry.summary()["seconds"] for entry in entries}
+    else:
+        timings = interleave({entry.name: entry.replay for entry in entries}, seconds=budget)
+        row["seconds"] = {entry.name: timings[entry.name].median / entry.calls for entry in entries}
+    return row
+
+
+def slowdowns(rows: Sequence[Mapping[str, Any]], switch: str) -> dict[str, float]:
+    """By subject, how many times longer it takes with the switch off."""
+    off, on = (CALLED, REPLAYED) if switch == GRAPHS else (switch, ON)
+    return {row["name"]: row["seconds"][off] / row["seconds"][on] for row in rows if {off, on} <= row["seconds"].keys()}
+
+
+def show(rows: Sequence[Mapping[str, Any]], switches: Sequence[str], console: Console) -> None:
+    table = Table(title="times without an optimisation, over the times with all")
+    for column in ("without", "geomean", "most", "least", "subjects"):
+        table.add_column(column, no_wrap=True)
+    for switch in (AGAIN, *switches):
+        found = slowdowns(rows, switch)
+        if not found:
+            continue
+        most, least = max(found, key=found.__getitem__), min(found, key=found.__getitem__)
+        cells = (f"{found[most]:.2f} ({most})", f"{found[least]:.2f} ({least})", str(len(found)))
+        table.add_row("nothing (spread)" if switch == AGAIN else switch, f"{geomean(found.values()):.3f}", *cells)
+    console.print(table)
+    for row in rows:
+        for name, why in row["failed"].items():
+            console.print(f"{row['name']}, {name} failed: {why}", highlight=False, markup=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    known = [*SWITCHES, GRAPHS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--only", nargs="+", help="names of patterns, numbers or names of products")
+    parser.add_argument("--switches", nargs="+", choices=known, default=known)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each subject")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
+    options = parser.parse_args(arguments)
+    every = {subject.name: subject for subject in subjects(options.device, options.quick)}
+    unknown = sorted(set(options.only or ()) - set(every))
+    if unknown:
+        raise SystemExit(f"no {', '.join(unknown)} on {options.device}; there are: {', '.join(every)}")
+    rows: list[dict[str, Any]] = []
+    if options.append and options.json and options.json.exists():
+        rows = json.loads(options.json.read_text())["ablation"]
+    known_already = {row["name"] for row in rows}
+    console = Console(width=160)
+    with torch.no_grad():
+        for name in options.only or every:
+            if name in known_already:
+                continue
+            rows.append(measure(every[name], options.switches, options.device, options.seconds))
+            times = "  ".join(f"{variant} {taken * 1e6:.1f}" for variant, taken in rows[-1]["seconds"].items())
+            console.print(f"[bold]{name}[/]: {times}", highlight=False)
+            if options.json:
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                options.json.write_text(json.dumps({"machine": machine_facts(), "ablation": rows}, indent=1))
+    show(rows, options.switches, console)
+
+
+if __name__ == "__main__":
+    main()
