@@ -67,3 +67,14 @@ def test_compiled_functions_stay_compiled_ones():
     out = torch.ones(2)
     Interpreted(again)(torch.ones(2), torch.ones(2), out, 2, 1, 1, 1)
     assert torch.equal(out, torch.zeros(2))
+
+
+def test_truth_of_a_scalar_and_of_a_tile():
+    """A comparison of scalars, spread over a tile: as `atan2` has it of a norm and a matrix."""
+
+    def f(x, y):
+        return torch.atan2(torch.linalg.vector_norm(x), y)
+
+    x, y = torch.randn(30), torch.randn(6, 8)
+    found = torch.compile(f, backend="kgen", options={"gpu_interpreter": True, "cache": False})(x, y)
+    torch.testing.assert_close(found, f(x, y))

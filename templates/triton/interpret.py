@@ -69,6 +69,7 @@ def _replacements() -> Iterator[tuple[Any, str, Any]]:
     builder = interpreter.InterpreterBuilder
     yield builder, "cast_impl", functools.partialmethod(_cast, builder.cast_impl)
     yield builder, "create_fp_to_fp", functools.partialmethod(_cast, builder.cast_impl)
+    yield builder, "create_splat", _splat
     yield builder, "create_fma", _fma
     yield builder, "create_dot", _dot
     yield builder, "create_atomic_rmw", functools.partialmethod(_atomic, builder.create_atomic_rmw)
@@ -145,6 +146,12 @@ def _cast(self: Any, original: Callable[..., Any], source: Any, target: Any, *_r
 
 def _all_ones(_self: Any, kind: Any) -> Any:
     return interpreter.TensorHandle(np.invert(np.zeros(1, interpreter._get_np_dtype(kind))), kind.scalar)
+
+
+def _splat(_self: Any, kind: Any, source: Any) -> Any:
+    """Of a scalar that came from a comparison the handle has the type of what was compared."""
+    found = np.full(kind.shape, np.ravel(source.data)[0], dtype=interpreter._get_np_dtype(kind.scalar))
+    return interpreter.TensorHandle(found, kind.scalar)
 
 
 def _fma(_self: Any, x: Any, y: Any, z: Any) -> Any:
