@@ -4,7 +4,7 @@ What it weighs, for m by k times k by n:
 
 - Rows are packed once for all threads, over all of k: as many as 8 MiB of words hold. More rows at a time mean that the columns
   are packed fewer times; with 512 of them that costs 3% of a float product, with 64 a quarter.
-- A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 or 256 KiB); the wider the fewer rows.
+- A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 KiB).
 - Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
   and k is long, the sum over k is shared out too.
 - A rectangle of several products with a joint epilogue holds the results of all of them.
@@ -60,7 +60,7 @@ def choose_blocking(size: tuple[int, int, int], dtype: torch.dtype, isa: str, th
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
     rows = _cut(m, min(1024, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
     tile_rows = _cut(rows, 512, _ROW_UNIT)
-    widest = min(256, _RESULT_BYTES // (word * tile_rows * rights))
+    widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))
     wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
     tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))

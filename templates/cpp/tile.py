@@ -24,6 +24,9 @@ from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.values import Value
 
+# Rows of a rectangle to those that are asked for in advance: a row is short, and the next one on another page.
+AHEAD = 4
+
 
 @dataclass(slots=True)
 class Parameters:
@@ -148,6 +151,7 @@ class Slots:
     def _nest(self, statements: list[Statement], over: _Rectangle, local: Mapping[str, torch.dtype]) -> list[str]:
         """A loop nest over a rectangle. `local` are buffers that only the nest knows."""
         slow, fast, blocks, ld = over.slow, over.fast, over.buffers, over.ld
+        self.variables |= {slow.first, fast.first, ld}
         lanes = self.problem.device.lanes
         r, j = ix.var(slow.name, self.problem.extent(slow.axis)), ix.var(fast.name, self.problem.extent(fast.axis))
         first = ix.size(fast.first)
@@ -162,20 +166,35 @@ class Slots:
         kernel = Kernel("block", (r, j), (), 0, tuple(moved))
         emitter = Emitter(Nest(kernel, j, lanes), graph)
         body, _ = emitter.run()
-        given = {slow.first, fast.first, ld, *self.variables}
         self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p not in blocks))
-        self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in given))
+        self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in self.variables))
         self.parameters.made_names |= emitter.made_names
         self.parameters.checks |= emitter.includes_check
         return [
             f"constexpr int L = {lanes};",
             f"for (int64_t {slow.name} = 0; {slow.name} < {slow.count}; ++{slow.name}) {{",
+            *(f"  {line}" for line in ([] if local else self._asking(moved, r, j, slow, fast))),
             *(f"  {line}" for line in emitter.task.lines),
             f"  vector_loop<L>(0, {fast.count}, [&](int64_t {fast.name}, auto w) KGEN_INLINE {{",
             *(f"    {line}" for line in body),
             "  });",
             "}",
         ]
+
+    def _asking(self, statements: list[Statement], r: Var, j: Var, slow: Block, fast: Block) -> list[str]:
+        """Asks for a later row of all memory that lies along the rows."""
+        found: dict[str, None] = {}
+        made = {o for s in self.problem.kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if not kept}
+        for s in statements:
+            loads = [(v.attr[0], v.attr[1][0]) for v in vs.loads(s.roots)]
+            stores = [(out, s.store[0]) for out, kept in zip(s.outs, s.stored, strict=True) if kept]
+            for name, at in (*loads, *stores):
+                step = ix.stride_of(at, r)
+                known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))
+                if known and ix.stride_of(at, j) == 1 and step is not None and step != 0 and name not in made:
+                    later = self.text(at + step * AHEAD - j.expr())
+                    found.setdefault(f"  prefetch_run(p_{clean(name)} + {later}, {fast.count});")
+        return [f"if ({r.name} + {AHEAD} < {slow.count}) {{", *found, "}"] if found else []
 
     def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
         """Loops of axes of which the function has one index, a C++ variable."""
