@@ -25,8 +25,9 @@ FEW_ROWS = 16
 _REGISTER = {"avx512": 64, "avx2": 32, "generic": 16}
 
 _PACKED_ROWS_BYTES = 8 << 20
-_RESULT_BYTES = 512 << 10
+_RESULT_BYTES = 576 << 10
 _ROW_UNIT = 48  # rows are cut at multiples of it
+_TILE_ROWS = 528
 _TASKS = 4  # rectangles that a thread should get, where there are enough results
 _PAIRED = (torch.bfloat16, torch.int8, torch.uint8)  # two to a word
 
@@ -58,8 +59,8 @@ def choose_blocking(size: tuple[int, int, int], dtype: torch.dtype, isa: str, th
     word = 8 if dtype in (torch.float64, torch.int64) else 4
     panel = 2 * max(_REGISTER[isa] // word, 4)
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
-    rows = _cut(m, min(1024, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
-    tile_rows = _cut(rows, 512, _ROW_UNIT)
+    tile_rows = _cut(m, min(_TILE_ROWS, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
+    rows = tile_rows * max(1, min(-(-m // tile_rows), _PACKED_ROWS_BYTES // (word * words * tile_rows), 4))
     widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))
     wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)

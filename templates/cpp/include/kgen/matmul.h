@@ -34,6 +34,7 @@ struct Blocking {
   int64_t tile_columns = 128;
   int parts = 1;              // of the sum over k, for threads that would have no rectangle
   int64_t few_rows = 0;       // at most so many rows read the right operand where it lies, and so many columns the left one
+  bool whole = false;         // rectangles begin at multiples of tile_rows and tile_columns and end with them or the results
 };
 
 // Products of two numbers that are worth waking a thread for.
@@ -49,7 +50,8 @@ class FewRowsProduct {
   static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
 
  public:
-  explicit FewRowsProduct(const Products<U>& all) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))) {}
+  // Results are stored `piece` columns at a time, or as they come (0).
+  FewRowsProduct(const Products<U>& all, int64_t piece) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))), piece_(piece) {}
 
   // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
   static bool wanted(const Products<U>& all, int64_t few) {
@@ -59,7 +61,7 @@ class FewRowsProduct {
   void run(int threads) {
     const auto share = [&](int64_t n) {
       const int64_t wide = columns_at_once(), shares = threads * pieces(n, threads * wide);
-      return round_up(pieces(n, shares), 16);
+      return round_up(pieces(n, shares), piece_ > 0 ? piece_ : 16);
     };
     const auto tasks = [&](int64_t n) { return n > 0 ? pieces(n, share(n)) : 0; };
     parallel_team(threads, [&] {
@@ -81,7 +83,10 @@ class FewRowsProduct {
           const int64_t wide = share(family.n), n = own_task * wide, count = smaller(wide, family.n - n);
           for (int64_t i = 0; i < results_size * family.count; ++i) results[i] = Acc(0);
           for (int i = 0; i < family.count; ++i) multiply(family.rights[i], n, count, x, results + i * results_size, columns, room);
-          family.store(family.self, 0, n, all_.m, count, results, results_size, columns);
+          const int64_t piece = piece_ > 0 ? piece_ : count;
+          for (int64_t j = 0; j < count; j += piece) {
+            family.store(family.self, 0, n + j, all_.m, smaller(piece, count - j), results + j, results_size, columns);
+          }
         });
       });
     });
@@ -124,6 +129,7 @@ class FewRowsProduct {
 
   const Products<U>& all_;
   FewRows<U> x_;
+  int64_t piece_;
 };
 
 // A product with a few columns is one with a few rows, turned: what stores its results turns them back.
@@ -140,7 +146,7 @@ class FewColumns {
     const Family<U>& first = all.families[0];
     return all.count == 1 && first.count == 1 && first.n <= few && first.n < all.m && FewColumns(all).fits(few);
   }
-  void run(int threads) { FewRowsProduct<U>(products_).run(threads); }
+  void run(int threads) { FewRowsProduct<U>(products_, 0).run(threads); }
 
  private:
   bool fits(int64_t few) const { return FewRowsProduct<U>::wanted(products_, few); }
@@ -175,11 +181,12 @@ class PackedProduct {
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)) {
+  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole) {
     int64_t widest = 0;
     for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
-    rows_ = smaller(round_up(how.rows, kPackRows), round_up(all.m, U::row_step));
-    tile_rows_ = smaller(round_up(how.tile_rows, kPackRows), rows_);
+    tile_rows_ = round_up(how.tile_rows, kPackRows);
+    rows_ = smaller(round_up(how.rows, tile_rows_), round_up(all.m, U::row_step));
+    tile_rows_ = smaller(tile_rows_, rows_);
     tile_columns_ = smaller(round_up(how.tile_columns, P), round_up(widest, P));
     tile_ld_ = tile_columns_ + 64 / sizeof(Acc);  // rows a power of two apart would push each other out of L1
     tile_size_ = tile_rows_ * tile_ld_;
@@ -255,7 +262,7 @@ class PackedProduct {
   }
 
   void add_parts(int64_t m, int64_t rows, int64_t tiles) {
-    constexpr int64_t strip = 8;  // rows that a thread adds up at a time
+    const int64_t strip = whole_ ? tile_rows_ : 8;  // rows that a thread adds up at a time
     const int64_t strips = pieces(tile_rows_, strip);
     team_share(tiles * strips, [&](int64_t task) {
       with_tile(task / strips, rows, [&](const Tile& tile) {
@@ -300,6 +307,7 @@ class PackedProduct {
 
   const Products<U>& all_;
   int64_t depths_, rows_, tile_rows_, tile_columns_, tile_ld_, tile_size_, sheets_, parts_;
+  bool whole_;
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
 };
@@ -316,8 +324,8 @@ template <class U>
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
   if (how.few_rows > 0) {
-    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all).run(useful);
-    if (FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
+    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, how.whole ? how.tile_columns : 0).run(useful);
+    if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
   }
   PackedProduct<U>(all, how).run(useful);
 }
