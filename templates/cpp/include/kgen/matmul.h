@@ -324,7 +324,8 @@ template <class U>
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
   if (how.few_rows > 0) {
-    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, how.whole ? how.tile_columns : 0).run(useful);
+    const int64_t piece = how.whole ? how.tile_columns : 0;
+    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, piece).run(useful);
     if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
   }
   PackedProduct<U>(all, how).run(useful);

@@ -1,9 +1,9 @@
 // Products of packed blocks: what one multiplication takes in, and the loops that keep a block of results in registers.
 //
 // A *word* is what one lane of a multiply-add instruction takes: a number, or two neighbours along k in 16 bits each. Packed
-// operands are walked through in order: rows stand in panels of kRows, with a register's words along k of each row side by side (L
-// words a register, row r, word k at a[k / L * rows * L + r * L + k % L]), columns in panels of kPanel, with the words of one k side
-// by side (b[k * kPanel + column]).
+// operands are walked through in order: rows stand in panels of kRows, with a register's words along k of each row side by side
+// (L words a register, row r, word k at a[k / L * rows * L + r * L + k % L]), columns in panels of kPanel, with the words of one
+// k side by side (b[k * kPanel + column]).
 #pragma once
 
 #include "ops.h"
@@ -24,8 +24,8 @@
 
 namespace kgen {
 
-// Words of a row in one packed block: a panel of columns stays in L1, the rows in L2. Tiles read rows so fast that half as many are
-// left in L1 for long enough.
+// Words of a row in one packed block: a panel of columns stays in L1, the rows in L2. Tiles read rows so fast that only half as
+// much of a panel stays there beside them.
 template <class U>
 inline constexpr int64_t kDepth = U::depth_step > 1 ? 128 : 256;
 
@@ -138,8 +138,8 @@ KGEN_FN R register_at(const T* from) {
   return out;
 }
 
-// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. The panel
-// is in L1, or soon is; rows and results have to be asked for.
+// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. The
+// panel is in L1, or soon is; rows and results have to be asked for.
 template <class U, int Rows>
 KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                 int64_t ldc, bool first) {
