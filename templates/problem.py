@@ -108,6 +108,11 @@ class Problem:
         """What happens to the result before it is stored."""
         return tuple(s for s in self.kernel.statements if s.kind != "contraction")
 
+    @property
+    def reduces_tiles(self) -> bool:
+        """Whether the epilogue reduces each tile along an axis."""
+        return any(s.kind == "partial" for s in self.epilogue)
+
     @cached_property
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""

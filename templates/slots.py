@@ -104,7 +104,9 @@ def render(
     first = fillers[0]
     names = _names(first, facts)
     suffixes = [f"_{c}" for c in string.ascii_lowercase] if len(fillers) > 1 else [""]
-    names["parts"] = [SimpleNamespace(suffix=c, **_names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)]
+    names["parts"] = [
+        SimpleNamespace(suffix=c, problem=f.problem, **_names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)
+    ]
     names |= {"kernel": head, "config": first.config, "problem": first.problem, "program": program}
     path = first.problem.template.source
     source = environment(path.parent, IndentedSlots).get_template(path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings
 
 GPU = Options(gpu_everywhere=True)
 OPTIONS = {"gpu_interpreter": True, "cache": False}
+CPP, CPP_OPTIONS = Options(), {"cache": False}
 
 
 @pytest.fixture(autouse=True)
@@ -51,14 +53,14 @@ def wide(tree: Any) -> Any:
     return type(tree)(wide(t) for t in tree) if isinstance(tree, list | tuple) else tree
 
 
-def compiled(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Any:
+def compiled(f: Callable[..., Any], *args: Any, options: dict[str, Any] = OPTIONS) -> Any:
     torch._dynamo.reset()
-    return torch.compile(f, backend="kgen", dynamic=dynamic, fullgraph=True, options=OPTIONS)(*args)
+    return torch.compile(f, backend="kgen", fullgraph=True, options=options)(*args)
 
 
-def check(f: Callable[..., Any], *args: Any, tolerance: float = 1e-5) -> None:
+def check(f: Callable[..., Any], *args: Any, tolerance: float = 1e-5, options: dict[str, Any] = OPTIONS) -> None:
     """Against eager in float64."""
-    got, wanted = compiled(f, *args), f(*wide(args))
+    got, wanted = compiled(f, *args, options=options), f(*wide(args))
     for one, other in zip(*([t if isinstance(t, tuple) else (t,) for t in (got, wanted)]), strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
@@ -106,6 +108,7 @@ def rows(dtype: torch.dtype = torch.float32, m: int = 70, n: int = 90, k: int = 
     return lambda: (r(m, k, dtype=dtype), r(k, n, dtype=dtype))
 
 
+LANGUAGES = pytest.mark.parametrize("options", [pytest.param(OPTIONS, id="triton"), pytest.param(CPP_OPTIONS, id="cpp")])
 CASES = {
     "sum_of_exp": Case(lambda x, w: (x @ w).exp().sum(-1), rows(), ("sum",)),
     "max": Case(lambda x, w: (x @ w).amax(-1), rows(), ("max",)),
@@ -161,10 +164,11 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("options", [pytest.param(GPU, id="triton"), pytest.param(CPP, id="cpp")])
 @pytest.mark.parametrize("name", CASES)
-def test_plans(name: str) -> None:
+def test_plans(name: str, options: Options) -> None:
     case = CASES[name]
-    plan = plan_of(case.f, *case.inputs(), options=replace(GPU, demands=case.demands))
+    plan = plan_of(case.f, *case.inputs(), options=replace(options, demands=case.demands))
     assert len(plan.kernels) == case.kernels
     assert tuple(sorted(parts(plan))) == tuple(sorted(case.ops))
     x, w = case.inputs()[:2]
@@ -173,11 +177,28 @@ def test_plans(name: str) -> None:
         assert (largest(plan) >= elements) == case.stored
 
 
+@LANGUAGES
 @pytest.mark.parametrize("name", CASES)
-def test_values(name: str) -> None:
+def test_values(name: str, options: dict[str, Any]) -> None:
     case = CASES[name]
     with nullcontext() if case.demand is None else kgen.require_fused(*case.demand):
-        check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5)
+        check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5, options=options)
+
+
+@pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "min_and_place", "heads_in_tile"])
+def test_values_with_other_instructions(name: str, isa: str) -> None:
+    check(CASES[name].f, *CASES[name].inputs(), tolerance=2e-5, options={**CPP_OPTIONS, "isa": isa})
+
+
+@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "min_and_place", "variance", "both_ways", "kept"])
+@pytest.mark.parametrize("shape", [(1, 300, 40), (9, 300, 40), (300, 3, 40), (300, 200, 1100), (0, 30, 40), (30, 40, 0)])
+def test_values_of_few_rows_and_long_sums(name: str, shape: tuple[int, int, int]) -> None:
+    """A few rows or columns go other ways through the engine, and so do sums of so many terms by several threads."""
+    m, n, k = shape
+    if 0 in (m, n) and name in ("log_sum_exp", "argmax", "min_and_place", "both_ways"):
+        pytest.skip("eager has no extreme of nothing")
+    check(CASES[name].f, r(m, k), r(k, n) / max(1, k) ** 0.5, tolerance=1e-4, options=CPP_OPTIONS)
 
 
 def test_rows_that_are_read_again_are_reduced_then() -> None:
@@ -244,7 +265,8 @@ def masked_log_sum_exp(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
     return torch.logsumexp(x @ w + mask, -1)
 
 
-def test_log_sum_exp_of_infinities() -> None:
+@LANGUAGES
+def test_log_sum_exp_of_infinities(options: dict[str, Any]) -> None:
     mask = torch.zeros(8, 90)
     mask[0, :32] = -math.inf  # a tile with nothing in it
     mask[1] = -math.inf
@@ -253,10 +275,11 @@ def test_log_sum_exp_of_infinities() -> None:
     mask[4, :80] = -math.inf
     mask[5] = -1e30
     mask[6, 3:] = -200.0
-    check(masked_log_sum_exp, r(8, 40), r(40, 90), mask)
+    check(masked_log_sum_exp, r(8, 40), r(40, 90), mask, options=options)
 
 
-def test_places_of_nans_and_equals() -> None:
+@LANGUAGES
+def test_places_of_nans_and_equals(options: dict[str, Any]) -> None:
     x, w = torch.ones(6, 4), torch.zeros(4, 90)
     w[:, [40, 70]] = 1.0  # equal in two tiles: the first one counts
     mask = torch.zeros(6, 90)
@@ -264,20 +287,34 @@ def test_places_of_nans_and_equals() -> None:
     mask[2] = -math.inf
     mask[3, 89] = math.inf
     for f in (lambda x, w, mask: (x @ w + mask).argmax(-1), lambda x, w, mask: (x @ w + mask).argmin(-1)):
-        assert torch.equal(compiled(f, x, w, mask), f(x, w, mask))
+        assert torch.equal(compiled(f, x, w, mask, options=options), f(x, w, mask))
 
 
-def test_padding_does_not_count() -> None:
+@LANGUAGES
+def test_padding_does_not_count(options: dict[str, Any]) -> None:
     """Past the end of the axis the tile holds zeros, and what the epilogue makes of them."""
-    check(lambda x, w: ((x @ w) + 5).sum(-1), r(33, 8), r(8, 33))
-    check(lambda x, w: (-1 - (x @ w).square()).amax(-1), r(33, 8), r(8, 33))
-    check(lambda x, w: (3 + (x @ w)).prod(0), r(33, 8), r(8, 33), tolerance=1e-4)
+    check(lambda x, w: ((x @ w) + 5).sum(-1), r(33, 8), r(8, 33), options=options)
+    check(lambda x, w: (-1 - (x @ w).square()).amax(-1), r(33, 8), r(8, 33), options=options)
+    check(lambda x, w: (3 + (x @ w)).prod(0), r(33, 8), r(8, 33), tolerance=1e-4, options=options)
 
 
-def test_results_repeat() -> None:
+@LANGUAGES
+def test_results_repeat(options: dict[str, Any]) -> None:
     args = (r(130, 40), r(40, 200))
     f = CASES["log_sum_exp"].f
-    assert torch.equal(compiled(f, *args), compiled(f, *args))
+    assert torch.equal(compiled(f, *args, options=options), compiled(f, *args, options=options))
+
+
+def test_results_do_not_depend_on_threads() -> None:
+    threads = torch.get_num_threads()
+    for name, shape in itertools.product(("log_sum_exp", "columns"), ((130, 200, 40), (9, 2000, 300))):
+        m, n, k = shape
+        args, found = (r(m, k), r(k, n)), []
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(compiled(CASES[name].f, *args, options=CPP_OPTIONS))
+        torch.set_num_threads(threads)
+        assert all(torch.equal(found[0], one) for one in found)
 
 
 # ---- picked elements ------------------------------------------------------------------------------------------------
@@ -293,10 +330,11 @@ def targets(rows: int, classes: int) -> Tensor:
 
 def test_a_cross_entropy_stores_no_logits() -> None:
     args = (r(70, 40), r(90, 40), targets(70, 90))
-    plan = plan_of(cross_entropy, *args)
-    assert sorted(parts(plan)) == ["max", "sum", "sum"]
-    assert largest(plan) <= 3 * 70
-    check(cross_entropy, *args)
+    for language, options in ((GPU, OPTIONS), (CPP, CPP_OPTIONS)):
+        plan = plan_of(cross_entropy, *args, options=language)
+        assert sorted(parts(plan)) == ["max", "sum", "sum"]
+        assert largest(plan) <= 3 * 70
+        check(cross_entropy, *args, options=options)
 
 
 def test_a_cross_entropy_of_a_square_of_logits() -> None:
@@ -363,12 +401,13 @@ def test_a_cross_entropy_of_dynamic_sizes_stores_no_logits() -> None:
     assert largest(graph.plan) <= 3 * 70
 
 
+@LANGUAGES
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "variance", "loss"])
-def test_dynamic_sizes(name: str) -> None:
+def test_dynamic_sizes(name: str, options: dict[str, Any]) -> None:
     case = CASES[name]
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    g = torch.compile(case.f, backend="kgen", dynamic=True, fullgraph=True, options=OPTIONS)
+    g = torch.compile(case.f, backend="kgen", dynamic=True, fullgraph=True, options=options)
     for m, n in ((70, 90), (33, 257), (32, 64), (5, 3)):
         args = (r(m, 40), r(40, n), *([r(m, n)] if name == "loss" else []))
         torch.testing.assert_close(g(*args), case.f(*args), rtol=1e-4, atol=1e-5)

@@ -104,7 +104,7 @@ def test_what_the_file_says_is_what_runs(file: Path) -> None:
     contents = json.loads(file.read_text())
     row = contents["entries"][0]
     for template, config in (
-        ("cpp_matmul", {"ROWS": 48, "TILE_ROWS": 48, "TILE_COLUMNS": 64, "PARTS": 1, "FEW_ROWS": 0}),
+        ("cpp_matmul", {"ROWS": 48, "BLOCK_M": 48, "BLOCK_N": 64, "PARTS": 1, "FEW_ROWS": 0}),
         (None, {}),
     ):
         version = row["version"] if (template is None) == (row["template"] is None) else tuner._versions()[template or ""]
@@ -378,7 +378,7 @@ def test_one_order_means_equal_bits(name: str) -> None:
     ((problem,),) = [p for p in asked.problems if p[0].template.name == "cpp_matmul"]
     configs = [
         *model.feasible(problem),
-        *(problem.template.config(ROWS=rows, TILE_ROWS=48, TILE_COLUMNS=columns, PARTS=1, FEW_ROWS=few)
+        *(problem.template.config(ROWS=rows, BLOCK_M=48, BLOCK_N=columns, PARTS=1, FEW_ROWS=few)
           for rows in (48, 96) for columns in (32, 64) for few in (0, 16)),
     ]  # fmt: skip
     for config in configs:
@@ -394,7 +394,7 @@ def test_one_order_means_equal_bits(name: str) -> None:
 def test_stable_results_do_not_depend_on_what_was_measured(file: Path) -> None:
     """Neither does the choice of the library: an entry that says so is not followed."""
     results = []
-    for row in (None, {"template": None, "config": {}}, {"template": "cpp_matmul", "config": {"TILE_COLUMNS": 32}}):
+    for row in (None, {"template": None, "config": {}}, {"template": "cpp_matmul", "config": {"BLOCK_N": 32}}):
         if row is not None:
             contents = json.loads(file.read_text())
             entry = contents["entries"][0]

@@ -4,7 +4,7 @@ What it weighs, for m by k times k by n:
 
 - Rows are packed once for all threads, over all of k: as many as 8 MiB of words hold. More rows at a time mean that the columns
   are packed fewer times; with 512 of them that costs 3% of a float product, with 64 a quarter.
-- A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 or 256 KiB); the wider the fewer rows.
+- A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 KiB).
 - Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
   and k is long, the sum over k is shared out too.
 - A rectangle of several products with a joint epilogue holds the results of all of them.
@@ -25,8 +25,9 @@ FEW_ROWS = 16
 _REGISTER = {"avx512": 64, "avx2": 32, "generic": 16}
 
 _PACKED_ROWS_BYTES = 8 << 20
-_RESULT_BYTES = 512 << 10
+_RESULT_BYTES = 576 << 10
 _ROW_UNIT = 48  # rows are cut at multiples of it
+_TILE_ROWS = 528
 _TASKS = 4  # rectangles that a thread should get, where there are enough results
 _PAIRED = (torch.bfloat16, torch.int8, torch.uint8)  # two to a word
 
@@ -58,9 +59,9 @@ def choose_blocking(size: tuple[int, int, int], dtype: torch.dtype, isa: str, th
     word = 8 if dtype in (torch.float64, torch.int64) else 4
     panel = 2 * max(_REGISTER[isa] // word, 4)
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
-    rows = _cut(m, min(1024, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
-    tile_rows = _cut(rows, 512, _ROW_UNIT)
-    widest = min(256, _RESULT_BYTES // (word * tile_rows * rights))
+    tile_rows = _cut(m, min(_TILE_ROWS, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
+    rows = tile_rows * max(1, min(-(-m // tile_rows), _PACKED_ROWS_BYTES // (word * words * tile_rows), 4))
+    widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))
     wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
     tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from typing import Any
 
@@ -10,9 +11,13 @@ import torch
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp import estimate
 from kgen.templates.cpp.blocking import FEW_ROWS, choose_blocking
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Part, Problem
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
+# Rectangles are cut at multiples of these, whatever the type and the instruction set.
+ROWS, COLUMNS = 48, 32
+# Rows of the largest rectangle whose columns are reduced in runs.
+MOST_ROWS = 1536
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cpu", source="matmul.cpp.jinja", name="cpp_matmul")
@@ -21,7 +26,7 @@ class Matmul:
     family, with one A packed for all."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
-    ROWS, TILE_ROWS, TILE_COLUMNS, PARTS = knob(512, 256), knob(512, 256, 128, 64), knob(128, 256, 64), knob(1, 2, 4)
+    ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
 
     def refuse(self, problem: Problem) -> str | None:
@@ -30,16 +35,18 @@ class Matmul:
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        """The rule's cut, then wider and narrower rectangles for whoever measures."""
+        """The rule's cut, then narrower rectangles for whoever measures."""
         b, m, n, k = (problem.size(axis) for axis in "bmnk")
         threads = 1 if b >= problem.device.processors else problem.device.processors
         first = choose_blocking((m, n, k), problem.main_dtype, problem.device.isa, threads, len(problem.members))
+        parts = [problem.part(s) for s in problem.epilogue if s.kind == "partial"]
         seen: set[tuple[int, int]] = set()
         for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2)):
-            tile = max(48, first.tile_rows // rows // 48 * 48), max(32, first.tile_columns // columns // 32 * 32)
+            tile = _rows(first.tile_rows // rows, parts), _columns(first.tile_columns // columns, parts)
             if tile not in seen:
                 yield {
-                    "ROWS": first.rows, "TILE_ROWS": tile[0], "TILE_COLUMNS": tile[1], "PARTS": first.parts,
+                    "ROWS": -(-first.rows // tile[0]) * tile[0], "BLOCK_M": tile[0], "BLOCK_N": tile[1],
+                    "PARTS": first.parts,
                     "FEW_ROWS": first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS,
                 }  # fmt: skip
             seen.add(tile)
@@ -50,3 +57,16 @@ class Matmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.seconds(problem, config)
+
+
+def _rows(wanted: int, parts: list[Part]) -> int:
+    """Rows of a rectangle: whole runs of them where columns are reduced in runs."""
+    runs = [part.run.as_int() or 1 for part in parts if part.axis == "m" and not part.whole]
+    unit = math.lcm(ROWS, *runs)
+    return max(unit, min(wanted, MOST_ROWS) // unit * unit)
+
+
+def _columns(wanted: int, parts: list[Part]) -> int:
+    """Columns of a rectangle: a power of two where rows are reduced in runs, which are powers of two."""
+    columns = max(COLUMNS, wanted // COLUMNS * COLUMNS)
+    return 1 << columns.bit_length() - 1 if any(part.axis == "n" and not part.whole for part in parts) else columns

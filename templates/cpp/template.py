@@ -9,8 +9,9 @@ from kgen.build.unit import Rendered
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.cpp.kernel import source_lines
+from kgen.templates.cpp.nests import Parameters
 from kgen.templates.cpp.table import CPP_TYPES
-from kgen.templates.cpp.tile import Parameters, Slots
+from kgen.templates.cpp.tile import Slots
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean
 

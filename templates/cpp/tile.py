@@ -7,53 +7,18 @@ lies in a thread's cache, and its epilogue is a loop nest over it like that of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import torch
+from dataclasses import dataclass, field
 
 from kgen import index as ix
-from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import Kernel, Nest, Statement
+from kgen.plan import Statement
 from kgen.templates.contract import Config
-from kgen.templates.cpp.emit import Emitter
-from kgen.templates.cpp.expression import IndexText
+from kgen.templates.cpp.nests import Block, Nests, Parameters, Rectangle, digits
 from kgen.templates.cpp.table import CPP_TYPES
+from kgen.templates.cpp.walks import walks_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.values import Value
-
-
-@dataclass(slots=True)
-class Parameters:
-    """What the slots of one function have in common."""
-
-    pointers: dict[str, None] = field(default_factory=dict)
-    sizes: dict[str, None] = field(default_factory=dict)
-    made_names: set[str] = field(default_factory=set)
-    checks: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One side of a rectangle: the axis, its loops, and C++ names: of the first index, the number of indices, and the loop."""
-
-    axis: str
-    loops: tuple[Var, ...]
-    first: str
-    count: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Rectangle:
-    """Blocks of values in a thread's memory: each of `buffers` holds rows of `ld` elements apart."""
-
-    slow: Block
-    fast: Block
-    buffers: tuple[str, ...]
-    ld: str
 
 
 @dataclass(slots=True)
@@ -63,7 +28,10 @@ class Slots:
     problem: Problem
     config: Config
     parameters: Parameters = field(default_factory=Parameters)
-    variables: set[str] = field(default_factory=set)  # of the author's, in indices: no parameters of the function
+    nests: Nests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nests = Nests(self.problem, self.config, self.parameters)
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
@@ -116,9 +84,8 @@ class Slots:
         slow, fast = (sides[a] for a in ((own, summed) if along == summed else (summed, own)))
         buffer = f"{name}_block"
         kind = CPP_TYPES[one.dtype].storage
-        value = vs.substitute(one.value, fixed)
-        statement = Statement("pointwise", (buffer,), value, (ix.ZERO,), False, -1, (True,))
-        body = self._nest([statement], _Rectangle(slow, fast, (buffer,), "ld"), {buffer: one.dtype})
+        statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
+        body = self.nests.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{buffer}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
@@ -138,51 +105,16 @@ class Slots:
         sums = tuple(out for s in self.problem.mains for out in s.outs)
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
-        statements = [_moved(s, fixed) for s in self.problem.epilogue]
-        rectangle = _Rectangle(slow, fast, sums, ld)
         aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
-        return [*aliases, *self._nest(statements, rectangle, {})]
-
-    # ---- nests ------------------------------------------------------------------------------------------------------
-
-    def _nest(self, statements: list[Statement], over: _Rectangle, local: Mapping[str, torch.dtype]) -> list[str]:
-        """A loop nest over a rectangle. `local` are buffers that only the nest knows."""
-        slow, fast, blocks, ld = over.slow, over.fast, over.buffers, over.ld
-        lanes = self.problem.device.lanes
-        r, j = ix.var(slow.name, self.problem.extent(slow.axis)), ix.var(fast.name, self.problem.extent(fast.axis))
-        first = ix.size(fast.first)
-        mapping: dict[Atom, Expr] = {
-            **_digits(slow.loops, ix.size(slow.first).expr() + r.expr()), **_digits(fast.loops, first.expr() + j.expr())
-        }  # fmt: skip
-        place = r.expr() * ix.size(ld).expr() + j.expr()
-        moved = [_placed(_moved(s, mapping), blocks, place) for s in statements]
-        graph = replace(self.problem.graph, buffers=dict(self.problem.graph.buffers))
-        for name, kind in local.items():
-            graph.buffers[name] = ir.Buffer(name, kind, torch.device("cpu"), (), ())
-        kernel = Kernel("block", (r, j), (), 0, tuple(moved))
-        emitter = Emitter(Nest(kernel, j, lanes), graph)
-        body, _ = emitter.run()
-        given = {slow.first, fast.first, ld, *self.variables}
-        self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p not in blocks))
-        self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in given))
-        self.parameters.made_names |= emitter.made_names
-        self.parameters.checks |= emitter.includes_check
-        return [
-            f"constexpr int L = {lanes};",
-            f"for (int64_t {slow.name} = 0; {slow.name} < {slow.count}; ++{slow.name}) {{",
-            *(f"  {line}" for line in emitter.task.lines),
-            f"  vector_loop<L>(0, {fast.count}, [&](int64_t {fast.name}, auto w) KGEN_INLINE {{",
-            *(f"    {line}" for line in body),
-            "  });",
-            "}",
-        ]
+        walks = walks_of(self.problem, self.config, columns)
+        return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
 
     def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
         """Loops of axes of which the function has one index, a C++ variable."""
         found: dict[Atom, Expr] = {}
-        self.variables.update(indices)
+        self.nests.variables.update(indices)
         for axis, index in zip(axes, indices, strict=True):
-            found |= _digits(loops[axis], ix.size(index).expr())
+            found |= digits(loops[axis], ix.size(index).expr())
         return found
 
     def size(self, axis: str) -> str:
@@ -191,36 +123,4 @@ class Slots:
 
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
-        for atom in sorted(ix.free_atoms(expr), key=lambda a: a.order):
-            if isinstance(atom, ix.Size) and atom.name not in self.variables:
-                self.parameters.sizes.setdefault(atom.name)
-        return IndexText(None, 1, lambda value, extent: ("", False)).scalar(expr)
-
-
-def _digits(loops: tuple[Var, ...], index: Expr) -> dict[Atom, Expr]:
-    """The loops of an axis as digits of its index, the last one fastest."""
-    found: dict[Atom, Expr] = {}
-    divisor = ix.ONE
-    for v in reversed(loops):
-        length = v.extent if v.extent.terms else ix.ONE  # of no elements any place will do
-        digit = ix.floordiv(index, divisor)
-        found[v] = digit if v is loops[0] else ix.mod(digit, length)
-        divisor = divisor * length
-    return found
-
-
-def _moved(s: Statement, mapping: Mapping[Atom, Expr]) -> Statement:
-    """The statement over other variables, all of them outer loops."""
-    return replace(s.substituted(mapping), inner=False, section=-1)
-
-
-def _placed(s: Statement, blocks: tuple[str, ...], place: Expr) -> Statement:
-    """The statement with the rectangle's elements where they lie in it."""
-
-    def found(load: Value) -> Value | None:
-        name, at, kind = load.attr
-        return vs.load(name, (place,), kind) if name in blocks and at != (place,) else None
-
-    value, *rest = vs.replace_loads([s.value, *([] if s.mask is None else [s.mask])], found)
-    store = (place,) if s.outs[0] in blocks else s.store
-    return replace(s, value=value, mask=rest[0] if rest else None, store=store)
+        return self.nests.text(expr)

@@ -27,12 +27,12 @@ template <class U, int Rows, int Columns, class T>
     R right[Columns];
     KGEN_UNROLL for (int j = 0; j < Columns; ++j) right[j] = lanes(j);
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
-      const R left = register_at<R>(row + r * kDepth);
+      const R left = register_at<R>(row + r * kDepth<U>);
       KGEN_UNROLL for (int j = 0; j < Columns; ++j) sums[r * Columns + j] = U::step(sums[r * Columns + j], left, right[j]);
     }
   };
-  for (int64_t d = 0; d * kDepth * E < b.nk; ++d, x += block) {
-    const int64_t first_k = d * kDepth * E, nk = smaller<int64_t>(kDepth * E, b.nk - first_k);
+  for (int64_t d = 0; d * kDepth<U> * E < b.nk; ++d, x += block) {
+    const int64_t first_k = d * kDepth<U> * E, nk = smaller<int64_t>(kDepth<U> * E, b.nk - first_k);
     int64_t k = 0;
     for (; k + L * E <= nk; k += L * E) {
       add(x + k / E, [&](int j) KGEN_INLINE {
@@ -63,7 +63,7 @@ KGEN_FN void add_multiples(const typename U::Word* x, int64_t rows, Words<U, T> 
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   R left[larger(Rows, 1) * Depth];
-  KGEN_UNROLL for (int i = 0; i < Rows * Depth; ++i) left[i] = splat_register<R>(x[i / Depth * kDepth + i % Depth]);
+  KGEN_UNROLL for (int i = 0; i < Rows * Depth; ++i) left[i] = splat_register<R>(x[i / Depth * kDepth<U> + i % Depth]);
   vector_loop<L>(0, b.ni, [&](int64_t i, auto w) KGEN_INLINE {
     R right[Depth];
     KGEN_UNROLL for (int u = 0; u < Depth; ++u) {
@@ -80,7 +80,7 @@ KGEN_FN void add_multiples(const typename U::Word* x, int64_t rows, Words<U, T> 
       KGEN_UNROLL for (int r = 0; r < Rows; ++r) add(r, [&](int u) KGEN_INLINE { return left[r * Depth + u]; });
     } else {
       for (int64_t r = 0; r < rows; ++r) {
-        add(r, [&](int u) KGEN_INLINE { return splat_register<R>(x[r * kDepth + u]); });
+        add(r, [&](int u) KGEN_INLINE { return splat_register<R>(x[r * kDepth<U> + u]); });
       }
     }
   });
@@ -92,7 +92,7 @@ template <class U, int Rows, class T>
   constexpr int64_t depth = 8 / U::elements;
   const int64_t words = (b.nk + U::elements - 1) / U::elements;
   for (int64_t k = 0; k < words;) {
-    const auto* const from = x + k / kDepth * block + k % kDepth;
+    const auto* const from = x + k / kDepth<U> * block + k % kDepth<U>;
     if (k + depth <= words) {  // kDepth is a multiple of depth
       add_multiples<U, depth, Rows>(from, rows, b, k, c, ldc);
       k += depth;
@@ -113,7 +113,7 @@ template <class U>
 struct FewRows {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
-  static constexpr int64_t depth = kDepth * U::elements;
+  static constexpr int64_t depth = kDepth<U> * U::elements;
   static constexpr bool has_tiles = !std::is_same_v<tiles_t<U>, NoTiles>;
   int64_t m, padded, block;
   bool in_tiles;
@@ -124,9 +124,9 @@ struct FewRows {
   static FewRows of(int64_t m, bool along_k) {
     const bool in_tiles = has_tiles && m > 4 && along_k && tiles_t<U>::granted();
     const int64_t padded = m > 8 || in_tiles ? 16 : m > 4 ? 8 : m > 2 ? 4 : m;
-    return {m, padded, kDepth * (in_tiles ? kPanel<U> : padded), in_tiles, nullptr, nullptr};
+    return {m, padded, kDepth<U> * (in_tiles ? kPanel<U> : padded), in_tiles, nullptr, nullptr};
   }
-  int64_t tile_words() const { return in_tiles ? 48 * kDepth : 0; }
+  int64_t tile_words() const { return in_tiles ? 48 * kDepth<U> : 0; }
 
   // c[r * ldc + j] += the products with the columns of a block that begins at k, a multiple of `depth`.
   template <class T>
@@ -163,7 +163,7 @@ struct FewRows {
     for (int64_t n = 0; n < b.ni; n += Columns) {
       const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
       for (int64_t r = 0; r < padded; r += Rows) {
-        dot_columns<U, Rows, Columns>(x + r * kDepth, block, some, c + r * ldc + n, ldc);
+        dot_columns<U, Rows, Columns>(x + r * kDepth<U>, block, some, c + r * ldc + n, ldc);
       }
     }
   }

@@ -6,24 +6,25 @@
 #if KGEN_AMX
 namespace kgen {
 
-// Columns of one step of dots_in_tiles, and words of the memory that it needs.
-inline constexpr int64_t kTileDots = 48, kTileRoom = kTileDots * kDepth;
+// Columns of one step of dots_in_tiles.
+inline constexpr int64_t kTileDots = 48;
 
 // c[r * ldc + j] += dot products of all rows with up to 48 columns whose k are neighbours. The columns are the left operand of the
 // instruction, so that their tiles are loaded as they lie; `x` has the rows as panels (pack_panels), one for each block of k.
 inline void dots_in_tiles(const int32_t* x, Words<Bfloat16Pairs, bfloat16> b, int32_t* room, float* c, int64_t ldc, int64_t rows) {
-  constexpr int64_t panel = kPanel<Bfloat16Pairs>, depth = kDepth * 2, ahead = 512;
+  using U = Bfloat16Pairs;
+  constexpr int64_t panel = kPanel<U>, depth = kDepth<U> * 2, ahead = 512;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
-  for (int64_t k = 0; k < b.nk; k += depth, x += panel * kDepth) {
+  for (int64_t k = 0; k < b.nk; k += depth, x += panel * kDepth<U>) {
     const int64_t nk = smaller(depth, b.nk - k), words = words_of<Bfloat16Pairs>(nk);
     const auto* from = reinterpret_cast<const char*>(b.view.data + k);
     int64_t stride = b.view.i_stride * 2;
     if (b.ni < kTileDots || nk % 32 != 0) {
-      pack_rows(Words<Bfloat16Pairs, bfloat16>{b.view.view(0, 0, k, 0, nullptr), b.ni, nk}, kTileDots, room, kDepth);
+      pack_rows(Words<Bfloat16Pairs, bfloat16>{b.view.view(0, 0, k, 0, nullptr), b.ni, nk}, kTileDots, room, kDepth<U>);
       from = reinterpret_cast<const char*>(room);
-      stride = kDepth * 4;
+      stride = kDepth<U> * 4;
     }
     for (int64_t w = 0; w < words; w += 16) {
       KGEN_UNROLL for (int64_t i = 0; i < kTileDots; ++i) __builtin_prefetch(from + i * stride + w * 4 + ahead);

@@ -34,6 +34,7 @@ struct Blocking {
   int64_t tile_columns = 128;
   int parts = 1;              // of the sum over k, for threads that would have no rectangle
   int64_t few_rows = 0;       // at most so many rows read the right operand where it lies, and so many columns the left one
+  bool whole = false;         // rectangles begin at multiples of tile_rows and tile_columns and end with them or the results
 };
 
 // Products of two numbers that are worth waking a thread for.
@@ -45,11 +46,12 @@ template <class U>
 class FewRowsProduct {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
-  static constexpr int64_t depth = kDepth * U::elements;
+  static constexpr int64_t depth = kDepth<U> * U::elements;
   static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
 
  public:
-  explicit FewRowsProduct(const Products<U>& all) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))) {}
+  // Results are stored `piece` columns at a time, or as they come (0).
+  FewRowsProduct(const Products<U>& all, int64_t piece) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))), piece_(piece) {}
 
   // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
   static bool wanted(const Products<U>& all, int64_t few) {
@@ -59,7 +61,7 @@ class FewRowsProduct {
   void run(int threads) {
     const auto share = [&](int64_t n) {
       const int64_t wide = columns_at_once(), shares = threads * pieces(n, threads * wide);
-      return round_up(pieces(n, shares), 16);
+      return round_up(pieces(n, shares), piece_ > 0 ? piece_ : 16);
     };
     const auto tasks = [&](int64_t n) { return n > 0 ? pieces(n, share(n)) : 0; };
     parallel_team(threads, [&] {
@@ -81,7 +83,10 @@ class FewRowsProduct {
           const int64_t wide = share(family.n), n = own_task * wide, count = smaller(wide, family.n - n);
           for (int64_t i = 0; i < results_size * family.count; ++i) results[i] = Acc(0);
           for (int i = 0; i < family.count; ++i) multiply(family.rights[i], n, count, x, results + i * results_size, columns, room);
-          family.store(family.self, 0, n, all_.m, count, results, results_size, columns);
+          const int64_t piece = piece_ > 0 ? piece_ : count;
+          for (int64_t j = 0; j < count; j += piece) {
+            family.store(family.self, 0, n + j, all_.m, smaller(piece, count - j), results + j, results_size, columns);
+          }
         });
       });
     });
@@ -111,7 +116,7 @@ class FewRowsProduct {
       const Block block{0, all_.m, k, smaller(depth, all_.k - k)};
       Word* const to = x.words + k / depth * x.block;
       if (x.in_tiles) all_.left.pack_panels(all_.left.self, block, to, room);
-      else all_.left.pack_rows(all_.left.self, block, x.padded, to, kDepth, room);
+      else all_.left.pack_rows(all_.left.self, block, x.padded, to, kDepth<U>, room);
     }
   }
 
@@ -124,6 +129,7 @@ class FewRowsProduct {
 
   const Products<U>& all_;
   FewRows<U> x_;
+  int64_t piece_;
 };
 
 // A product with a few columns is one with a few rows, turned: what stores its results turns them back.
@@ -140,7 +146,7 @@ class FewColumns {
     const Family<U>& first = all.families[0];
     return all.count == 1 && first.count == 1 && first.n <= few && first.n < all.m && FewColumns(all).fits(few);
   }
-  void run(int threads) { FewRowsProduct<U>(products_).run(threads); }
+  void run(int threads) { FewRowsProduct<U>(products_, 0).run(threads); }
 
  private:
   bool fits(int64_t few) const { return FewRowsProduct<U>::wanted(products_, few); }
@@ -171,23 +177,25 @@ template <class U>
 class PackedProduct {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
-  static constexpr int64_t P = kPanel<U>, depth = kDepth * U::elements;
+  static constexpr int64_t P = kPanel<U>, depth = kDepth<U> * U::elements;
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)) {
+  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole) {
     int64_t widest = 0;
     for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
-    rows_ = smaller(round_up(how.rows, kPackRows), round_up(all.m, U::row_step));
-    tile_rows_ = smaller(round_up(how.tile_rows, kPackRows), rows_);
+    tile_rows_ = round_up(how.tile_rows, kPackRows);
+    rows_ = smaller(round_up(how.rows, tile_rows_), round_up(all.m, U::row_step));
+    tile_rows_ = smaller(tile_rows_, rows_);
     tile_columns_ = smaller(round_up(how.tile_columns, P), round_up(widest, P));
-    tile_size_ = tile_rows_ * tile_columns_;
+    tile_ld_ = tile_columns_ + 64 / sizeof(Acc);  // rows a power of two apart would push each other out of L1
+    tile_size_ = tile_rows_ * tile_ld_;
     sheets_ = tile_size_ * all.most_rights();
     parts_ = how.parts < 1 ? 1 : smaller<int64_t>(how.parts, larger<int64_t>(depths_, 1));
   }
 
   void run(int threads) {
-    const int64_t words = rows_ * depths_ * kDepth, tiles = all_.total([&](int64_t n) { return tiles_of(n, rows_); });
+    const int64_t words = rows_ * depths_ * kDepth<U>, tiles = all_.total([&](int64_t n) { return tiles_of(n, rows_); });
     Rooms shared(scratch<0>(Rooms::bytes<Word>(words) + (parts_ > 1 ? tiles * parts_ * sheets_ * sizeof(Acc) : 0)));
     packed_ = shared.take<Word>(words);
     partial_ = shared.take<Acc>(0);
@@ -225,15 +233,15 @@ class PackedProduct {
   void some_rows(int64_t m, int64_t rows) {
     const int64_t tiles = all_.total([&](int64_t n) { return tiles_of(n, rows); });
     const int64_t padded = round_up(rows, U::row_step);
-    Rooms own(scratch<1>(Rooms::bytes<Acc>(sheets_) + Rooms::bytes<Word>(tile_columns_ * kDepth) +
+    Rooms own(scratch<1>(Rooms::bytes<Acc>(sheets_) + Rooms::bytes<Word>(tile_columns_ * kDepth<U>) +
                          larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth))));
-    const Room room{own.take<Acc>(sheets_), own.take<Word>(tile_columns_ * kDepth), own.take<char>(0)};
+    const Room room{own.take<Acc>(sheets_), own.take<Word>(tile_columns_ * kDepth<U>), own.take<char>(0)};
     const int64_t chunks = pieces(rows, kPackRows);
     team_share(chunks * depths_, [&](int64_t unit) {
       const int64_t r = unit % chunks * kPackRows, k = unit / chunks * depth;
       const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
-      Word* const to = packed_ + (unit / chunks * padded + r) * kDepth;
-      all_.left.pack_rows(all_.left.self, block, smaller(kPackRows, padded - r), to, kDepth, room.block);
+      Word* const to = packed_ + (unit / chunks * padded + r) * kDepth<U>;
+      all_.left.pack_row_panels(all_.left.self, block, smaller(kPackRows, padded - r), to, room.block);
     });
     team_wait();
     team_share(tiles * parts_, [&](int64_t task) {
@@ -254,17 +262,17 @@ class PackedProduct {
   }
 
   void add_parts(int64_t m, int64_t rows, int64_t tiles) {
-    constexpr int64_t strip = 8;  // rows that a thread adds up at a time
+    const int64_t strip = whole_ ? tile_rows_ : 8;  // rows that a thread adds up at a time
     const int64_t strips = pieces(tile_rows_, strip);
     team_share(tiles * strips, [&](int64_t task) {
       with_tile(task / strips, rows, [&](const Tile& tile) {
         const int64_t r = task % strips * strip, count = smaller(strip, tile.rows - r);
         if (r >= tile.rows) return;
-        Acc* const first = partial_ + task / strips * parts_ * sheets_ + r * tile_columns_;
+        Acc* const first = partial_ + task / strips * parts_ * sheets_ + r * tile_ld_;
         for (int sheet = 0; sheet < tile.family.count; ++sheet) {
           Acc* const to = first + sheet * tile_size_;
           for (int64_t part = 1; part < parts_; ++part) {
-            for (int64_t i = 0; i < count * tile_columns_; ++i) to[i] += to[part * sheets_ + i];
+            for (int64_t i = 0; i < count * tile_ld_; ++i) to[i] += to[part * sheets_ + i];
           }
         }
         store(m, tile, r, count, first);
@@ -273,7 +281,7 @@ class PackedProduct {
   }
 
   void store(int64_t m, const Tile& tile, int64_t r, int64_t rows, const Acc* from) const {
-    tile.family.store(tile.family.self, m + tile.m + r, tile.n, rows, tile.columns, from, tile_size_, tile_columns_);
+    tile.family.store(tile.family.self, m + tile.m + r, tile.n, rows, tile.columns, from, tile_size_, tile_ld_);
   }
 
   struct Depths {
@@ -285,20 +293,21 @@ class PackedProduct {
     [[maybe_unused]] const tiles_t<U> registers;
     const int64_t padded = round_up(tile.rows, U::row_step);
     if (share.begin == share.end) {
-      for (int64_t i = 0; i < padded * tile_columns_; ++i) results[i] = Acc(0);
+      for (int64_t i = 0; i < padded * tile_ld_; ++i) results[i] = Acc(0);
     }
     for (int64_t d = share.begin; d < share.end; ++d) {
       const int64_t k = d * depth, nk = smaller(depth, all_.k - k);
       right.pack_panels(right.self, {tile.n, tile.columns, k, nk}, room.columns, room.block);
-      const Word* const rows = packed_ + (d * block_rows + tile.m) * kDepth;
+      const Word* const rows = packed_ + (d * block_rows + tile.m) * kDepth<U>;
       for (int64_t n = 0; n < tile.columns; n += P) {
-        multiply_panel<U>(rows, room.columns + n * kDepth, words_of<U>(nk), results + n, tile_columns_, padded, d == share.begin);
+        multiply_panel<U>(rows, room.columns + n * kDepth<U>, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin);
       }
     }
   }
 
   const Products<U>& all_;
-  int64_t depths_, rows_, tile_rows_, tile_columns_, tile_size_, sheets_, parts_;
+  int64_t depths_, rows_, tile_rows_, tile_columns_, tile_ld_, tile_size_, sheets_, parts_;
+  bool whole_;
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
 };
@@ -315,8 +324,9 @@ template <class U>
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
   if (how.few_rows > 0) {
-    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all).run(useful);
-    if (FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
+    const int64_t piece = how.whole ? how.tile_columns : 0;
+    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, piece).run(useful);
+    if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
   }
   PackedProduct<U>(all, how).run(useful);
 }

@@ -171,6 +171,12 @@ KGEN_FN value_t<compute_t<T>, L> gather_masked(const T* p, I index, M mask, W w)
   }
 }
 
+// Asks for `count` neighbours from `p` on, for L2. Nothing has to be there.
+template <class T>
+KGEN_FN void prefetch_run(const T* p, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
+}
+
 // Stride -1 is one access of all lanes, which then change places; the address is that of the first lane.
 KGEN_FN constexpr bool walks_back(int64_t stride) { return __builtin_constant_p(stride) && stride == -1; }
 

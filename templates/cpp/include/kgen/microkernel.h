@@ -1,8 +1,9 @@
 // Products of packed blocks: what one multiplication takes in, and the loops that keep a block of results in registers.
 //
-// A *word* is what one lane of a multiply-add instruction takes: a number, or two neighbours along k in 16 bits each. Packed rows
-// have their words side by side (row r, word k at a[r * kDepth + k]); packed columns stand in panels of kPanel columns with the
-// words of one k side by side (b[k * kPanel + column]).
+// A *word* is what one lane of a multiply-add instruction takes: a number, or two neighbours along k in 16 bits each. Packed
+// operands are walked through in order: rows stand in panels of kRows, with a register's words along k of each row side by side
+// (L words a register, row r, word k at a[k / L * rows * L + r * L + k % L]), columns in panels of kPanel, with the words of one
+// k side by side (b[k * kPanel + column]).
 #pragma once
 
 #include "ops.h"
@@ -23,8 +24,10 @@
 
 namespace kgen {
 
-// Words of a row in one packed block: what is 1 KiB (2 KiB of doubles) a row keeps a panel of columns in L1 and the rows in L2.
-inline constexpr int64_t kDepth = 256;
+// Words of a row in one packed block: a panel of columns stays in L1, the rows in L2. Tiles read rows so fast that only half as
+// much of a panel stays there beside them.
+template <class U>
+inline constexpr int64_t kDepth = U::depth_step > 1 ? 128 : 256;
 
 // ---- what one multiplication does -----------------------------------------------------------------------------------
 
@@ -116,6 +119,15 @@ KGEN_FN constexpr int64_t words_of(int64_t k) {
   return (k + step - 1) / step * U::depth_step;
 }
 
+// Rows of a panel: with two registers of columns they leave a few registers for the operands, or they are those of a tile.
+template <class U>
+inline constexpr int64_t kRows = U::depth_step > 1 ? 16 : (KGEN_X86 ? 3 : 2) * U::row_step;
+// Of the panel where `left` rows are left, a multiple of the row step.
+template <class U>
+KGEN_FN constexpr int64_t panel_rows(int64_t left) {
+  return smaller(left, kRows<U>);
+}
+
 // ---- results in registers -------------------------------------------------------------------------------------------
 
 // One register's worth of memory: copied alone, for an array of registers that is copied as a whole lives in memory.
@@ -126,22 +138,32 @@ KGEN_FN R register_at(const T* from) {
   return out;
 }
 
-// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel.
+// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. The
+// panel is in L1, or soon is; rows and results have to be asked for.
 template <class U, int Rows>
 KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                 int64_t ldc, bool first) {
   constexpr int L = word_lanes<U>;
+  constexpr int64_t ahead = 1024 / sizeof(*a);
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * 2] = {};
-  for (int64_t k = 0; k < words; ++k) {
-    const R left = register_at<R>(b + k * kPanel<U>), right = register_at<R>(b + k * kPanel<U> + L);
+  const auto add = [&](int64_t k) KGEN_INLINE {
+    const R left = register_at<R>(b), right = register_at<R>(b + L);
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
-      const R row = splat_register<R>(a[r * kDepth + k]);
+      const R row = splat_register<R>(a[r * L + k]);
       sums[2 * r] = U::step(sums[2 * r], row, left);
       sums[2 * r + 1] = U::step(sums[2 * r + 1], row, right);
     }
+    b += kPanel<U>;
+  };
+  KGEN_UNROLL for (int i = 0; i < 2 * Rows; ++i) __builtin_prefetch(c + i / 2 * ldc + i % 2 * L);
+  int64_t k = 0;
+  for (; k + L <= words; k += L, a += Rows * L) {
+    KGEN_UNROLL for (int r = 0; r < Rows; ++r) __builtin_prefetch(a + r * L + ahead);
+    for (int64_t i = 0; i < L; ++i) add(i);
   }
+  for (int64_t i = 0; i < words - k; ++i) add(i);
   KGEN_UNROLL for (int i = 0; i < 2 * Rows; ++i) {
     auto* const to = c + i / 2 * ldc + i % 2 * L;
     if (!first) sums[i] += register_at<S>(to);
@@ -153,21 +175,15 @@ KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Wor
 template <class U>
 [[gnu::noinline]] void multiply_panel(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                       int64_t ldc, int64_t rows, bool first) {
-  constexpr int step = KGEN_AVX512 ? 4 : 2, most = KGEN_X86 ? 3 : 2;
+  constexpr int step = U::row_step;
   for (int64_t r = 0; r < rows;) {
-    const auto* from = a + r * kDepth;
+    const int64_t count = panel_rows<U>(rows - r);
+    const auto* from = a + r * kDepth<U>;
     auto* to = c + r * ldc;
-    const int64_t left = rows - r;
-    if (most == 3 && left >= 3 * step) {
-      multiply_registers<U, most * step>(from, b, words, to, ldc, first);
-      r += most * step;
-    } else if (left >= 2 * step) {
-      multiply_registers<U, 2 * step>(from, b, words, to, ldc, first);
-      r += 2 * step;
-    } else {
-      multiply_registers<U, step>(from, b, words, to, ldc, first);
-      r += step;
-    }
+    if (count == 3 * step) multiply_registers<U, 3 * step>(from, b, words, to, ldc, first);
+    else if (count == 2 * step) multiply_registers<U, 2 * step>(from, b, words, to, ldc, first);
+    else multiply_registers<U, step>(from, b, words, to, ldc, first);
+    r += count;
   }
 }
 
@@ -210,7 +226,8 @@ class AmxTiles {
 // 16 or 32 rows by one panel.
 template <int Tiles>
 KGEN_FN void multiply_tiles(const int32_t* a, const int32_t* b, int64_t words, float* c, int64_t ldc, bool first) {
-  constexpr int64_t panel = kPanel<Bfloat16Pairs>;
+  using U = Bfloat16Pairs;
+  constexpr int64_t panel = kPanel<U>;
   const int64_t bytes = ldc * 4;
   if (first) {
     _tile_zero(0);
@@ -228,13 +245,13 @@ KGEN_FN void multiply_tiles(const int32_t* a, const int32_t* b, int64_t words, f
     }
   }
   for (int64_t k = 0; k < words; k += 16) {
-    _tile_loadd(4, a + k, kDepth * 4);
+    _tile_loadd(4, a + k * 16, 64);
     _tile_loadd(6, b + k * panel, panel * 4);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + k * panel + 16, panel * 4);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (Tiles == 2) {
-      _tile_loadd(5, a + 16 * kDepth + k, kDepth * 4);
+      _tile_loadd(5, a + 16 * kDepth<U> + k * 16, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -247,15 +264,30 @@ KGEN_FN void multiply_tiles(const int32_t* a, const int32_t* b, int64_t words, f
   }
 }
 
+// What tiles would compute, where Linux does not let the process use them.
+inline void multiply_untiled(const int32_t* a, const int32_t* b, int64_t words, float* c, int64_t ldc, bool first) {
+  int32_t rows[4 * kDepth<Bfloat16Pairs>];
+  for (int64_t r = 0; r < 16; r += 4) {
+    for (int64_t k = 0; k < words; k += 16) __builtin_memcpy(rows + k * 4, a + k * 16 + r * 16, 4 * 16 * sizeof(*a));
+    multiply_registers<Bfloat16Pairs, 4>(rows, b, words, c + r * ldc, ldc, first);
+  }
+}
+
 template <>
 [[gnu::noinline]] inline void multiply_panel<Bfloat16Pairs>(const int32_t* a, const int32_t* b, int64_t words, float* c,
                                                             int64_t ldc, int64_t rows, bool first) {
-  int64_t r = 0;
-  if (amx_granted()) {
-    for (; r + 32 <= rows; r += 32) multiply_tiles<2>(a + r * kDepth, b, words, c + r * ldc, ldc, first);
-    if (r < rows) multiply_tiles<1>(a + r * kDepth, b, words, c + r * ldc, ldc, first);
-  } else {
-    for (; r < rows; r += 8) multiply_registers<Bfloat16Pairs, 8>(a + r * kDepth, b, words, c + r * ldc, ldc, first);
+  constexpr int64_t depth = kDepth<Bfloat16Pairs>;
+  const bool granted = amx_granted();
+  for (int64_t r = 0; r < rows;) {
+    const int32_t* from = a + r * depth;
+    float* const to = c + r * ldc;
+    if (granted && r + 32 <= rows) {
+      multiply_tiles<2>(from, b, words, to, ldc, first);
+      r += 32;
+    } else {
+      granted ? multiply_tiles<1>(from, b, words, to, ldc, first) : multiply_untiled(from, b, words, to, ldc, first);
+      r += 16;
+    }
   }
 }
 #endif

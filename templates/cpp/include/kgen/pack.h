@@ -115,9 +115,9 @@ struct Words {
 
 // ---- packing --------------------------------------------------------------------------------------------------------
 
-// to[i * ld + k]: rows of words. Writes `rows` rows and words_of(nk) words of each, rounded up to a register.
-template <class U, class T>
-[[gnu::noinline]] void pack_rows(Words<U, T> from, int64_t rows, typename U::Word* to, int64_t ld) {
+// Rows of words, word k of row i at place(i, k). Writes `rows` rows and words_of(nk) words of each, rounded up to a register.
+template <class U, class T, class Place>
+KGEN_FN void place_rows(const Words<U, T>& from, int64_t rows, Place place) {
   constexpr int L = word_lanes<U>;
   using R = typename Words<U, T>::R;
   const int64_t words = words_of<U>(from.nk);
@@ -128,7 +128,7 @@ template <class U, class T>
         KGEN_UNROLL for (int t = 0; t < L; ++t) block[t] = from.along_i(i, k + t);
         transpose_registers(block);
         KGEN_UNROLL for (int t = 0; t < L; ++t) {
-          if (i + t < rows) __builtin_memcpy(to + (i + t) * ld + k, &block[t], sizeof(R));
+          if (i + t < rows) __builtin_memcpy(place(i + t, k), &block[t], sizeof(R));
         }
       }
     }
@@ -136,10 +136,24 @@ template <class U, class T>
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t k = 0; k < words; k += L) {
         const R row = from.along_k(i, k);
-        __builtin_memcpy(to + i * ld + k, &row, sizeof(R));
+        __builtin_memcpy(place(i, k), &row, sizeof(R));
       }
     }
   }
+}
+template <class U, class T>
+[[gnu::noinline]] void pack_rows(Words<U, T> from, int64_t rows, typename U::Word* to, int64_t ld) {
+  place_rows(from, rows, [&](int64_t i, int64_t k) KGEN_INLINE { return to + i * ld + k; });
+}
+
+// Panels of rows for multiply_panel, the first at `to`: `rows` of them, a multiple of the row step.
+template <class U, class T>
+[[gnu::noinline]] void pack_row_panels(Words<U, T> from, int64_t rows, typename U::Word* to) {
+  constexpr int64_t L = word_lanes<U>;
+  place_rows(from, rows, [&](int64_t i, int64_t k) KGEN_INLINE {
+    const int64_t first = i / kRows<U> * kRows<U>;
+    return to + first * kDepth<U> + k * panel_rows<U>(rows - first) + (i - first) * L;
+  });
 }
 
 // Panels of columns: word k of column i at to[i / kPanel * kPanel * kDepth + k * kPanel + i % kPanel], for whole panels.
@@ -149,7 +163,7 @@ template <class U, class T>
   constexpr int64_t P = kPanel<U>;
   using R = typename Words<U, T>::R;
   const int64_t words = words_of<U>(from.nk), columns = (from.ni + P - 1) / P * P;
-  const auto place = [&](int64_t i, int64_t k) KGEN_INLINE { return to + i / P * P * kDepth + k * P + i % P; };
+  const auto place = [&](int64_t i, int64_t k) KGEN_INLINE { return to + i / P * P * kDepth<U> + k * P + i % P; };
   if (from.view.k_stride == 1 && from.view.i_stride != 1) {
     for (int64_t i = 0; i < columns; i += L) {
       for (int64_t k = 0; k < words; k += L) {

@@ -24,9 +24,11 @@ struct Operand {
   bool along_k, in_place;
   int64_t element;
   void (*pack_rows)(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room);
+  void (*pack_row_panels)(const void* self, Block block, int64_t rows, Word* to, void* room);
   void (*pack_panels)(const void* self, Block block, Word* to, void* room);
   // Adds the products with a few packed rows to c.
   void (*multiply)(const void* self, Block block, const FewRows<U>& x, Acc* c, int64_t ldc, void* room);
+
 
   int64_t room(int64_t ni, int64_t nk) const { return room_of(ni, nk) * element; }
 };
@@ -42,6 +44,9 @@ struct OperandFunctions {
   static void rows(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room) {
     pack_rows(words(self, block, room), rows, to, ld);
   }
+  static void row_panels(const void* self, Block block, int64_t rows, Word* to, void* room) {
+    pack_row_panels(words(self, block, room), rows, to);
+  }
   static void panels(const void* self, Block block, Word* to, void* room) { pack_panels(words(self, block, room), to); }
   static void multiply(const void* self, Block block, const FewRows<U>& x, typename U::Acc* c, int64_t ldc, void* room) {
     x.multiply(words(self, block, room), block.k, c, ldc);
@@ -52,8 +57,8 @@ struct OperandFunctions {
 template <class U, class S>
 KGEN_FN Operand<U> operand_of(const S& from, bool few) {
   using F = OperandFunctions<U, S>;
-  return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), F::rows, F::panels,
-          few ? F::multiply : nullptr};
+  return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), F::rows, F::row_panels,
+          F::panels, few ? F::multiply : nullptr};
 }
 
 // ---- results --------------------------------------------------------------------------------------------------------
