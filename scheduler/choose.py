@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Choice, Kernel
+from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
 from kgen.templates import registry
-from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.only import Only
@@ -74,22 +74,24 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
     return {name: block for name, block in problem.part_blocks(config).items() if block is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best that can be had of a product: the configuration of a template, its time, and the library's, in seconds."""
-
-    problem: Problem
-    config: Config
-    seconds_of_template: float
-    seconds_of_library: float
-
-    @property
-    def seconds(self) -> float:
-        return min(self.seconds_of_template, self.seconds_of_library)
-
-
 def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
-    """What the cost model likes best; `vendor` says whether there is a library call that computes the product."""
+    """What the cost model likes best, over all sizes that the product may have; `vendor` says whether there is a library call
+    that computes it."""
+    by_template = {problem.template.name: problem for problem in problems}
+
+    def here(hints: Hints) -> Best | None:
+        return _best_here([problem.at(hints) for problem in problems], vendor)
+
+    def seconds(choice: Choice, hints: Hints) -> float:
+        problem = by_template[choice.template].at(hints)
+        config = problem.template.config(**dict(choice.config))
+        return model.seconds(problem, config) if model.fits(problem, config) else math.inf
+
+    return choices_by_bucket(problems[:1], Prices(here, seconds))
+
+
+def _best_here(problems: Sequence[Problem], vendor: bool) -> Best | None:
+    """What the cost model likes best at the sizes of the hints."""
     priced = [
         (model.seconds(problem, config), k, problem, config)
         for k, problem in enumerate(problems) for config in model.feasible(problem)
@@ -117,7 +119,7 @@ def choose_template(
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
     if chosen.seconds_of_library < chosen.seconds_of_template and not _demanded(kernel, demands):
         return Verdict(out, "", Outcome.EXTERN, Reason.VENDOR_FASTER, detail=name, measured=times)
-    return replace(kernel, choice=Choice(name, chosen.config.values))
+    return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

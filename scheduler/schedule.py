@@ -10,7 +10,8 @@ from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import Best, best, choose_template, part_blocks, problems, product_of, products_of
+from kgen.scheduler.buckets import Best, forget_first_sizes
+from kgen.scheduler.choose import best, choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -64,6 +65,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     options = options or Options()
     freeze_layouts(graph)
     offered = _offered(graph, options)
+    forget_first_sizes(graph, [n for n in graph.nodes if isinstance(n, ir.Product) and offered.intersection(ir.outs(n))])
     try:
         return _around_products(graph, offered, options)
     except errors.FusionRequired as failure:
@@ -154,7 +156,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options) -> dict[str, Verdict
         chosen = choose_template(step, plan.graph, device, options.demands, options.only, vendor=out not in whole)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
-            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice)))
+            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.by_size or chosen.choice)))
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
             for s in partials(step):
                 refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)

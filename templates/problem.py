@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import torch
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
-from kgen.index import Atom, Expr, Var
+from kgen.index import Atom, Expr, Size, Var
 from kgen.plan import Kernel, Statement
 from kgen.sizes import Sizes
 from kgen.templates.contract import Config, Template
@@ -102,6 +103,13 @@ class Problem:
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value
         return Input(name, axes, value, dtype, _plain(value, dtype), loops)
+
+    def at(self, hints: Mapping[Size, int]) -> Problem:
+        """The same problem where size symbols have other hints."""
+        found = copy(self)
+        found.sizes = Sizes({**self.sizes.hints, **hints})
+        found.__dict__.pop("epilogue_bytes", None)  # what is cached of the old hints
+        return found
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
