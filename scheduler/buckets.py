@@ -27,6 +27,8 @@ SHORTEST, LONGEST = 16, 4096
 MOST = 4
 # A configuration is worth compiling if all buckets together would lose more than this factor without it.
 WORTH = 1.03
+# How much slower than what was measured to be the best another configuration is, if the estimate says it were faster.
+BEATEN = 1.05
 
 Hints = Mapping[Size, int]
 
@@ -35,12 +37,13 @@ Hints = Mapping[Size, int]
 class Best:
     """The best that can be had of a product: the configuration of a template, its time, and the library's, in seconds. Of
     dynamic sizes these are geometric means over the buckets, and the configuration is that of the hints; `by_size` has all, if
-    there are several."""
+    there are several. `measured`: its time is no estimate."""
 
     problem: Problem
     config: Config
     seconds_of_template: float
     seconds_of_library: float
+    measured: bool = False
     by_size: BySize | None = None
 
     @property
@@ -54,10 +57,12 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Lengths up to `limit`; in the last one, all others. `hints` are the sizes at its end."""
+    """Lengths up to `limit`; in the last one, all others. `hints` are the sizes at its end, `inside` those of a length at which
+    tiles fill it less evenly."""
 
     limit: int | None
     hints: Hints
+    inside: Hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,9 @@ class Prices:
 
 
 def choices_by_bucket(problems: Sequence[Problem], prices: Prices) -> Best | None:
-    """The best of a product over all lengths that it may have, as the templates see it, or of several products in one kernel.
-    Where the parts of reductions on tiles are still to be chosen there is one choice, for all must agree on them."""
+    """The best over all lengths that a product may have, by the templates that see it as one of `problems`; or that several
+    products in one kernel may have. Where the parts of reductions on tiles are still to be chosen there is one choice, for all
+    must agree on them."""
     if not problems:
         return None
     length, graph = length_of(problems), problems[0].graph
@@ -81,49 +87,57 @@ def choices_by_bucket(problems: Sequence[Problem], prices: Prices) -> Best | Non
     winners = [found for bucket in buckets if (found := prices.best(bucket.hints)) is not None]
     if len(winners) < len(buckets):
         return None
+    costs = _costs(buckets, winners, prices)
     open_parts = any(s.kind == "partial" and s.block == 0 for problem in problems for s in problem.epilogue)
-    choices = _few(buckets, winners, prices, 1 if open_parts else MOST)
-    seconds = [prices.seconds(choice, bucket.hints) for choice, bucket in zip(choices, buckets, strict=True)]
-    if math.inf in seconds:
+    choices = _few(costs, 1 if open_parts else MOST)
+    means = [row[choice] for row, choice in zip(costs, choices, strict=True)]
+    if math.inf in means:
         return None
     now = next(k for k, b in enumerate(buckets) if b.limit is None or Sizes(graph.size_hints).of(length) <= b.limit)
     chosen = next(one for one in winners if one.choice == choices[now])
     return replace(
         chosen,
-        seconds_of_template=_mean(seconds),
-        seconds_of_library=_mean([one.seconds_of_library for one in winners]),
+        seconds_of_template=math.exp(sum(means) / len(means)),
+        seconds_of_library=math.exp(sum(math.log(one.seconds_of_library) for one in winners) / len(winners)),
         by_size=_table(length, buckets, choices),
     )
 
 
-def _mean(times: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, times)) / len(times))
+Costs = Sequence[Mapping[Choice, float]]
 
 
-def _few(buckets: Sequence[Bucket], winners: Sequence[Best], prices: Prices, most: int) -> list[Choice]:
+def _costs(buckets: Sequence[Bucket], winners: Sequence[Best], prices: Prices) -> Costs:
+    """The logarithm of the time of each winner in each bucket. What was measured to be the best of a bucket stays so, and
+    estimates say how much longer others take."""
+    choices = dict.fromkeys(one.choice for one in winners)
+    rows: list[dict[Choice, float]] = []
+    for bucket, winner in zip(buckets, winners, strict=True):
+        row = {c: sum(math.log(prices.seconds(c, h)) for h in (bucket.hints, bucket.inside)) / 2 for c in choices}
+        if winner.measured:
+            shift = math.log(winner.seconds_of_template) - row[winner.choice]
+            beaten = row[winner.choice] + math.log(BEATEN)
+            row = {c: (cost if c == winner.choice else max(cost, beaten)) + shift for c, cost in row.items()}
+        rows.append(row)
+    return rows
+
+
+def _few(costs: Costs, most: int) -> list[Choice]:
     """A choice for each bucket, at most so many different ones: those without which most time would be lost."""
-    kept = list(dict.fromkeys(one.choice for one in winners))
-    lost = [{c: _lost(c, one.choice, b.hints, prices) for c in kept} for b, one in zip(buckets, winners, strict=True)]
+    kept = list(costs[0])
+    least = sum(min(row.values()) for row in costs)
 
     def without(choice: Choice) -> float:
-        return sum(min(row[c] for c in kept if c != choice) for row in lost)
+        return sum(min(row[c] for c in kept if c != choice) for row in costs) - least
 
     while len(kept) > 1:
-        least = min(kept, key=without)
-        if len(kept) <= most and without(least) > math.log(WORTH):
+        worst = min(kept, key=without)
+        if len(kept) <= most and without(worst) > math.log(WORTH):
             break
-        kept.remove(least)
+        kept.remove(worst)
     found: list[Choice] = []
-    for row in lost:  # of equal ones that of the bucket before: no need to change
+    for row in costs:  # of equal ones that of the bucket before: no need to change
         found.append(min(kept, key=lambda c: (row[c], c not in found[-1:])))
     return found
-
-
-def _lost(choice: Choice, winner: Choice, hints: Hints, prices: Prices) -> float:
-    """The logarithm of the factor by which a choice is slower than the best one."""
-    if choice == winner:
-        return 0.0
-    return max(0.0, math.log(prices.seconds(choice, hints) / prices.seconds(winner, hints)))
 
 
 def _table(length: Expr, buckets: Sequence[Bucket], choices: Sequence[Choice]) -> BySize | None:
@@ -157,18 +171,22 @@ def _dynamic(extents: Iterable[Expr]) -> Expr | None:
 
 def buckets_of(length: Expr, graph: ir.Graph) -> tuple[Bucket, ...]:
     """The buckets of a length. Where it depends on several sizes, these grow together."""
-    marks: list[tuple[int, Hints]] = []
     symbols = _symbols(length, graph.derived)
-    for power in range(LONGEST.bit_length() + 1):
-        own = {s: min(max(1 << power, s.lo), s.hi) for s in symbols}
+
+    def at(n: int) -> tuple[int, Hints]:
+        own = {s: min(max(n, s.lo), s.hi) for s in symbols}
         hints = with_derived({**graph.size_hints, **own}, graph.derived)
-        at = Sizes(hints).of(length)
-        if not marks or at > marks[-1][0]:
-            marks.append((at, hints))
+        return Sizes(hints).of(length), hints
+
+    marks = [(*at(1), at(1)[1])]
+    for power in range(1, LONGEST.bit_length() + 1):
+        end, hints = at(1 << power)
+        if end > marks[-1][0]:
+            marks.append((end, hints, at(3 << power >> 2)[1]))
     least = max(SHORTEST, marks[0][0] + 1)  # the shortest length of all needs no bucket of its own
     useful = [mark for mark in marks if mark[0] >= least] or marks[-1:]
     inside = [mark for mark in useful[:-1] if mark[0] <= LONGEST]
-    return (*(Bucket(at, hints) for at, hints in inside), Bucket(None, useful[len(inside)][1]))
+    return (*(Bucket(*mark) for mark in inside), Bucket(None, *useful[len(inside)][1:]))
 
 
 def _symbols(expr: Expr, derived: Mapping[Size, Expr]) -> list[Size]:

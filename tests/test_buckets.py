@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from kgen.host.cudagraph import decide
 from kgen.host.interpret import Interpreted
 from kgen.plan import BySize, Choice, Launch, members, variants
 from kgen.record import Record, Recorder, recording
-from kgen.scheduler import chosen_problem
-from kgen.scheduler.buckets import buckets_of
+from kgen.scheduler import choose, chosen_problem
+from kgen.scheduler.buckets import Best, buckets_of
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
@@ -349,6 +349,46 @@ def test_what_costs_nothing_is_one_choice(monkeypatch: pytest.MonkeyPatch) -> No
     with recording() as recorder:
         compiled(gelu, TRITON)(rows(7), r(48, 40), r(40))
     assert not picks(only_graph(recorder))
+
+
+@pytest.mark.cpu
+@pytest.mark.interpret
+def test_estimates_do_not_overrule_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration that the model thinks slow was measured to be the best of two buckets."""
+    here = choose._best_here
+
+    def measured(problems: Sequence[Problem], vendor: bool) -> Best | None:
+        found = here(problems, vendor)
+        if found is None or found.problem.size("m") not in (64, 128):
+            return found
+        problem = next(p for p in problems if p.template.name == "triton_matmul")
+        return replace(
+            found, problem=problem, config=problem.template.config(BLOCK_M=32), seconds_of_template=1e-9, measured=True
+        )
+
+    monkeypatch.setattr(choose, "_best_here", measured)
+    with recording() as recorder:
+        compiled(gelu, TRITON)(rows(7), r(48, 40), r(40))
+    found = table(only_graph(recorder))
+    assert [dict(found.at(m).config)["BLOCK_M"] == 32 for m in (32, 33, 64, 128, 129)] == [False, True, True, True, False]
+
+
+@pytest.mark.cpu
+def test_sizes_of_other_buckets_forget_what_was_computed() -> None:
+    """Bytes are counted anew at other sizes, what is the same for all sizes only once."""
+    with recording() as recorder:
+        compiled(gelu, CPP)(rows(7), r(48, 40), r(40))
+    graph = only_graph(recorder).plan
+    [kernel] = [kernel for step in graph.kernels for kernel in members(step)]
+    problem = chosen_problem(kernel, graph.graph, Device("cpu", isa="generic"))
+    [symbol] = graph.graph.size_hints
+    before = problem.epilogue_bytes, problem.bytes_read("A"), problem.stride("A", "m")
+    other = problem.at({symbol: 2 * problem.size("m")})
+    assert other.size("m") == 2 * problem.size("m")
+    assert other.bytes_read("A") == 2 * before[1]
+    assert other.epilogue_bytes - before[0] == before[0] - 4 * 40  # all but the bias
+    assert other.stride("A", "m") == before[2]
+    assert problem.epilogue_bytes == before[0]
 
 
 # ---- the host -----------------------------------------------------------------------------------------------------------
