@@ -22,7 +22,8 @@ from torch import Tensor
 import kgen
 from kgen import index as ix
 from kgen import ir
-from kgen.build import triton
+from kgen.build import cpp, triton
+from kgen.host import native
 from kgen.host import program as hp
 from kgen.host.compiled import HostGraph
 from kgen.host.cudagraph import decide
@@ -406,9 +407,6 @@ KERNELS = tuple(hp.Kernel(k, (0,)) for k in range(3))
 
 @pytest.mark.cpu
 def test_the_runtime_compares_and_runs_one() -> None:
-    from kgen.build import cpp
-    from kgen.host import native
-
     text = "".join(f'extern "C" int {n}(void** p, const long*, int) {{ *(float*)p[0] = {k}; return 0; }}\n' for k, n in
                    enumerate("abc"))  # fmt: skip
     library = cpp.load_library(cpp.build_unit("pick_test", text, include_dirs=[]))
@@ -458,8 +456,8 @@ def test_a_graph_from_disk_picks_as_well() -> None:
     for m in LENGTHS:
         x = r(m, 48)
         given = {(48, 40): w, (40,): b, (m, 48): x}
-        args = [given[tuple(graph.plan.graph.seen_sizes.get(a, 0) and m if (a := s.atom()) else int(str(s)) for s in
-                graph.plan.graph.buffers[i.buffer].sizes)] if i.buffer else m for i in graph.plan.graph.inputs]  # fmt: skip
+        buffers = [graph.plan.graph.buffers[i.buffer] if i.buffer else None for i in graph.plan.graph.inputs]
+        args = [m if one is None else given[tuple(s.as_int() or m for s in one.sizes)] for one in buffers]
         torch.testing.assert_close(again(args)[0], gelu(x, w, b), rtol=1e-5, atol=1e-5)
 
 
