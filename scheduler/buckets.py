@@ -29,6 +29,8 @@ MOST = 4
 WORTH = 1.03
 # How much slower than what was measured to be the best another configuration is, if the estimate says it were faster.
 BEATEN = 1.05
+# No kernel takes less: an author's estimate may be 0.
+SHORTEST_TIME = 1e-9
 
 Hints = Mapping[Size, int]
 
@@ -98,9 +100,13 @@ def choices_by_bucket(problems: Sequence[Problem], prices: Prices) -> Best | Non
     return replace(
         chosen,
         seconds_of_template=math.exp(sum(means) / len(means)),
-        seconds_of_library=math.exp(sum(math.log(one.seconds_of_library) for one in winners) / len(winners)),
+        seconds_of_library=math.exp(sum(_log(one.seconds_of_library) for one in winners) / len(winners)),
         by_size=_table(length, buckets, choices),
     )
+
+
+def _log(seconds: float) -> float:
+    return math.log(max(seconds, SHORTEST_TIME))
 
 
 Costs = Sequence[Mapping[Choice, float]]
@@ -112,9 +118,9 @@ def _costs(buckets: Sequence[Bucket], winners: Sequence[Best], prices: Prices) -
     choices = dict.fromkeys(one.choice for one in winners)
     rows: list[dict[Choice, float]] = []
     for bucket, winner in zip(buckets, winners, strict=True):
-        row = {c: sum(math.log(prices.seconds(c, h)) for h in (bucket.hints, bucket.inside)) / 2 for c in choices}
+        row = {c: sum(_log(prices.seconds(c, h)) for h in (bucket.hints, bucket.inside)) / 2 for c in choices}
         if winner.measured:
-            shift = math.log(winner.seconds_of_template) - row[winner.choice]
+            shift = _log(winner.seconds_of_template) - row[winner.choice]
             beaten = row[winner.choice] + math.log(BEATEN)
             row = {c: (cost if c == winner.choice else max(cost, beaten)) + shift for c, cost in row.items()}
         rows.append(row)
