@@ -9,6 +9,7 @@ from dataclasses import replace
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Choice, Kernel
+from kgen.scheduler.alike import remembered
 from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
@@ -87,7 +88,7 @@ def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
         config = problem.template.config(**dict(choice.config))
         return model.seconds(problem, config) if model.fits(problem, config) else math.inf
 
-    return choices_by_bucket(problems[:1], Prices(here, seconds))
+    return remembered(problems, vendor, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
 
 
 def _best_here(problems: Sequence[Problem], vendor: bool) -> Best | None:

@@ -9,6 +9,7 @@ from kgen import errors, ir
 from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
+from kgen.scheduler.alike import remembering
 from kgen.scheduler.batch import batch
 from kgen.scheduler.buckets import Best, forget_first_sizes
 from kgen.scheduler.choose import best, choose_template, part_blocks, problems, product_of, products_of
@@ -67,7 +68,8 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     offered = _offered(graph, options)
     forget_first_sizes(graph, [n for n in graph.nodes if isinstance(n, ir.Product) and offered.intersection(ir.outs(n))])
     try:
-        return _around_products(graph, offered, options)
+        with remembering():
+            return _around_products(graph, offered, options)
     except errors.FusionRequired as failure:
         if not offered:
             raise
