@@ -31,11 +31,11 @@ def remembering() -> Iterator[None]:
 
 
 def remembered(problems: Sequence[Problem], vendor: bool, find: Callable[[], Best | None]) -> Best | None:
-    """What `find` returns for a product as the templates see it, or returned for one like it."""
+    """What `find` returns for a product, or several in one kernel, as templates see them, or returned for one like it."""
     known = _known.get()
     if known is None or not problems:
         return find()
-    key = (vendor, tuple(problem.template.name for problem in problems), problems[0].device, _form(problems[0]))
+    key = (vendor, problems[0].device, tuple((problem.template.name, _form(problem)) for problem in problems))
     if key not in known:
         known[key] = find()
     found = known[key]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Batch, BySize, Call, Choice, Kernel, Schedule
+from kgen.scheduler.alike import remembered
 from kgen.scheduler.batch import forbids
 from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.choose import prepared, product_of
@@ -153,7 +154,9 @@ def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
         fits = all(model.fits(problem, config) for problem in problems)
         return model.joint_seconds(problems, config) if fits else math.inf
 
-    return choices_by_bucket(next(iter(found.values()), ()), Prices(here, seconds))
+    first = next(iter(found.values()), ())
+    everything = [problem for problems in found.values() for problem in problems]
+    return remembered(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
 
 
 def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None = None) -> Batch:
