@@ -154,6 +154,9 @@ def _kernel_lines(title: str, kernel: Kernel) -> list[str]:
     lines += [f"  # {line}" for line in dict.fromkeys(o.line for o in kernel.origins if o.line)]
     if kernel.share is not None:
         lines.append(f"  rows shared among {kernel.share.extent} programs ({kernel.share})")
+    if kernel.choice is not None:
+        rows = kernel.by_size.rows if kernel.by_size else (("all sizes", str(kernel.choice)),)
+        lines += [f"  {when}: {what}" for when, what in rows]
     if kernel.rows:
         lines.append(f"  rows kept in cache: {', '.join(kernel.rows)}")
     for s in kernel.statements:
@@ -181,7 +184,7 @@ def _value_lines(what: str, value: vs.Value) -> list[str]:
 
 
 def _memory_lines(plan: Schedule) -> list[str]:
-    sizes = Sizes(plan.graph.size_hints)
+    sizes = Sizes(plan.graph.seen_sizes)
     lines = ["memory"]
     for name, buffer in plan.graph.buffers.items():
         if name in plan.local:

@@ -15,7 +15,7 @@ from kgen.build import toolchain
 from kgen.host import program as hp
 from kgen.host.native import with_frees
 from kgen.index import Indirect, Size
-from kgen.plan import Call, Launch
+from kgen.plan import Call, Launch, variants
 from kgen.record import Record
 from kgen.sizes import Sizes
 
@@ -59,7 +59,7 @@ def _header(record: Record, reference: str) -> list[str]:
 
 
 # The instructions that stand for a step of the schedule.
-_STEPS = (hp.Kernel, hp.Launch, hp.Extern, hp.PythonCall)
+_STEPS = (hp.Kernel, hp.Launch, hp.Extern, hp.PythonCall, hp.Pick)
 
 
 class _Writer:
@@ -132,7 +132,8 @@ class _Writer:
 
     def _step_names(self, item: Any, step: Any) -> list[tuple[int, str]]:
         if not isinstance(step, Call):
-            return list(zip(hp.slots_read(item), self.calls[step.name].buffers, strict=True))
+            first = next(iter(hp.each([item])))
+            return list(zip(hp.slots_read(first), self.calls[variants(step)[0].name].buffers, strict=True))
         out = dict(item.kwargs).get("out")
         if isinstance(out, hp.ArgTensor) and len(step.node.outs) == 1:
             return [(out.slot, str(step.node.outs[0]))]
@@ -142,7 +143,7 @@ class _Writer:
 
     def lines(self) -> list[str]:
         program = self.program
-        sizes = Sizes(self.graph.size_hints)
+        sizes = Sizes(self.graph.seen_sizes)
         hints = {reg: sizes.of(symbol.expr()) for reg, symbol in self.symbols.items()}
         out = self.titled("sizes", (f"{name} = p.symbol({hints.get(reg, 0)})" for reg, name in self.registers.items()))
         out += (f"p.compute({self.compute(item)})" for item in program.computes)
@@ -193,11 +194,17 @@ class _Writer:
         return f"p.compute_here({self.compute(item)})"
 
     def kernel(self, item: Any, step: Launch) -> str:
+        if isinstance(item, hp.Pick):
+            pick = _noted(f"with p.pick({self.number(item.register)}, {_tuple([str(n) for n in item.limits])}):", step.origins)
+            return "\n".join([pick, *(f"    {self.kernel_call(one, step)}" for one in item.items)])
+        return _noted(self.kernel_call(item, step), step.origins)
+
+    def kernel_call(self, item: Any, step: Launch) -> str:
         if not isinstance(item, hp.Kernel):
-            return _noted(f'p.gpu_kernel("{step.name}")', step.origins)
+            return f'p.gpu_kernel("{step.name}")'
         sizes = f", {self.numbers(item.registers)}" if item.registers else ""
         slots = _tuple([self.slots[slot] for slot in item.slots])
-        return _noted(f'p.kernel("{self.program.kernels[item.index]}", {slots}{sizes})', step.origins)
+        return f'p.kernel("{self.program.kernels[item.index]}", {slots}{sizes})'
 
     def call(self, item: Any, step: Any) -> str:
         made = [f"{self.slots[slot]} = p.result({self.geometry(slot)})" for slot in item.outs if slot is not None]
@@ -268,7 +275,7 @@ def _noted(line: str, origins: Iterable[ir.Origin]) -> str:
 def _index_bound(graph: ir.Graph, name: str | None) -> int | None:
     """What integers of this input must stay below because they, or what is computed of them, index other buffers; None where
     they index nothing."""
-    sizes = Sizes(graph.size_hints)
+    sizes = Sizes(graph.seen_sizes)
     derived = {name}
     bounds: list[int] = []
     for node in graph.nodes:

@@ -18,7 +18,7 @@ from kgen import traffic
 from kgen.backend import kgen_backend
 from kgen.explain_text import bytes_text, sections, write
 from kgen.index import Var
-from kgen.plan import Batch, Call, Launch
+from kgen.plan import Batch, Call, Launch, members, variants
 from kgen.record import EagerRecord, Record, Recorder, recording
 from kgen.verdict import Verdict
 
@@ -28,8 +28,8 @@ __all__ = ["Explanation", "ExternReport", "GraphBreak", "GraphReport", "KernelRe
 @dataclass(frozen=True, slots=True)
 class KernelReport:
     """A generated kernel. `operators` are those it fuses, `lines` the user's source lines they came from, `outer` and `inner`
-    its loops as (name, extent); of a batch, the loop over its members. Bytes are at the size hints; `source` is the generated
-    function."""
+    its loops as (name, extent); of a batch, the loop over its members. Bytes are at the example's sizes; `source` is the
+    generated function, or all of them where a call picks one by size: `by_size` has the range of each, and what it is."""
 
     graph: str
     name: str
@@ -41,6 +41,7 @@ class KernelReport:
     bytes_read: int
     bytes_written: int
     source: str
+    by_size: tuple[tuple[str, str], ...] = ()
 
     @property
     def loops(self) -> str:
@@ -268,13 +269,24 @@ def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
     moved = traffic.kernel_traffic(kernel, record.plan)
     operators = tuple(dict.fromkeys(op for o in kernel.origins for op in o.operators))
     lines = tuple(dict.fromkeys(o.line for o in kernel.origins if o.line))
-    call = record.units.calls[kernel.name]
-    units = [text for text, _ in record.units.sources]
-    source = function_source(units, call.symbol) if call.launch is None else call.launch.source
+    calls = dict.fromkeys(record.units.calls[one.name].symbol for one in variants(kernel))
+    source = "\n".join(_source(symbol, record) for symbol in calls)
     outer, inner, sections = _shape(kernel)
     return KernelReport(
-        record.info.name, kernel.name, operators, lines, outer, inner, sections, moved.read, moved.written, source
-    )
+        record.info.name, kernel.name, operators, lines, outer, inner, sections, moved.read, moved.written, source,
+        _by_size(kernel),
+    )  # fmt: skip
+
+
+def _source(symbol: str, record: Record) -> str:
+    """The text of a kernel by the name that the host has for it."""
+    launch = next((call.launch for call in record.units.calls.values() if call.launch and call.symbol == symbol), None)
+    return function_source([text for text, _ in record.units.sources], symbol) if launch is None else launch.source
+
+
+def _by_size(kernel: Launch) -> tuple[tuple[str, str], ...]:
+    table = members(kernel)[0].by_size
+    return () if table is None else table.rows
 
 
 def _shape(kernel: Launch) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:

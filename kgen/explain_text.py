@@ -79,6 +79,9 @@ def _graph(graph: GraphReport) -> Iterator[Section]:
             for k in graph.kernels
         )
         yield Table(("kernel", "operators", "loops", "reads>", "writes>", "source"), tuple(rows))
+    picked = tuple((k.name, *row) for k in graph.kernels for row in k.by_size)
+    if picked:
+        yield Table(("kernel", "sizes", "configuration"), picked)
     if graph.externs:
         calls = ((e.operator, str(e.calls), e.reason, bytes_text(e.bytes), _first(e.lines)) for e in graph.externs)
         yield Table(("library call", "calls>", "why", "moves>", "source"), tuple(calls))

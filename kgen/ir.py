@@ -281,7 +281,8 @@ class GraphInput:
 class Graph:
     """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, or None. `derived` defines size symbols
     that stand for a function of other sizes with no form as an index: the host computes them, and for the rest of the
-    compiler they are symbols like any other."""
+    compiler they are symbols like any other. Decisions are made at `size_hints`: the sizes of the example inputs, until the
+    scheduler puts other ones in place of those that products depend on. `seen` keeps the first ones, for reports."""
 
     name: str
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -291,6 +292,12 @@ class Graph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     size_hints: dict[Size, int] = field(default_factory=dict)
     derived: dict[Size, Expr] = field(default_factory=dict)
+    seen: dict[Size, int] | None = None
+
+    @property
+    def seen_sizes(self) -> dict[Size, int]:
+        """The sizes of the example inputs."""
+        return self.size_hints if self.seen is None else self.seen
 
 
 def call_of(node: Node) -> Extern | None:

@@ -88,12 +88,40 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class BySize:
+    """The choices of a kernel by a length that only the call knows: the first one whose limit is at least the length; the last
+    one has no limit. Limits grow, neighbours differ. Any choice is right for any length, so only time depends on them."""
+
+    length: Expr
+    choices: tuple[tuple[int | None, Choice], ...]
+
+    def at(self, length: int) -> Choice:
+        """The choice for a length."""
+        return next(choice for limit, choice in self.choices if limit is None or length <= limit)
+
+    def __str__(self) -> str:
+        return "; ".join(f"{when}: {what}" for when, what in self.rows)
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """For people: the range of each choice, and the choice."""
+        signs = [f"<= {limit}" if limit is not None else f"> {self.choices[-2][0]}" for limit, _ in self.choices]
+        return tuple((f"{self.length} {sign}", str(choice)) for sign, (_, choice) in zip(signs, self.choices, strict=True))
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """What each choice is for, as the end of a name: to_64, to_1024, above_1024."""
+        limits = [limit for limit, _ in self.choices]
+        return tuple(f"to_{limit}" if limit is not None else f"above_{limits[-2]}" for limit in limits)
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
     that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
     `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
     the other, and its column statements last from the first block to the last. `choice` is the template that renders a
-    contraction."""
+    contraction; where sizes are dynamic, `by_size` may name several, among them `choice`, which is that of the hints."""
 
     name: str
     outer: tuple[Var, ...]
@@ -105,6 +133,7 @@ class Kernel:
     target: str = "cpp"  # or triton
     share: Var | None = None
     choice: Choice | None = None
+    by_size: BySize | None = None
 
     @property
     def contracts(self) -> bool:
@@ -115,7 +144,8 @@ class Kernel:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Kernels of independent points, or products that share an operand, that run as one: one parallel region, or one launch.
-    None reads or writes what another one writes, so they may run in any order, at the same time. Products have one choice."""
+    None reads or writes what another one writes, so they may run in any order, at the same time. Products have one choice, or
+    one table of choices: all members switch together."""
 
     name: str
     members: tuple[Kernel, ...]
@@ -200,6 +230,21 @@ Step = Union[Kernel, Batch, Call]
 def members(step: Launch) -> tuple[Kernel, ...]:
     """The kernels of a batch, or the kernel itself."""
     return step.members if isinstance(step, Batch) else (step,)
+
+
+def variants(step: Launch) -> tuple[Launch, ...]:
+    """The step as it is rendered: once for each of its choices by size, in their order, or just once."""
+    table = members(step)[0].by_size
+    if table is None:
+        return (step,)
+    made = zip(table.ranges, table.choices, strict=True)
+    return tuple(_with_choice(step, f"{step.name}_{range_}", choice) for range_, (_, choice) in made)
+
+
+def _with_choice(step: Launch, name: str, choice: Choice) -> Launch:
+    if isinstance(step, Batch):
+        return Batch(name, tuple(replace(one, choice=choice, by_size=None) for one in step.members))
+    return replace(step, name=name, choice=choice, by_size=None)
 
 
 def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:

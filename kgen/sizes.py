@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kgen import index as ix
 from kgen import ir
 from kgen.index import Atom, Expr, Size, Var
+
+# For a size of which nothing is known.
+GUESS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Sizes:
 
     def _value(self, atom: Atom) -> int:
         if isinstance(atom, Size):
-            return self.hints.get(atom, 64)
+            return self.hints.get(atom, GUESS)
         return self.of(atom.extent) // 2 if isinstance(atom, Var) else 0
 
     def points(self, loops: Iterable[Var]) -> int:
@@ -30,3 +33,14 @@ class Sizes:
 
     def bytes(self, buffer: ir.Buffer) -> int:
         return self.of(ix.product(buffer.sizes)) * buffer.dtype.itemsize
+
+
+def with_derived(sizes: Mapping[Size, int], derived: Mapping[Size, Expr]) -> dict[Size, int]:
+    """The sizes with those that are functions of them, each of which is defined by ones before it."""
+    found = dict(sizes)
+    for size, definition in derived.items():
+        try:
+            found[size] = Sizes(found).of(definition)
+        except (ArithmeticError, ValueError):  # sizes that nobody gave need not make sense
+            found[size] = GUESS
+    return found

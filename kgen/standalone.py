@@ -9,7 +9,8 @@ from __future__ import annotations
 import operator
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -178,6 +179,14 @@ class Script:
             self.kernels.append(symbol)
         numbers = tuple(slot.number for slot in slots)
         self.code.append(hp.Kernel(self.kernels.index(symbol), numbers, self._regs(sizes)))
+
+    @contextmanager
+    def pick(self, number: Number, limits: Sequence[int]) -> Iterator[None]:
+        """Of the kernels inside one runs: the first whose limit is at least the number, or the last, which has no limit."""
+        code, self.code = self.code, []
+        yield
+        items = tuple(item for item in self.code if isinstance(item, hp.Kernel))
+        self.code = [*code, hp.Pick(self._reg(number), tuple(limits), items)]
 
     def call(
         self,

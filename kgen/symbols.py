@@ -14,6 +14,7 @@ from torch.utils._sympy.functions import Mod as SympyMod
 from kgen import errors
 from kgen import index as ix
 from kgen.index import Atom, Expr, Size
+from kgen.sizes import GUESS, with_derived
 
 
 class SymbolTable:
@@ -52,13 +53,7 @@ class SymbolTable:
 
     def size_hints(self) -> dict[Size, int]:
         """The values that the symbols had in the example inputs (unbacked symbols: a guess of 64)."""
-        hints = {size: self._hint(symbol) for size, symbol in self.sympy_of.items()}
-        for size, definition in self.derived.items():  # each is defined by symbols before it
-            try:
-                hints[size] = int(ix.evaluate(definition, lambda atom: hints[atom]))  # type: ignore[index]
-            except (ArithmeticError, ValueError):  # the guess for an unbacked symbol need not make sense
-                hints[size] = 64
-        return hints
+        return with_derived({size: self._hint(symbol) for size, symbol in self.sympy_of.items()}, self.derived)
 
     def _hint(self, symbol: sympy.Symbol) -> int:
         env = self.shape_env
@@ -66,7 +61,7 @@ class SymbolTable:
         known = getattr(env, name, {}).get(symbol)
         number = sympy.sympify(known) if known is not None else None
         if number is None or not number.is_number:
-            return 64 if symbol.is_integer else ix.float_bits(1.0)
+            return GUESS if symbol.is_integer else ix.float_bits(1.0)
         return int(number) if symbol.is_integer else ix.float_bits(float(number))
 
     def _range(self, expr: sympy.Expr) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def bytes_minimal(plan: Schedule) -> int:
 def peak_memory(plan: Schedule) -> int:
     """The most bytes that intermediates and outputs occupy at one time under the memory plan (inputs and what library calls
     take inside are not the plan's)."""
-    graph, sizes = plan.graph, Sizes(plan.graph.size_hints)
+    graph, sizes = plan.graph, Sizes(plan.graph.seen_sizes)
     handed_on = set(plan.reuses.values())
     block: dict[str, int] = {}  # storage -> bytes it holds
     live = peak = 0
@@ -106,7 +106,7 @@ class _Counter:
 
     def __init__(self, plan: Schedule) -> None:
         self.graph = plan.graph
-        self.sizes = Sizes(plan.graph.size_hints)
+        self.sizes = Sizes(plan.graph.seen_sizes)
 
     def collect(self, accesses: Iterable[tuple[str, tuple[Expr, ...]]]) -> Regions:
         found: Regions = {}

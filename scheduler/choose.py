@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Choice, Kernel
+from kgen.scheduler.alike import remembered
+from kgen.scheduler.buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
-from kgen.tuning.answer import Answer
+from kgen.tuning.answer import Answer, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -76,21 +78,37 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """The best that can be had of a product: the configuration of a template, its time, and the library's, in seconds."""
+class Given:
+    """What decides besides the cost model: the user's demands, the one template that may take products, whether a library call
+    computes the product, what was measured, by `place`, and whether that may change the order in which sums are added, or the
+    choice of the library."""
 
-    problem: Problem
-    config: Config
-    seconds_of_template: float
-    seconds_of_library: float
-
-    @property
-    def seconds(self) -> float:
-        return min(self.seconds_of_template, self.seconds_of_library)
+    demands: tuple[FusionDemand, ...] = ()
+    only: Only | None = None
+    vendor: bool = True
+    answers: Mapping[Place, Answer] = field(default_factory=dict)
+    stable: bool = False
 
 
-def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
-    """What the cost model likes best; `vendor` says whether there is a library call that computes the product."""
+def best(problems: Sequence[Problem], given: Given) -> Best | None:
+    """The best to be had of a product, over all sizes that it may have: as it was measured, else as the cost model has it."""
+    by_template = {problem.template.name: problem for problem in problems}
+
+    def here(hints: Hints) -> Best | None:
+        answer = given.answers.get(place(hints))
+        return _best_here([problem.at(hints) for problem in problems], given, answer)
+
+    def seconds(choice: Choice, hints: Hints) -> float:
+        problem = by_template[choice.template].at(hints)
+        config = problem.template.config(**dict(choice.config))
+        return model.seconds(problem, config) if model.fits(problem, config) else math.inf
+
+    how = (given.vendor, given.stable, tuple(given.answers.items()))
+    return remembered(problems, how, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
+
+
+def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
+    """The best at the sizes of the hints."""
     priced = [
         (model.seconds(problem, config), k, problem, config)
         for k, problem in enumerate(problems) for config in model.feasible(problem)
@@ -98,19 +116,28 @@ def best(problems: Sequence[Problem], vendor: bool) -> Best | None:
     if not priced:
         return None
     seconds, _, problem, config = min(priced, key=lambda row: row[:2])
-    return Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
+    vendor = given.vendor and not given.stable
+    found = Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
+    return found if answer is None else _measured(found, problems, answer, given)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What else decides: the user's demands, the one template that may take products, whether a library call computes the
-    product, what was measured, and whether that may change the order in which sums are added, or the choice of the library."""
-
-    demands: tuple[FusionDemand, ...] = ()
-    only: Only | None = None
-    vendor: bool = True
-    answer: Answer | None = None
-    stable: bool = False
+def _measured(estimated: Best, problems: Sequence[Problem], answer: Answer, given: Given) -> Best:
+    """What was measured in the place of estimates, as far as it can still be had. Of a sum in parts, the template and its knobs
+    are those for the parts."""
+    library = answer.library_seconds if given.vendor and not given.stable else math.inf
+    if answer.template is None:
+        beaten = answer.library_seconds * BEATEN
+        return estimated if given.stable else replace(
+            estimated, seconds_of_template=beaten, seconds_of_library=library, measured=True
+        )  # fmt: skip
+    problem = next((p for p in problems if p.template.name == answer.template), None)
+    if problem is None or set(dict(answer.config)) != set(problem.template.knobs):
+        return estimated
+    config = problem.template.config(**dict(answer.config))
+    other = given.stable and model.order(problem, config) != model.order(estimated.problem, estimated.config)
+    if other or not model.fits(problem, config):
+        return estimated
+    return Best(problem, config, answer.seconds, math.inf if math.isnan(library) else library, measured=True)
 
 
 def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:
@@ -119,37 +146,22 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     out = product_of(kernel)
     found, refusals = problems(kernel, graph, device, given.only)
     refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
-    chosen = best(found, given.vendor and not given.stable)
+    chosen = best(found, given)
     if chosen is None:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
     name = chosen.problem.template.name
     if given.only is not None:
         return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
-    known = _answered(given.answer, found)
-    if known is not None and (not given.stable or model.order(*known) == model.order(chosen.problem, chosen.config)):
-        return replace(kernel, choice=Choice(known[0].template.name, known[1].values))
-    library, reason = chosen.seconds_of_library < chosen.seconds_of_template, Reason.VENDOR_FASTER
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if given.answer is not None and given.answer.template is None and not given.stable:
-        library, reason, times = True, Reason.VENDOR_MEASURED, (math.nan, given.answer.library_seconds * 1e6)
-    if library and given.vendor and not _demanded(kernel, given.demands):
+    if given.vendor and chosen.seconds_of_library < chosen.seconds_of_template and not _demanded(kernel, given.demands):
+        reason = Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER
         return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
-    return replace(kernel, choice=Choice(name, chosen.config.values))
+    return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
 
 
 def by_estimate(problem: Problem) -> list[Config]:
     """The configurations that the device can run, the fastest first by the cost model."""
     return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
-
-
-def _answered(answer: Answer | None, problems: Sequence[Problem]) -> tuple[Problem, Config] | None:
-    """What was measured to be fastest, if that is a template that still takes the problem so. Of a sum in parts, the template
-    and its knobs are those for the parts."""
-    problem = next((p for p in problems if answer is not None and p.template.name == answer.template), None)
-    if answer is None or problem is None or set(dict(answer.config)) != set(problem.template.knobs):
-        return None
-    config = problem.template.config(**dict(answer.config))
-    return (problem, config) if model.fits(problem, config) else None
 
 
 def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

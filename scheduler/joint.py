@@ -7,14 +7,17 @@ of each; on a CPU the operand is packed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen import ir
 from kgen import values as vs
-from kgen.plan import Batch, Call, Choice, Kernel, Schedule
+from kgen.plan import Batch, BySize, Call, Choice, Kernel, Schedule
+from kgen.scheduler.alike import remembered
 from kgen.scheduler.batch import forbids
-from kgen.scheduler.choose import Best, prepared, product_of
+from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
+from kgen.scheduler.choose import prepared, product_of
 from kgen.scheduler.memory import lends, reads, root, writes
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
@@ -55,7 +58,7 @@ def _verdicts(batch: Batch) -> Iterable[Verdict]:
     first, *others = batch.members
     yield from (Verdict(first.name, one.name, Outcome.BATCHED, Reason.SAME_OPERAND) for one in others)
     for one in batch.members:
-        yield Verdict(product_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.choice))
+        yield Verdict(product_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
 
 
 # ---- which ------------------------------------------------------------------------------------------------------------
@@ -117,25 +120,47 @@ def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | 
     """The products as one kernel, where a template makes them so and is estimated to be faster."""
     device = how.device(product_of(kernels[0]))
     ready = [prepared(kernel, graph) for kernel in kernels]
-    priced: list[tuple[float, int, Choice]] = []
-    for template in registry.every(device.kind):
-        if template.joins and (how.only is None or how.only.template == template.name):
-            problems = _problems(template, ready, graph, device)
-            configs = _configs(problems)
-            if configs and how.only is not None:
-                return _batch(kernels, Choice(template.name, how.only.pick(configs).values))
-            for config in configs:
-                choice = Choice(template.name, config.values)
-                priced.append((model.joint_seconds(problems, config), len(priced), choice))
+    joining = [t for t in registry.every(device.kind) if t.joins and (how.only is None or how.only.template == t.name)]
+    found = {template.name: _problems(template, ready, graph, device) for template in joining}
+    found = {name: problems for name, problems in found.items() if problems}
+    if how.only is not None:
+        configs = _configs(found.get(how.only.template, []))
+        return _batch(kernels, Choice(how.only.template, how.only.pick(configs).values)) if configs else None
     alone = [how.best(kernel) for kernel in kernels]
-    if not priced or None in alone:
+    together = _best(found)
+    if together is None or None in alone:
         return None
-    seconds, _, choice = min(priced)
-    return _batch(kernels, choice) if seconds < sum(one.seconds for one in alone if one is not None) else None
+    faster = together.seconds < sum(one.seconds for one in alone if one is not None)
+    return _batch(kernels, together.choice, together.by_size) if faster else None
 
 
-def _batch(kernels: Sequence[Kernel], choice: Choice) -> Batch:
-    members = tuple(replace(kernel, choice=choice) for kernel in kernels)
+def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
+    """The best kernel for all of the products, by the templates that see them as these problems."""
+
+    def at(name: str, hints: Hints) -> list[Problem]:
+        return [problem.at(hints) for problem in found[name]]
+
+    def here(hints: Hints) -> Best | None:
+        seen = [(problems, config) for name in found for problems in (at(name, hints),) for config in _configs(problems)]
+        priced = [(model.joint_seconds(problems, config), k) for k, (problems, config) in enumerate(seen)]
+        if not priced:
+            return None
+        seconds, k = min(priced)
+        return Best(seen[k][0][0], seen[k][1], seconds, math.inf)
+
+    def seconds(choice: Choice, hints: Hints) -> float:
+        problems = at(choice.template, hints)
+        config = problems[0].template.config(**dict(choice.config))
+        fits = all(model.fits(problem, config) for problem in problems)
+        return model.joint_seconds(problems, config) if fits else math.inf
+
+    first = next(iter(found.values()), ())
+    everything = [problem for problems in found.values() for problem in problems]
+    return remembered(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
+
+
+def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None = None) -> Batch:
+    members = tuple(replace(kernel, choice=choice, by_size=by_size) for kernel in kernels)
     return Batch(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
 
 

@@ -7,7 +7,7 @@ rows begin at multiples of 16 bytes. So layers of one model share an entry, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -26,17 +26,22 @@ ALIGNED = 16
 ROLES = ("b", "m", "n", "o", "k")
 
 
-def key_of(step: Launch, graph: ir.Graph, device: str, numerics: str) -> Key:
-    """The key of a kernel whose main loop is a product, or of several such; `device` is the name of the machine that it runs
-    on."""
+def keys_of(
+    step: Launch, graph: ir.Graph, device: str, numerics: str, hints: Sequence[Mapping[Size, int]] = ({},)
+) -> list[Key]:
+    """The keys, at different sizes, of a kernel whose main loop is a product, or of several such; `device` is the name of the
+    machine that it runs on."""
     described = [_Description(prepared(kernel, graph), graph) for kernel in members(step)]
     digest = hashlib.sha256(repr([d.form for d in described]).encode()).hexdigest()[:24]
     suffixes = [""] if len(described) == 1 else [str(k) for k in range(len(described))]
     extents = {f"{axis}{k}": e for d, k in zip(described, suffixes, strict=True) for axis, e in d.extents.items()}
     dynamic = tuple(axis for axis, extent in extents.items() if extent.as_int() is None)
-    sizes = {axis: described[0].sizes.of(extent) for axis, extent in extents.items()}
-    lengths = tuple((axis, bucket(n) if axis in dynamic else n) for axis, n in sizes.items())
-    return Key(device, digest, lengths, dynamic, numerics, _title(step, described[0], sizes))
+    keys = []
+    for more in hints:
+        at = Sizes({**graph.size_hints, **more})
+        lengths = {axis: bucket(at.of(extent)) if axis in dynamic else at.of(extent) for axis, extent in extents.items()}
+        keys.append(Key(device, digest, tuple(lengths.items()), dynamic, numerics, _title(step, described[0], lengths)))
+    return keys
 
 
 def bucket(length: int) -> int:
@@ -54,7 +59,7 @@ class _Description:
     """A kernel without names of buffers and loops: `form` is equal for kernels that are measured alike."""
 
     def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
-        self.graph, self.sizes = graph, Sizes(graph.size_hints)
+        self.graph = graph
         self.main = next(s for s in kernel.statements if s.kind == "contraction")
         self.role = self._roles(kernel)
         loops = (*kernel.outer, *kernel.inner)

@@ -9,8 +9,10 @@ from kgen import errors, ir
 from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
+from kgen.scheduler.alike import remembering
 from kgen.scheduler.batch import batch
-from kgen.scheduler.choose import Best, Given, best, choose_template, part_blocks, problems, product_of, products_of
+from kgen.scheduler.buckets import Best, buckets_of, forget_first_sizes, length_of
+from kgen.scheduler.choose import Given, best, choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -27,7 +29,7 @@ from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
-from kgen.tuning.answer import Answer, Oracle, Question
+from kgen.tuning.answer import Answer, Oracle, Place, Question, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -69,8 +71,10 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     options = options or Options()
     freeze_layouts(graph)
     offered = _offered(graph, options)
+    forget_first_sizes(graph, [n for n in graph.nodes if isinstance(n, ir.Product) and offered.intersection(ir.outs(n))])
     try:
-        return _around_products(graph, offered, options)
+        with remembering():
+            return _around_products(graph, offered, options)
     except errors.FusionRequired as failure:
         if not offered:
             raise
@@ -85,7 +89,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
     known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
-    answers: dict[str, Answer] = {}
+    answers: dict[str, Mapping[Place, Answer]] = {}
     while True:
         result = _attempt(graph, known, options)
         refused = alone(result)
@@ -135,7 +139,7 @@ def _offerable(node: ir.Node) -> bool:
     return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
-def _answers(plan: Schedule, tiles: Tiles, options: Options) -> Mapping[str, Answer]:
+def _answers(plan: Schedule, tiles: Tiles, options: Options) -> Mapping[str, Mapping[Place, Answer]]:
     """What is known of measurements, by the products' results. Parts of a sum have the answer of the whole."""
     if options.oracle is None or options.only is not None:
         return {}
@@ -146,8 +150,10 @@ def _answers(plan: Schedule, tiles: Tiles, options: Options) -> Mapping[str, Ans
         found, _ = problems(kernel, plan.graph, device, None)
         if found:
             cuttable = may_cut(kernel, Sizes(plan.graph.size_hints), device)
-            parts = possible_parts(found, kernel) if cuttable else 1
-            questions[out] = Question(kernel, [[p] for p in found], parts, _has_library(plan.graph, out))
+            length = length_of(found[:1])
+            hints = [{}] if length is None else [b.hints for b in buckets_of(length, plan.graph)]
+            parts = possible_parts(found, kernel) if cuttable and length is None else 1
+            questions[out] = Question(kernel, [[p] for p in found], parts, _has_library(plan.graph, out), hints)
     answers = options.oracle.answers(list(questions.values()), plan.graph)
     return {out: answers[q.step.name] for out, q in questions.items() if q.step.name in answers}
 
@@ -165,7 +171,7 @@ def _has_library(graph: ir.Graph, out: str) -> bool:
     return any(isinstance(node, ir.Product) and node.vendor is not None for node in graph.nodes)
 
 
-def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Answer]) -> dict[str, int]:
+def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Mapping[Place, Answer]]) -> dict[str, int]:
     """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting."""
     sizes = Sizes(plan.graph.size_hints)
     found: dict[str, int] = {}
@@ -180,11 +186,14 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, 
         elif options.stable:  # a rule of the sizes and the machine
             found[out] = possible_parts(takers, kernel)
         else:
-            found[out] = answers[out].parts if out in answers else parts_of(takers, kernel)
+            known = answers.get(out, {}).get(place({}))
+            found[out] = parts_of(takers, kernel) if known is None else known.parts
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
-def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Answer]) -> dict[str, Verdict]:
+def _choose(
+    plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Mapping[Place, Answer]]
+) -> dict[str, Verdict]:
     """Gives every product its template; the results of those that are better off in the library, with the reason. Where no
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
@@ -195,13 +204,11 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str
             continue
         out = product_of(step)
         device = options.device(plan.graph, out)
-        answer = answers.get(whole.get(out, out))
-        given = Given(options.demands, options.only, out not in whole, answer, options.stable)
+        given = Given(options.demands, options.only, out not in whole, answers.get(whole.get(out, out), {}), options.stable)
         chosen = choose_template(step, plan.graph, device, given)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
-            times = () if answer is None else (answer.seconds * 1e6, answer.library_seconds * 1e6)
-            plan.verdicts.append(Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(chosen.choice), measured=times))
+            plan.verdicts.append(_chosen(out, chosen, given.answers))
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
             for s in partials(step):
                 refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
@@ -212,6 +219,14 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str
     return refused
 
 
+def _chosen(out: str, kernel: Kernel, answers: Mapping[Place, Answer]) -> Verdict:
+    """With the times that were measured, where sizes are known."""
+    known = answers.get(place({}))
+    times = () if known is None else (known.seconds * 1e6, known.library_seconds * 1e6)
+    detail = str(kernel.by_size or kernel.choice)
+    return Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=detail, measured=times)
+
+
 def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
     whole = set(map(partial_of, tiles.cuts))
 
@@ -220,7 +235,7 @@ def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
 
     def alone(kernel: Kernel) -> Best | None:
         out = product_of(kernel)
-        return best(problems(kernel, graph, device(out), None)[0], out not in whole and not options.stable)
+        return best(problems(kernel, graph, device(out), None)[0], Given(vendor=out not in whole, stable=options.stable))
 
     return Joining(device, alone, options.demands, options.only)
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from types import SimpleNamespace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
-from kgen.index import Atom, Expr, Var
+from kgen.index import Atom, Expr, Size, Var
 from kgen.plan import Kernel, Statement
 from kgen.sizes import Sizes
 from kgen.templates.contract import Config, Template
 from kgen.values import Value
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Device:
     bandwidth: float = 4.3e12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """An operand of a problem. `dtype` is the type in which it is multiplied; `load` the load that it is, if it is one and
     nothing else, of that very type. `loops` are those of each of its axes: one, wherever memory allows."""
@@ -68,6 +73,20 @@ class Part:
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
+def once(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+    """Of a function of a problem that asks for no sizes: computes it once, whatever the hints are."""
+
+    @wraps(compute)
+    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (compute, *args, *kwargs.items())
+        if key not in problem.known:
+            problem.known[key] = compute(problem, *args, **kwargs)
+        found: T = problem.known[key]
+        return found
+
+    return known
+
+
 class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
@@ -81,6 +100,7 @@ class Problem:
         self.arguments = SimpleNamespace(**dict(self.main.arguments))
         self.members = [self._inputs(s) for s in self.mains]
         self.inputs = self.members[0]
+        self.known: dict[Hashable, Any] = {}  # what `once` has computed
 
     def _inputs(self, product: Statement) -> dict[str, Input]:
         values = (product.value, *product.factors)
@@ -102,6 +122,13 @@ class Problem:
                 loops[axis] = (whole,)
         value = vs.substitute(value, mapping) if mapping else value
         return Input(name, axes, value, dtype, _plain(value, dtype), loops)
+
+    def at(self, hints: Mapping[Size, int]) -> Problem:
+        """The same problem where size symbols have other hints."""
+        found = copy(self)
+        found.sizes = Sizes({**self.sizes.hints, **hints})
+        found.__dict__.pop("epilogue_bytes", None)  # what is cached of the old hints
+        return found
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
@@ -169,6 +196,7 @@ class Problem:
 
     # ---- layouts ----------------------------------------------------------------------------------------------------
 
+    @once
     def stride(self, name: str, axis: str, number: int = 0) -> Expr | None:
         """Elements from one index of an axis to the next, where the operand is one load and the axis one loop."""
         one = self.members[number][name]
@@ -230,8 +258,12 @@ class Problem:
 
     def bytes_read(self, name: str) -> int:
         """Bytes of the buffers from which an operand is made, each counted once."""
+        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
+
+    @once
+    def _read(self, name: str) -> set[str]:
         loads = {v.attr[0] for v in vs.loads([member[name].value for member in self.members])}
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in loads if b in self.graph.buffers)
+        return loads & self.graph.buffers.keys()
 
     @cached_property
     def epilogue_bytes(self) -> int:

@@ -37,7 +37,7 @@ from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, cpu_device, render_choice, render_step
-from kgen.plan import Call, Kernel, Launch, Schedule, members
+from kgen.plan import Call, Kernel, Launch, Schedule, members, variants
 from kgen.scheduler import Gpu, Options, choose_tiles, schedule
 from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.sizes import Sizes
@@ -183,7 +183,7 @@ class _Functions:
 
     def add(self, graph: _Graph) -> None:
         self.serial += 1
-        for number, kernel in enumerate(graph.plan.kernels):
+        for number, kernel in enumerate(one for step in graph.plan.kernels for one in variants(step)):
             symbol = f"c{self.serial}_{number}_{kernel.name}"
             made = rendered(kernel, graph.plan, symbol, self.options)
             if isinstance(made, KernelCall):

@@ -20,9 +20,11 @@ from kgen.host.program import (
     ArgTensor,
     Extern,
     Free,
+    InputInt,
     Kernel,
     Launch,
     OutTensor,
+    Pick,
     Program,
     PythonCall,
     Reuse,
@@ -190,6 +192,22 @@ def test_launches_in_order_with_computed_sizes_and_scratch(b, load, stub):
     [result] = runner([first, second])
     torch.testing.assert_close(result, 2 * (first + second))
     assert stub["launches"] == 2
+
+
+def test_one_of_two_launches_is_picked_with_its_own_grid(b, load, stub):
+    """Both take all of `x`: it is freed after the pick, whichever ran. The scratch of the second is for its own blocks."""
+    x, out = b.slot((600,)), b.slot((600,))
+    n, length = b.reg(600), b.reg()
+    items = Launch(0, (x, x, out), (n,), b.regs((3, 1, 1))), Launch(0, (x, x, out), (n,), b.regs((2, 1, 1)))
+    code = [Alloc(out), Pick(length, (16,), items), Launch(1, (out,), (n,), b.regs((3, 1, 1)))]
+    runner = load(b.program([b.input(x), InputInt(length)], code, [b.out(out)]))
+    given = torch.randn(600)
+    for size, blocks in ((16, 3), (17, 2)):
+        stub["launches"] = 0
+        [result] = runner([given, size])
+        whole = blocks * 256
+        torch.testing.assert_close(result[:whole], 4 * given[:whole])
+        assert stub["launches"] == 2
 
 
 def test_an_empty_grid_is_skipped(b, load, stub):

@@ -27,7 +27,7 @@ from kgen.record import Record, recording
 from kgen.scheduler import Options, product_of
 from kgen.scheduler.choose import problems
 from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.keys import key_of
+from kgen.scheduler.keys import keys_of
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
 from kgen.tuning.answer import Question
@@ -293,7 +293,7 @@ def test_what_is_added_in_place_is_not_measured() -> None:
 
 def key(f: Callable[..., Any], *args: Tensor) -> Any:
     asked, graph = question(f, *args)
-    return key_of(asked.step, graph, "GPU", "fast")
+    return keys_of(asked.step, graph, "GPU", "fast")[0]
 
 
 def test_keys_know_no_names() -> None:
@@ -329,19 +329,44 @@ def test_sizes_are_beside_the_form() -> None:
     assert one != other
 
 
-def test_dynamic_sizes_have_buckets() -> None:
-    x = r(50, 96)
+def dynamic(rows: int) -> Tensor:
+    x = r(rows, 96)
     torch._dynamo.mark_dynamic(x, 0)
+    return x
+
+
+def test_dynamic_sizes_have_buckets() -> None:
     with recording() as seen, torch.no_grad():
         torch._dynamo.reset()
-        torch.compile(layer, backend="kgen", options={"cache": False})(x, *ARGS[1:])
+        torch.compile(layer, backend="kgen", options={"cache": False})(dynamic(50), *ARGS[1:])
     (graph,) = seen.graphs
     assert isinstance(graph, Record)
-    kernel = next(k for k in graph.plan.kernels if isinstance(k, Kernel))
-    if kernel.contracts:
-        found = key_of(kernel, graph.plan.graph, "CPU", "fast")
-        assert found.dynamic == ("m",)
-        assert dict(found.sizes)["m"] == 64
+    (kernel,) = [k for step in graph.plan.kernels for k in members(step)]
+    (symbol,) = graph.plan.graph.size_hints
+    near, far = keys_of(kernel, graph.plan.graph, "CPU", "fast", [{symbol: 50}, {symbol: 700}])
+    assert near.dynamic == far.dynamic == ("m",)
+    assert (dict(near.sizes)["m"], dict(far.sizes)["m"]) == (64, 1024)
+    assert near.form == far.form
+
+
+def test_dynamic_sizes_are_measured_bucket_by_bucket(file: Path) -> None:
+    """One graph for all rows, and look-ups at each length; what wins a bucket is what runs there."""
+    torch._dynamo.reset()
+    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(file), "tuning_seconds": 600}
+    with recording() as seen, torch.no_grad():
+        step = torch.compile(layer, backend="kgen", options=options)
+        for rows in (50, 700, 17):
+            x = dynamic(rows)
+            torch.testing.assert_close(step(x, *ARGS[1:]), layer(x, *ARGS[1:]), rtol=1e-4, atol=1e-4)
+    assert len(seen.graphs) == 1
+    lengths = {dict(e.key.sizes)["m"] for e in TuningFile(file).entries()}
+    assert lengths >= {16, 64, 1024}
+    before = measured()
+    with recording() as again, torch.no_grad():
+        torch._dynamo.reset()
+        torch.compile(layer, backend="kgen", options=options)(dynamic(300), *ARGS[1:])
+    assert measured() == before
+    assert [g.units.sources for g in again.graphs] == [g.units.sources for g in seen.graphs]
 
 
 # ---- stable numerics --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
-from kgen.plan import Launch, Schedule
+from kgen.plan import Launch, Schedule, variants
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
@@ -30,7 +30,7 @@ class UnitPlan:
     """Sources of the graph's units with their keys, and how each kernel step is called (GPU kernels stand there)."""
 
     sources: list[tuple[str, str]]  # (text, key)
-    calls: dict[str, KernelCall]
+    calls: dict[str, KernelCall]  # by the names of `kgen.plan.variants`
 
 
 def plan_units(schedule: Schedule, render: Callable[[Launch, str], Rendered | KernelCall], workers: int) -> UnitPlan:
@@ -39,7 +39,7 @@ def plan_units(schedule: Schedule, render: Callable[[Launch, str], Rendered | Ke
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
     launches: dict[Any, TritonKernel] = {}
     calls: dict[str, KernelCall] = {}
-    for step in schedule.kernels:
+    for step in (one for kernel in schedule.kernels for one in variants(kernel)):
         symbol = f"k{len(functions) + len(launches)}_{step.name}"
         made = render(step, symbol)
         if isinstance(made, KernelCall):

@@ -17,7 +17,7 @@ from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.host.registers import Registers
 from kgen.index import Expr, Size
-from kgen.plan import Call, Launch, Schedule
+from kgen.plan import Call, Launch, Schedule, members, variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class _Assembler:
         written: set[str] = set()
         for step in self.schedule.steps:
             if not isinstance(step, Call):
-                call = self.calls[step.name]
-                if call.launch is not None:
-                    aligned.update(_aligned_buffers(call, call.launch))
+                for call in self._calls(step):
+                    if call.launch is not None:
+                        aligned.update(_aligned_buffers(call, call.launch))
                 written.update(out for s in step.statements for out in s.outs)
             else:
                 written.update(new for _, new in step.node.mutates)
@@ -194,18 +194,29 @@ class _Assembler:
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
+    def _calls(self, step: Launch) -> list[KernelCall]:
+        """What was built for a kernel, by its choices."""
+        return [self.calls[one.name] for one in variants(step)]
+
     def _kernel(self, step: Launch) -> None:
-        call = self.calls[step.name]
-        if call.launch is not None:
-            self.code.append(self._launch(call, call.launch))
+        items = tuple(map(self._kernel_call, self._calls(step)))
+        table = members(step)[0].by_size
+        if len(set(items)) == 1 or table is None:
+            self.code.append(items[0])
             return
+        limits = tuple(limit for limit, _ in table.choices if limit is not None)
+        self.code.append(hp.Pick(self._reg(table.length), limits, items))
+
+    def _kernel_call(self, call: KernelCall) -> hp.Kernel | hp.Launch | hp.PythonCall:
+        if call.launch is not None:
+            return self._launch(call, call.launch)
         slots = tuple(self._define(name) for name in call.buffers)
         registers = tuple(self._symbol(name) for name in call.sizes)
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
-        self.code.append(hp.Kernel(self.symbols.index(call.symbol), slots, registers))
+        return hp.Kernel(self.symbols.index(call.symbol), slots, registers)
 
-    def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Instruction:
+    def _launch(self, call: KernelCall, kernel: TritonKernel) -> hp.Launch | hp.PythonCall:
         slots, registers = self._parameters(call, kernel)
         grid, names = self._regs(call.grid), tuple(item.buffer for item in call.maps)
         if self.interpret:

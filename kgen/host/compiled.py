@@ -73,7 +73,7 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     if not blueprint.launches:
         return []
     program = blueprint.program
-    names = {program.slots[item.slots[0]].device for item in program.code if isinstance(item, hp.Launch)}
+    names = {program.slots[item.slots[0]].device for item in hp.each(program.code) if isinstance(item, hp.Launch)}
     devices = sorted(torch.device(name).index or 0 for name in names)
     capabilities = {device: torch.cuda.get_device_capability(device) for device in devices}
     if len(set(capabilities.values())) > 1:

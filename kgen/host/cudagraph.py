@@ -53,9 +53,9 @@ def _why_not(program: hp.Program, static: frozenset[int]) -> Reason | None:
     devices = {slot.device for slot in program.slots}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):
         return Reason.NOT_ONE_GPU
-    if not any(isinstance(item, hp.Launch | hp.Extern) for item in program.code):
+    if not any(isinstance(item, hp.Launch | hp.Extern) for item in hp.each(program.code)):
         return Reason.NOTHING_RUNS
-    for item in program.code:
+    for item in hp.each(program.code):
         if isinstance(item, hp.PythonCall | hp.BindSize) or (isinstance(item, hp.Extern) and item.registers):
             return Reason.HOST_DECIDES
     return None if static.issuperset(_mutated(program)) else Reason.MUTATED_INPUT

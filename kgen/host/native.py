@@ -40,11 +40,13 @@ from kgen.host.program import (
     OutInt,
     Output,
     OutTensor,
+    Pick,
     Program,
     PythonCall,
     Reuse,
     SlotSpec,
     arg_tensors,
+    each,
     slots_defined,
     slots_read,
     verify,
@@ -56,7 +58,7 @@ Encoded = tuple[Any, ...]
 
 # The orders of the enums in runtime.cpp.
 _KINDS: tuple[type[Instruction], ...] = (
-    Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch,
+    Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick,
 )  # fmt: skip
 
 
@@ -123,7 +125,7 @@ class Encoder:
         self.unknown = {reg for item in program.code for reg in _registers_written(item)}
         # Slots that something else than a kernel touches, so that they may have to be tensors.
         self.tensors = {out.slot for out in program.outputs if isinstance(out, OutTensor)}
-        for item in program.code:
+        for item in each(program.code):
             if not isinstance(item, Kernel | Launch | Free):
                 self.tensors.update(slots_read(item), slots_defined(item))
 
@@ -162,7 +164,7 @@ class Encoder:
         that are."""
         views: list[SlotSpec | ArgTensor | OutTensor] = []
         family = {slot}
-        for item in self.program.code:
+        for item in each(self.program.code):
             if isinstance(item, Alias | Reuse) and item.source in family:
                 family.add(item.slot)
             if isinstance(item, Extern | PythonCall):
@@ -180,11 +182,16 @@ class Encoder:
     def code(self) -> list[Encoded]:
         encoded = []
         for item in with_frees(self.program):
-            encoded.append((_KINDS.index(type(item)), *self.fields(item)))
+            encoded.append(self.encoded(item))
             self.unknown.difference_update(_registers_written(item))
         return encoded
 
+    def encoded(self, item: Instruction) -> Encoded:
+        return _KINDS.index(type(item)), *self.fields(item)
+
     def fields(self, item: Instruction) -> Encoded:
+        if isinstance(item, Pick):
+            return item.register, item.limits, tuple(map(self.encoded, item.items))
         if isinstance(item, Kernel):
             return self.addresses[item.index], item.slots, item.registers
         if isinstance(item, Launch):

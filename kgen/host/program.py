@@ -17,7 +17,7 @@ Order of a call: bind inputs, run `computes`, check inputs, clear the caller's l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -27,8 +27,8 @@ from kgen.errors import InvalidProgram
 
 __all__ = [
     "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
-    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutConst", "OutInt", "OutTensor", "Program",
-    "PythonCall", "Regs", "Reuse", "SlotSpec", "verify",
+    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutConst", "OutInt", "OutTensor", "Pick",
+    "Program", "PythonCall", "Regs", "Reuse", "SlotSpec", "each", "verify",
 ]  # fmt: skip
 
 Regs = tuple[int, ...]
@@ -223,7 +223,17 @@ class BindSize:
     what: str = "size"
 
 
-Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch]
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Runs one of `items`, which do the same in different ways: the first whose limit is at least the register, or the last,
+    which has no limit. A Python call in it has no results."""
+
+    register: int
+    limits: tuple[int, ...]
+    items: tuple[Kernel | Launch | PythonCall, ...]
+
+
+Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +291,19 @@ def arg_tensors(args: tuple[Arg, ...], kwargs: KwArgs = ()) -> Iterator[ArgTenso
             pending[:0] = arg.items
 
 
+def each(code: Iterable[Instruction]) -> Iterator[Instruction]:
+    """The instructions that may run: in place of a `Pick` what it picks from."""
+    for item in code:
+        if isinstance(item, Pick):
+            yield from item.items
+        else:
+            yield item
+
+
 def slots_read(item: Instruction) -> tuple[int, ...]:
     """Slots that must be defined before `item` runs."""
+    if isinstance(item, Pick):
+        return tuple(dict.fromkeys(slot for one in item.items for slot in slots_read(one)))
     if isinstance(item, Kernel | Launch):
         return item.slots
     if isinstance(item, Extern | PythonCall):
@@ -394,14 +415,19 @@ class Verifier:
         elif isinstance(item, Alloc | Reuse | Alias):
             self.memory(where, item)
         elif isinstance(item, Extern | PythonCall):
-            for view in arg_tensors(item.args, item.kwargs):
-                self.view(where, view)
-            self.ints(where, (*item.args, *(arg for _, arg in item.kwargs)))
-            self.registers(where, tuple(reg for _, reg in item.registers))
+            self.call(where, item)
         elif isinstance(item, Free):
             self.freed.add(item.slot)
+        elif isinstance(item, Pick):
+            self.pick(where, item)
         for slot in slots_defined(item):
             self.define(where, slot)
+
+    def call(self, where: str, item: Extern | PythonCall) -> None:
+        for view in arg_tensors(item.args, item.kwargs):
+            self.view(where, view)
+        self.ints(where, (*item.args, *(arg for _, arg in item.kwargs)))
+        self.registers(where, tuple(reg for _, reg in item.registers))
 
     def memory(self, where: str, item: Alloc | Reuse | Alias) -> None:
         if not 0 <= item.slot < len(self.program.slots):
@@ -428,6 +454,18 @@ class Verifier:
             self.fail(where, f"has a grid of three registers, got {item.grid}")
         if len(devices) != 1:
             self.fail(where, f"has all of its slots on one device, got {sorted(devices)}")
+
+    def pick(self, where: str, item: Pick) -> None:
+        self.registers(where, (item.register,))
+        if len(item.items) != len(item.limits) + 1 or list(item.limits) != sorted(set(item.limits)):
+            self.fail(where, f"has growing limits, one fewer than items, got {item.limits} for {len(item.items)} items")
+        if len({type(one) for one in item.items}) != 1:
+            self.fail(where, f"picks from items of one kind, got {[type(one).__name__ for one in item.items]}")
+        for one in item.items:
+            results = isinstance(one, PythonCall) and (*one.outs, *one.registers)
+            if results or not isinstance(one, Kernel | Launch | PythonCall):
+                self.fail(where, f"picks from kernels that write to what is there, got {one}")
+            self.instruction(where, one)
 
     def output(self, where: str, out: Output) -> None:
         if isinstance(out, OutTensor):

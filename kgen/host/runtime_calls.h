@@ -129,6 +129,12 @@ void Frame::call_python(const Call& call) {
   }
 }
 
+const Instruction& Frame::picked(const Instruction& item) const {
+  size_t i = 0;
+  while (i < item.limits.size() && regs_[item.reg] > item.limits[i]) ++i;
+  return item.items[i];
+}
+
 void Frame::execute(Gil& gil) {
   std::optional<DispatchGuards> guards;
   if (program_.dispatches) guards.emplace();
@@ -136,7 +142,8 @@ void Frame::execute(Gil& gil) {
   c10::SmallVector<int64_t, 16> ints(program_.widest_integers);
   Stack stack;
   const int threads = at::get_num_threads();
-  for (const Instruction& item : program_.code) {
+  for (const Instruction& step : program_.code) {
+    const Instruction& item = step.kind == Instruction::Pick ? picked(step) : step;
     switch (item.kind) {
       case Instruction::Alloc: allocate(item.slot); break;
       case Instruction::Free: free(item.slot); break;
@@ -156,6 +163,7 @@ void Frame::execute(Gil& gil) {
       }
       case Instruction::Calculate: compute(item.compute, regs_.data()); break;
       case Instruction::Launch: launch(item, ptrs.data(), ints.data()); break;
+      case Instruction::Pick: break;  // what is picked is a kernel, never another pick
     }
   }
 }

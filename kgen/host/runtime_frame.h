@@ -123,6 +123,7 @@ class Frame {
   void bind(PyObject* const* args, Py_ssize_t count);
   void check_inputs(PyObject* const* args) const;
   void execute(Gil& gil);
+  const Instruction& picked(const Instruction& item) const;
   void fail(size_t position, const std::string& actual, const std::string& expected) const;
   [[noreturn]] void fail(const MapRefused& refused) const;
   [[noreturn]] static void raise(Object made);

@@ -225,7 +225,7 @@ struct MapRefused {  // descriptor `map` of a launch cannot be encoded
 };
 
 struct Instruction {
-  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate, Launch } kind;
+  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate, Launch, Pick } kind;
   int32_t slot = -1, source = -1, reg = -1, dim = -1;
   bool flag = false;  // Alias: same geometry as the source; BindSize: a stride
   KernelFn kernel = nullptr;
@@ -233,6 +233,8 @@ struct Instruction {
   Compute compute{};
   std::unique_ptr<Call> call;
   std::unique_ptr<struct Launch> launch;
+  std::vector<int64_t> limits;     // Pick: one fewer than items
+  std::vector<Instruction> items;  // Pick: of which one runs
 };
 
 struct Output {
@@ -256,6 +258,13 @@ struct Program {
   StreamFn current_stream = nullptr;  // of a CUDA device
   bool dispatches = false;
   size_t widest_kernel = 0, widest_integers = 0;
+
+  void note(const Instruction& made) {  // what a call has to have room for
+    dispatches |= made.call != nullptr;
+    widest_kernel = std::max(widest_kernel, made.slots.size());
+    widest_integers = std::max(widest_integers, made.registers.size());
+    for (const Instruction& one : made.items) note(one);
+  }
 };
 
 Compute parse_compute(PyObject* tuple, Py_ssize_t at) {
@@ -463,6 +472,13 @@ Instruction parse_instruction(PyObject* tuple) {
       made.registers = numbers(item(tuple, 2));
       made.launch = parse_launch(tuple);
       break;
+    case Instruction::Pick: {
+      made.reg = field(1);
+      PyObject *limits = item(tuple, 2), *items = item(tuple, 3);
+      for (Py_ssize_t i = 0; i < length(limits); ++i) made.limits.push_back(integer(limits, i));
+      for (Py_ssize_t i = 0; i < length(items); ++i) made.items.push_back(parse_instruction(item(items, i)));
+      break;
+    }
   }
   return made;
 }
@@ -501,10 +517,7 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
   });
   each(5, [&](PyObject* o) {
     program->code.push_back(parse_instruction(o));
-    const Instruction& made = program->code.back();
-    program->dispatches |= made.call != nullptr;
-    program->widest_kernel = std::max(program->widest_kernel, made.slots.size());
-    program->widest_integers = std::max(program->widest_integers, made.registers.size());
+    program->note(program->code.back());
   });
   each(6, [&](PyObject* o) { program->outputs.push_back(parse_output(o)); });
   std::vector<bool> seen(program->slots.size());

@@ -227,7 +227,7 @@ class _Run:
 
 def _stores_product(plan: Schedule) -> bool:
     """Whether a kernel leaves something as large as the product to another one, in memory that the caller does not see."""
-    graph, sizes = plan.graph, Sizes(plan.graph.size_hints)
+    graph, sizes = plan.graph, Sizes(plan.graph.seen_sizes)
     products = [graph.buffers[s.outs[0]] for step in plan.kernels for s in step.statements if s.kind == "contraction"]
     smallest = min((sizes.of(ix.product(b.sizes)) for b in products), default=0)
     outer = [o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)] + [i.buffer for i in graph.inputs if i.buffer]

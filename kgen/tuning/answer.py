@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from kgen import ir
+    from kgen.index import Size
     from kgen.plan import Launch
     from kgen.templates.problem import Problem
     from kgen.verdict import Verdict
@@ -28,19 +29,29 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A kernel of one product, or of several that share an operand, and how templates see it: for each template the problems
-    of all members. `parts` is into how many parts its sum might be cut, `vendor` whether a library call computes it."""
+    of all members. `parts` is into how many parts its sum might be cut, `vendor` whether a library call computes it. It is
+    asked for each of the `hints`: where sizes are dynamic, these are one length after the other."""
 
     step: Launch
     problems: Sequence[Sequence[Problem]]
     parts: int = 1
     vendor: bool = True
+    hints: Sequence[Mapping[Size, int]] = ({},)
+
+
+Place = frozenset[tuple["Size", int]]
+
+
+def place(hints: Mapping[Size, int]) -> Place:
+    """Size hints as a key."""
+    return frozenset(hints.items())
 
 
 class Oracle(Protocol):
     """Answers from measurements, old or new. Questions without an answer are left to the cost model."""
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Answer]:
-        """Answers by the names of the steps."""
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+        """Answers by the names of the steps and by the hints for which they hold."""
 
     def verdicts(self) -> list[Verdict]:
         """What became of candidates that were measured; each once."""

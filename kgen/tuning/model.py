@@ -63,7 +63,7 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     if first.template.joins == "parts":
         common = [name for name, one in first.template.operands.items() if not one.many]
         again = sum(first.bytes_read(name) for name in common) / first.device.bandwidth
-        return sum(each) - (len(each) - 1) * (launch + again)
+        return max(*each, sum(each) - (len(each) - 1) * (launch + again))  # no less than the longest of them alone
     waves = [problem.sizes.of(problem.programs(config)) / problem.device.processors for problem in problems]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)

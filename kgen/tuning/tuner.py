@@ -15,7 +15,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,14 +27,15 @@ from kgen.build import triton
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.host.compiled import Blueprint
+from kgen.index import Size
 from kgen.plan import Batch
 from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.keys import key_of
+from kgen.scheduler.keys import keys_of
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store
-from kgen.tuning.answer import Answer, Question
+from kgen.tuning.answer import Answer, Place, Question, place
 from kgen.tuning.contest import Array, Contest, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
@@ -56,6 +57,8 @@ COLD = {"cuda": 120e6, "cpu": 60e6}
 # How the knob that cuts a sum is called in a tuning file.
 PARTS = "parts of the sum"
 LIBRARY = "the library"
+
+Hints = Mapping[Size, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,24 +118,29 @@ class Tuner:
         self.said: list[Verdict] = []
         self.spent = 0.0
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Answer]:
-        """Answers by the names of the steps; a question without one is left to the cost model."""
-        keys = {q.step.name: self._key(q, graph) for q in questions if q.problems}
-        for key in keys.values():
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+        """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
+        keys = {q.step.name: self._keys(q, graph) for q in questions if q.problems}
+        for key in (key for own in keys.values() for key in own):
             if key not in self.known:
                 self.known[key] = self._found(key) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
-            missing = {keys[q.step.name]: q for q in questions if q.step.name in keys and self.known[keys[q.step.name]] is None}
-            self._measure(list(missing.items()), graph)
-        return {name: answer for name, key in keys.items() if (answer := self.known[key]) is not None}
+            asked = {q.step.name: q for q in questions if q.step.name in keys}
+            places = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
+            self._measure({key: (q, hints) for key, q, hints in places if self.known[key] is None}, graph)
+        return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
+
+    def _known(self, keys: Sequence[Key], hints: Sequence[Hints]) -> dict[Place, Answer]:
+        found = {place(at): self.known[key] for key, at in zip(keys, hints, strict=True)}
+        return {at: answer for at, answer in found.items() if answer is not None}
 
     def verdicts(self) -> list[Verdict]:
         said, self.said = self.said, []
         return said
 
-    def _key(self, question: Question, graph: ir.Graph) -> Key:
-        device = question.problems[0][0].device.kind
-        return key_of(question.step, graph, self.kitchen.name(device), self.config.numerics)
+    def _keys(self, question: Question, graph: ir.Graph) -> list[Key]:
+        device = self.kitchen.name(question.problems[0][0].device.kind)
+        return keys_of(question.step, graph, device, self.config.numerics, question.hints)
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
@@ -146,9 +154,10 @@ class Tuner:
 
     # ---- measuring --------------------------------------------------------------------------------------------------
 
-    def _measure(self, missing: Sequence[tuple[Key, Question]], graph: ir.Graph) -> None:
+    def _measure(self, missing: Mapping[Key, tuple[Question, Hints]], graph: ir.Graph) -> None:
         left = self.config.tuning_seconds - self.spent
-        contests = [c for key, q in missing if (c := self._opened(key, q, graph)) is not None] if left > 0 else []
+        opened = [self._opened(key, *asked, graph) for key, asked in missing.items()] if left > 0 else []
+        contests = [contest for contest in opened if contest is not None]
         if not contests:
             return
         started = time.monotonic()
@@ -161,9 +170,13 @@ class Tuner:
                 self._conclude(contest, line)
         self.spent += time.monotonic() - started
 
-    def _opened(self, key: Key, question: Question, graph: ir.Graph) -> _Open | None:
+    def _opened(self, key: Key, question: Question, hints: Hints, graph: ir.Graph) -> _Open | None:
         part = excerpt(graph, question.step)
-        return None if part is None else _Open(question, key, part, candidates_of(question, self.stable))
+        if part is None:
+            return None
+        part.size_hints |= hints
+        here = replace(question, problems=[[p.at(hints) for p in own] for own in question.problems])
+        return _Open(here, key, part, candidates_of(here, self.stable))
 
     def _compile(self, contests: Sequence[_Open], deadline: float) -> None:
         """All candidates of all contests, several at a time."""

@@ -10,7 +10,7 @@ import torch
 
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp import estimate
-from kgen.templates.cpp.blocking import FEW_ROWS, choose_blocking
+from kgen.templates.cpp.blocking import FEW_ROWS
 from kgen.templates.problem import Part, Problem
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.uint8)
@@ -36,9 +36,7 @@ class Matmul:
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         """The rule's cut, then narrower rectangles for whoever measures."""
-        b, m, n, k = (problem.size(axis) for axis in "bmnk")
-        threads = 1 if b >= problem.device.processors else problem.device.processors
-        first = choose_blocking((m, n, k), problem.main_dtype, problem.device.isa, threads, len(problem.members))
+        first = estimate.rule(problem)
         parts = [problem.part(s) for s in problem.epilogue if s.kind == "partial"]
         seen: set[tuple[int, int]] = set()
         for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2)):

@@ -15,7 +15,7 @@ from kgen import index as ix
 from kgen.build.tensor_map import MAX_RANK, TensorMap
 from kgen.index import Atom, Expr, Var
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem
+from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.kernel import ALIGNMENT, aligned
 from kgen.templates.triton.table import TRITON_TYPES
 
@@ -50,6 +50,7 @@ class Boxes:
         return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
 
 
+@once
 def boxes(problem: Problem, one: Input) -> Boxes | str:
     """How to fetch an operand in boxes, or why that cannot be done."""
     name = one.name

@@ -15,7 +15,7 @@ import torch
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem
+from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.boxes import boxes
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
@@ -91,9 +91,15 @@ def tile_of(problem: Problem, config: Config) -> Tile:
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
-    work = area * sum(vs.total_cost(s.roots) for s in problem.epilogue) / ADDITIONS
+    work = area * _epilogue_cost(problem) / ADDITIONS
     outside = problem.epilogue_bytes * area / (problem.size("b") * problem.size("m") * problem.size("n"))
     return Tile(steps * step, step, work + outside * device.processors / device.bandwidth)
+
+
+@once
+def _epilogue_cost(problem: Problem) -> int:
+    """Elementary operations for each result."""
+    return sum(vs.total_cost(s.roots) for s in problem.epilogue)
 
 
 def _operands(problem: Problem) -> list[Input]:

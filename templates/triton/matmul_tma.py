@@ -15,7 +15,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes
 from kgen.templates.triton.matmul import HOPPER, order_of_dots, refuse_dot
@@ -54,6 +54,7 @@ def seconds(problem: Problem, config: Config) -> float:
     return estimate.seconds(problem, config, needs.shared, needs.registers)
 
 
+@once
 def staged_bytes(problem: Problem) -> int:
     """Bytes of the widest element of which the epilogue reads or writes tiles."""
     rows = frozenset(problem.loops["m"])

@@ -1,0 +1,74 @@
+"""Products that differ in nothing but names, as those of equal layers do: what was found for one of them holds for all.
+
+The search over configurations, at ten lengths where sizes are dynamic, would otherwise be repeated for each layer, and at each
+attempt at a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+
+from kgen import values as vs
+from kgen.plan import Statement
+from kgen.scheduler.buckets import Best
+from kgen.templates.problem import Problem
+from kgen.values import Value
+
+_known: ContextVar[dict[Hashable, Best | None] | None] = ContextVar("kgen_alike", default=None)
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """While one graph is scheduled, `remembered` finds what is known already. Size hints may not change inside."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Best | None]) -> Best | None:
+    """What `find` returns for a product, or several in one kernel, as templates see them, or returned for one like it. `how` is
+    what else it depends on."""
+    known = _known.get()
+    if known is None or not problems:
+        return find()
+    key = (how, problems[0].device, tuple((problem.template.name, _form(problem)) for problem in problems))
+    if key not in known:
+        known[key] = find()
+    found = known[key]
+    if found is None:
+        return None
+    return replace(found, problem=next(p for p in problems if p.template is found.problem.template))
+
+
+def _form(problem: Problem) -> Hashable:
+    """Equal for kernels that are equal but for the names of buffers. What reads a buffer to find an index keeps its name."""
+    names: dict[str, str] = {}
+    statements = problem.kernel.statements
+
+    def named(buffer: str) -> str:
+        return names.setdefault(buffer, f"b{len(names)}")
+
+    def renamed(load: Value) -> Value:
+        buffer, index, dtype = load.attr
+        return vs.load(named(buffer), index, dtype, load.args[0] if load.args else None)
+
+    def anonymous(s: Statement) -> Statement:
+        masks = [] if s.mask is None else [s.mask]
+        value, *rest = vs.replace_loads([s.value, *masks, *s.factors], renamed)
+        mask = rest.pop(0) if masks else None
+        outs, target = tuple(map(named, s.outs)), None if s.target is None else named(s.target)
+        arguments = tuple((name, repr(argument)) for name, argument in s.arguments)
+        return replace(s, outs=outs, target=target, value=value, mask=mask, factors=tuple(rest), arguments=arguments)
+
+    for value in vs.by_place(root for s in statements for root in s.roots):  # the order in which they were made may differ
+        if value.op == "load":
+            named(value.attr[0])
+    form = tuple(map(anonymous, statements))
+    buffers = [problem.graph.buffers[name] for name in names if name in problem.graph.buffers]
+    plain = tuple(replace(b, name="", alias_of=b.alias_of and names.get(b.alias_of, b.alias_of)) for b in buffers)
+    return form, plain, problem.kernel.outer, problem.kernel.inner
