@@ -30,7 +30,7 @@ def offer(
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
-            nodes.append(node)
+            nodes.append(_from_memory(node) if isinstance(node, ir.Product) else node)
             continue
         if not prologues:
             node = _from_memory(node)

@@ -13,7 +13,10 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.plan import members
+from kgen.scheduler import Options
 from kgen.tuning import model
+from tests.kernels import plans
 from tests.products import forced
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -125,3 +128,17 @@ def test_sizes_that_are_symbols_compile_for_a_gpu(template: str) -> None:
         torch.compile(f, backend="kgen", fullgraph=True, options=BACK_ENDS["triton"])(y, w, b, x)
     assert made.products
     triton.compile_kernels(made.products, 90)
+
+
+@pytest.mark.cpu
+def test_the_library_keeps_nobodys_prologue_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second product would have computed of its operand, had a template taken it, is not stored for the library."""
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9 if problem.size("k") == 40 else 0.0)
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.gelu(x @ w) @ v
+
+    plan = plans(f, r(70, 40), r(40, 64), r(64, 30), options=Options()).forward
+    (kernel,) = [k for step in plan.kernels for k in members(step)]
+    assert len(plan.calls) == 1
+    assert sum(sum(s.stored) for s in kernel.statements) == 1
