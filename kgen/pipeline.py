@@ -92,10 +92,11 @@ def _tuner(graph: ir.Graph, config: Config) -> Tuner:
     """Who knows, or finds out, which kernels are fast; it compiles candidates by the stages below."""
     whole = _options(graph, config)
 
-    def make(part: ir.Graph, forced: Only | None) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
+    def make(part: ir.Graph, forced: Only | None, apart: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
         options = replace(
-            whole, only=forced, templates=forced is not None, demands=tuple(d for d in whole.demands if not d.wanted)
-        )
+            whole, only=forced, templates=forced is not None or apart, joint=not apart,
+            demands=tuple(d for d in whole.demands if not d.wanted),
+        )  # fmt: skip
         plan = make_schedule(replace(part, buffers=dict(part.buffers)), options)
         choices = [k.choice for step in plan.kernels for k in members(step) if k.choice is not None]
         if forced is not None and not choices:

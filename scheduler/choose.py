@@ -131,9 +131,10 @@ def _measured(estimated: Best, problems: Sequence[Problem], answer: Answer, give
             estimated, seconds_of_template=beaten, seconds_of_library=library, measured=True
         )  # fmt: skip
     problem = next((p for p in problems if p.template.name == answer.template), None)
-    if problem is None or set(dict(answer.config)) != set(problem.template.knobs):
+    choice = None if problem is None else answer.choice_for(problem.template)
+    if problem is None or choice is None:
         return estimated
-    config = problem.template.config(**dict(answer.config))
+    config = problem.template.config(**dict(choice.config))
     other = given.stable and model.order(problem, config) != model.order(estimated.problem, estimated.config)
     if other or not model.fits(problem, config):
         return estimated

@@ -118,11 +118,7 @@ def _roots(graph: ir.Graph, names: Iterable[str]) -> set[str]:
 
 def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
     """The products as one kernel, where a template makes them so and is estimated to be faster."""
-    device = how.device(product_of(kernels[0]))
-    ready = [prepared(kernel, graph) for kernel in kernels]
-    joining = [t for t in registry.every(device.kind) if t.joins and (how.only is None or how.only.template == t.name)]
-    found = {template.name: _problems(template, ready, graph, device) for template in joining}
-    found = {name: problems for name, problems in found.items() if problems}
+    found = problems_of_joint(kernels, graph, how.device(product_of(kernels[0])))
     if how.only is not None:
         configs = _configs(found.get(how.only.template, []))
         return _batch(kernels, Choice(how.only.template, how.only.pick(configs).values)) if configs else None
@@ -132,6 +128,13 @@ def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | 
         return None
     faster = together.seconds < sum(one.seconds for one in alone if one is not None)
     return _batch(kernels, together.choice, together.by_size) if faster else None
+
+
+def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
+    """How each template that could make them one kernel sees the products."""
+    ready = [prepared(kernel, graph) for kernel in kernels]
+    found = {t.name: _problems(t, ready, graph, device) for t in registry.every(device.kind) if t.joins}
+    return {name: problems for name, problems in found.items() if problems}
 
 
 def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:

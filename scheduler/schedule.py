@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
@@ -11,7 +11,7 @@ from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
 from kgen.scheduler.alike import remembering
 from kgen.scheduler.batch import batch
-from kgen.scheduler.buckets import Best, buckets_of, forget_first_sizes, length_of
+from kgen.scheduler.buckets import Best, forget_first_sizes
 from kgen.scheduler.choose import Given, best, choose_template, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
@@ -20,6 +20,7 @@ from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
+from kgen.scheduler.measured import Answers, ask
 from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.sections import make_kernel
@@ -29,7 +30,7 @@ from kgen.scheduler.tiles import Gpu
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
-from kgen.tuning.answer import Answer, Oracle, Place, Question, place
+from kgen.tuning.answer import Answer, Oracle, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -49,6 +50,7 @@ class Options:
     stable: bool = False  # these never change results
     prologues: bool = True  # operands may be computed in a product's kernel
     siblings: bool = True  # what needs nothing of each other may share a kernel
+    joint: bool = True  # products too, with an operand in common
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -89,14 +91,15 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
     known = _Known(offered, tiles=Tiles(demanded=demanded))
     refusals: list[Verdict] = []
-    answers: dict[str, Mapping[Place, Answer]] = {}
+    answers: Answers = {}
     while True:
         result = _attempt(graph, known, options)
         refused = alone(result)
         if not refused:
-            if options.siblings:
+            if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
-            answers |= _answers(result, known.tiles, options)
+            if options.oracle is not None and options.only is None:
+                answers |= ask(options.oracle, result, known.tiles.cuts, lambda out: options.device(graph, out))
         cuts = {} if refused else _cuts(result, known.tiles, options, answers)
         refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))
         blocks = {} if refused or cuts else _blocks(result, options)
@@ -139,46 +142,15 @@ def _offerable(node: ir.Node) -> bool:
     return isinstance(node, ir.Operation) and bool(ir.outs(node))
 
 
-def _answers(plan: Schedule, tiles: Tiles, options: Options) -> Mapping[str, Mapping[Place, Answer]]:
-    """What is known of measurements, by the products' results. Parts of a sum have the answer of the whole."""
-    if options.oracle is None or options.only is not None:
-        return {}
-    questions: dict[str, Question] = {}
-    for kernel in _products(plan, tiles):
-        out = product_of(kernel)
-        device = options.device(plan.graph, out)
-        found, _ = problems(kernel, plan.graph, device, None)
-        if found:
-            cuttable = may_cut(kernel, Sizes(plan.graph.size_hints), device)
-            length = length_of(found[:1])
-            hints = [{}] if length is None else [b.hints for b in buckets_of(length, plan.graph)]
-            parts = possible_parts(found, kernel) if cuttable and length is None else 1
-            questions[out] = Question(kernel, [[p] for p in found], parts, _has_library(plan.graph, out), hints)
-    answers = options.oracle.answers(list(questions.values()), plan.graph)
-    return {out: answers[q.step.name] for out, q in questions.items() if q.step.name in answers}
-
-
-def _products(plan: Schedule, tiles: Tiles) -> Iterator[Kernel]:
-    """Kernels of products that are whole."""
-    cut = set(map(partial_of, tiles.cuts))
-    for step in plan.steps:
-        if isinstance(step, Kernel) and step.contracts and product_of(step) not in cut:
-            yield step
-
-
-def _has_library(graph: ir.Graph, out: str) -> bool:
-    """Whether a library call computes what a product's kernel is made of."""
-    return any(isinstance(node, ir.Product) and node.vendor is not None for node in graph.nodes)
-
-
-def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Mapping[Place, Answer]]) -> dict[str, int]:
+def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, int]:
     """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting."""
     sizes = Sizes(plan.graph.size_hints)
     found: dict[str, int] = {}
-    for kernel in _products(plan, tiles):
+    asked = {*tiles.cuts, *map(partial_of, tiles.cuts)}
+    for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
         out = product_of(kernel)
         device = options.device(plan.graph, out)
-        if out in tiles.cuts or not may_cut(kernel, sizes, device):
+        if out in asked or not may_cut(kernel, sizes, device):
             continue
         takers = problems(kernel, plan.graph, device, None)[0]
         if options.only is not None:
@@ -191,9 +163,7 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, 
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
-def _choose(
-    plan: Schedule, tiles: Tiles, options: Options, answers: Mapping[str, Mapping[Place, Answer]]
-) -> dict[str, Verdict]:
+def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, Verdict]:
     """Gives every product its template; the results of those that are better off in the library, with the reason. Where no
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""

@@ -22,7 +22,7 @@ from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed
 from kgen.host.compiled import Blueprint
-from kgen.plan import Kernel, members
+from kgen.plan import Batch, Kernel, members
 from kgen.record import Record, recording
 from kgen.scheduler import Options, product_of
 from kgen.scheduler.choose import problems
@@ -30,7 +30,7 @@ from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import keys_of
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
-from kgen.tuning.answer import Question
+from kgen.tuning.answer import APART, Question
 from kgen.tuning.only import only
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
@@ -141,6 +141,45 @@ def test_equal_layers_are_measured_once(file: Path) -> None:
     assert len(TuningFile(file).entries()) == 1
 
 
+def projections(x: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    return tuple(F.linear(x, w, b) for w, b in zip(more[:3], more[3:], strict=True))
+
+
+QKV = (r(70, 50), r(96, 50), r(32, 50), r(32, 50) * 2, r(96), r(32), r(32) * 2)
+
+
+def test_products_that_share_an_operand_are_measured_together_and_apart(file: Path) -> None:
+    def run(mode: str) -> tuple[int, bool]:
+        torch._dynamo.reset()
+        options = {"mode": mode, "cache": False, "tuning_file": str(file), "tuning_seconds": 600}
+        with recording() as seen, torch.no_grad():
+            got = torch.compile(projections, backend="kgen", options=options)(*QKV)
+        for one, other in zip(got, projections(*QKV), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        (graph,) = seen.graphs
+        assert isinstance(graph, Record)
+        return len(graph.plan.steps), any(isinstance(step, Batch) for step in graph.plan.steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "joint_seconds", lambda problems, config: 1e-9)  # so that they are joined at first
+        run("max-autotune-no-cudagraphs")
+        joint = next(e for e in TuningFile(file).entries() if "m0" in dict(e.key.sizes))
+        assert joint.measured >= 3
+        for winner, expected in ((APART, (3, False)), (None, (3, False)), ("cpp_matmul", (1, True))):
+            contents = json.loads(file.read_text())
+            contents["entries"] = [row for row in contents["entries"] if row]
+            row = next(row for row in contents["entries"] if "m0" in row["sizes"])
+            if winner == "cpp_matmul":
+                config = {"ROWS": 96, "BLOCK_M": 96, "BLOCK_N": 32, "PARTS": 1, "FEW_ROWS": 0}
+            row |= {
+                "template": winner,
+                "config": config if winner == "cpp_matmul" else {},
+                "version": tuner._versions()[winner or ""],
+            }
+            file.write_text(json.dumps(contents))
+            assert run("default") == expected
+
+
 # ---- candidates that are no good --------------------------------------------------------------------------------------
 
 
@@ -181,8 +220,8 @@ def test_candidates_that_do_not_compile_are_dropped(file: Path) -> None:
 
 def test_a_template_with_wrong_results_does_not_win(file: Path) -> None:
     def lying(make: Callable[..., Any]) -> Callable[..., Any]:
-        def making(part: ir.Graph, only: Any) -> Any:
-            return make(part if only is None else replace(part, nodes=[half_more(n) for n in part.nodes]), only)
+        def making(part: ir.Graph, only: Any, *more: Any) -> Any:
+            return make(part if only is None else replace(part, nodes=[half_more(n) for n in part.nodes]), only, *more)
 
         return making
 
@@ -200,10 +239,10 @@ def test_a_template_with_wrong_results_does_not_win(file: Path) -> None:
 
 def test_a_template_that_raises_is_dropped(file: Path) -> None:
     def raising(make: Callable[..., Any]) -> Callable[..., Any]:
-        def making(part: ir.Graph, only: Any) -> Any:
+        def making(part: ir.Graph, only: Any, *more: Any) -> Any:
             if only is not None:
                 raise ZeroDivisionError("an author's mistake")
-            return make(part, only)
+            return make(part, only, *more)
 
         return making
 
@@ -443,9 +482,9 @@ def test_stable_candidates_are_compared_bit_by_bit(file: Path) -> None:
     def nearly(make: Callable[..., Any]) -> Callable[..., Any]:
         count = itertools.count()
 
-        def making(part: ir.Graph, only: Any) -> Any:
+        def making(part: ir.Graph, *how: Any) -> Any:
             first = next(count) == 0
-            return make(part if first else replace(part, nodes=[nudged(n) for n in part.nodes]), only)
+            return make(part if first else replace(part, nodes=[nudged(n) for n in part.nodes]), *how)
 
         return making
 

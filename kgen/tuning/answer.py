@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kgen.plan import Choice
+
 if TYPE_CHECKING:
     from kgen import ir
     from kgen.index import Size
     from kgen.plan import Launch
+    from kgen.templates.contract import Template
     from kgen.templates.problem import Problem
     from kgen.verdict import Verdict
+
+
+# In the place of a template's name: products that might share a kernel are faster with one each.
+APART = "a kernel for each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,11 @@ class Answer:
     parts: int
     seconds: float
     library_seconds: float
+
+    def choice_for(self, template: Template) -> Choice | None:
+        """The configuration, if the template still has the knobs that were measured."""
+        values = dict(self.config)
+        return Choice(template.name, template.config(**values).values) if set(values) == set(template.knobs) else None
 
 
 @dataclass(frozen=True, slots=True)

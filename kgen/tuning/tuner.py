@@ -35,7 +35,7 @@ from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store
-from kgen.tuning.answer import Answer, Place, Question, place
+from kgen.tuning.answer import APART, Answer, Place, Question, place
 from kgen.tuning.contest import Array, Contest, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
@@ -73,7 +73,7 @@ class Candidate:
 
     def only(self) -> Only | None:
         """How to have it."""
-        return None if self.template is None else Only(self.template, self._pick, self.parts)
+        return None if self.template in (None, APART) else Only(self.template, self._pick, self.parts)
 
     def _pick(self, configs: Sequence[Knobs]) -> Knobs:
         if self.parts > 1:
@@ -82,15 +82,16 @@ class Candidate:
 
     def __str__(self) -> str:
         cut = f", cut into {self.parts}, choice {self.rank}" if self.parts > 1 else ""
-        return f"{self.template} {Knobs(self.config)}{cut}" if self.template else LIBRARY
+        return f"{self.template} {Knobs(self.config)}{cut}".rstrip() if self.template else LIBRARY
 
 
 @dataclass(frozen=True, slots=True)
 class Kitchen:
-    """What the pipeline lends: `make` compiles a graph's plan by a template, or by the library, and says which configuration it
-    took; `build` makes machine code; `name` is that of the machine that a device is."""
+    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the last argument says
+    so, as the cost model likes each product alone, and says which configuration it took; `build` makes machine code; `name` is
+    that of the machine that a device is."""
 
-    make: Callable[[ir.Graph, Only | None], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
+    make: Callable[[ir.Graph, Only | None, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
     build: Callable[[Blueprint], object]
     name: Callable[[str], str]
 
@@ -186,7 +187,9 @@ class Tuner:
         for contest in contests:
             for number, candidate in enumerate(contest.candidates):
                 try:
-                    contest.made[number], config = self.kitchen.make(contest.part, candidate.only())
+                    contest.made[number], config = self.kitchen.make(
+                        contest.part, candidate.only(), candidate.template == APART
+                    )
                 except Exception as cause:  # noqa: BLE001  an author's template may raise anything
                     contest.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
                     continue
@@ -293,7 +296,7 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     if question.parts > 1:
         names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
         kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
-    return [*([Candidate(None)] if question.vendor else []), *kept]
+    return [*([Candidate(None)] if question.vendor else []), *([Candidate(APART)] if batch else []), *kept]
 
 
 def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
@@ -358,7 +361,8 @@ def _scales(part: ir.Graph, sizes: Sizes) -> dict[str, float]:
 def _versions() -> dict[str, str]:
     """Those of all templates; under "" what stands for all that the library was compared with."""
     versions = {t.name: t.version for t in registry.every()}
-    return {**versions, "": entry.digest(versions)}
+    everything = entry.digest(versions)
+    return {**versions, "": everything, APART: everything}
 
 
 def _software() -> str:
