@@ -98,7 +98,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         if not refused:
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
-            if options.oracle is not None and options.only is None:
+            if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
                 answers |= ask(options.oracle, result, known.tiles.cuts, lambda out: options.device(graph, out))
         cuts = {} if refused else _cuts(result, known.tiles, options, answers)
         refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))

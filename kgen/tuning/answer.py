@@ -62,6 +62,10 @@ def place(hints: Mapping[Size, int]) -> Place:
 class Oracle(Protocol):
     """Answers from measurements, old or new. Questions without an answer are left to the cost model."""
 
+    @property
+    def is_worth_asking(self) -> bool:
+        """Whether there can be any answer."""
+
     def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
         """Answers by the names of the steps and by the hints for which they hold."""
 

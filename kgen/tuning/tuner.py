@@ -16,6 +16,7 @@ import pickle
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -118,6 +119,14 @@ class Tuner:
         self.known: dict[Key, Answer | None] = {}
         self.said: list[Verdict] = []
         self.spent = 0.0
+
+    @cached_property
+    def is_worth_asking(self) -> bool:
+        """Whether anything was measured on this machine, or may be now."""
+        if self.config.autotune and not self.config.gpu_interpreter:
+            return True
+        names = {self.kitchen.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
+        return any(e.key.device in names for file in self.chain.files for e in file.entries())
 
     def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
         """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
