@@ -88,9 +88,8 @@ def _options(graph: ir.Graph, config: Config) -> Options:
     )  # fmt: skip
 
 
-def _tuner(graph: ir.Graph, config: Config) -> Tuner:
-    """Who knows, or finds out, which kernels are fast; it compiles candidates by the stages below."""
-    whole = _options(graph, config)
+def _tuner(whole: Options, config: Config) -> Tuner:
+    """Who knows, or finds out, which kernels are fast; it compiles candidates by the stages below, with the graph's options."""
 
     def make(part: ir.Graph, forced: Only | None, apart: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
         options = replace(
@@ -109,7 +108,7 @@ def _tuner(graph: ir.Graph, config: Config) -> Tuner:
         return blueprint, choices[0].config if choices else ()
 
     def build(blueprint: Blueprint) -> None:
-        cpp.build_units([cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(blueprint.units)])
+        cpp.build_units(blueprint.cpp_units())
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 
@@ -135,7 +134,8 @@ def cpu_device() -> Device:
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    plan = make_schedule(graph, replace(_options(graph, config), oracle=_tuner(graph, config)))
+    options = _options(graph, config)
+    plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
     debug.write_schedule(plan, info, config)
     return gm, plan
 

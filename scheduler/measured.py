@@ -25,8 +25,9 @@ def ask(oracle: Oracle, plan: Schedule, cuts: Mapping[str, int], device: Callabl
     found: Answers = {}
     joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
     plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
+    parts = set(map(partial_of, cuts))
     single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
-    whole = [kernel for kernel in single if product_of(kernel) not in set(map(partial_of, cuts))]
+    whole = [kernel for kernel in single if product_of(kernel) not in parts]
     known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)
     return found | {product_of(k): known[k.name] for k in whole if k.name in known}
 
@@ -48,7 +49,7 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
     if length is not None:
         return Question(step, found, 1, library, [bucket.hints for bucket in buckets_of(length, graph)])
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
-    parts = possible_parts([own[0] for own in found], step) if cuttable and isinstance(step, Kernel) else 1
+    parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else 1
     return Question(step, found, parts, library)
 
 

@@ -16,7 +16,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from kgen import cache
+from kgen.build import child
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.build.tensor_map import MapFormat
 from kgen.counters import counters
@@ -209,23 +209,13 @@ def _how(status: int) -> str:
 
 _SERVER_GONE = 256  # no exit status of a process
 
-# The same modules as here: how they were found (an editable install, a test's path) is the caller's affair.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kgen.build.triton_worker import serve; serve()"
-
 
 class _Server:
     """One running server; `owner` is the process that started it, since a fork of that process must not use it."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_THE_COMPILER}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the parent
-        )
+        self.process = child.start("kgen.build.triton_worker", without=_NOT_FOR_THE_COMPILER)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.jobs: IO[bytes] = self.process.stdin

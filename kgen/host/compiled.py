@@ -32,6 +32,10 @@ class Blueprint:
     launches: list[TritonKernel] = field(default_factory=list)
     recording: Recording | None = None
 
+    def cpp_units(self) -> list[cpp.Unit]:
+        """What the C++ compiler gets."""
+        return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(self.units)]
+
 
 class HostGraph:
     """Calls the native runtime. Re-entrant: it holds no state between calls."""
@@ -41,8 +45,7 @@ class HostGraph:
         self.output_strides = output_strides
         self.coverage: Mapping[str, int] = blueprint.coverage
         self.callables = list(callables)
-        units = [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(blueprint.units)]
-        libraries = [cpp.load_library(path) for path in cpp.build_units(units)]
+        libraries = [cpp.load_library(path) for path in cpp.build_units(blueprint.cpp_units())]
         launches = _load_launches(blueprint)
         self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
         if blueprint.recording is not None:

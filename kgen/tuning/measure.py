@@ -10,13 +10,13 @@ import pickle
 import queue
 import statistics
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from kgen import cache
+from kgen.build import child
 from kgen.counters import counters
 from kgen.tuning.contest import Contest
 
@@ -118,18 +118,10 @@ class _Late(Exception):
     """It did not answer in time."""
 
 
-# The same modules as here, as in kgen/build/triton.py.
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kgen.tuning.worker import serve; serve()"
-
-
 class _Worker:
     def __init__(self) -> None:
         self.owner = os.getpid()
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+        self.process = child.start("kgen.tuning.worker", without=("TRITON_INTERPRET",))
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.questions: IO[bytes] = self.process.stdin

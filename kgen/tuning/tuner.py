@@ -28,8 +28,8 @@ from kgen.build import triton
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.host.compiled import Blueprint
-from kgen.index import Size
 from kgen.plan import Batch
+from kgen.scheduler.buckets import Hints
 from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import keys_of
 from kgen.sizes import Sizes
@@ -58,8 +58,6 @@ COLD = {"cuda": 120e6, "cpu": 60e6}
 # How the knob that cuts a sum is called in a tuning file.
 PARTS = "parts of the sum"
 LIBRARY = "the library"
-
-Hints = Mapping[Size, int]
 
 
 @dataclass(frozen=True, slots=True)
