@@ -171,7 +171,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--variant", nargs=2, action="append", default=[], metavar=("NAME", "JSON"), help="kgen with these options"
     )
-    parser.add_argument("--tuning-file", help="adds kgen-tuned: the default mode with what this file knows")
+    parser.add_argument(
+        "--tuning-file", help="where kgen-autotune keeps what it measures; adds kgen-tuned, the default mode with that file"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each product")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths by about this")
@@ -183,6 +185,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def contenders_of(options: argparse.Namespace) -> dict[str, Contender]:
     chosen = {name: CONTENDERS[name] for name in options.contenders}
     if options.tuning_file:
+        if "kgen-autotune" in chosen:
+            chosen["kgen-autotune"] = kgen_with(mode="max-autotune-no-cudagraphs", tuning_file=options.tuning_file)
         chosen["kgen-tuned"] = kgen_with(tuning_file=options.tuning_file)
     chosen |= {name: kgen_with(**json.loads(given)) for name, given in options.variant}
     return chosen | {name: forced(name) for name in options.force}
