@@ -61,9 +61,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs."""
+    """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False."""
 
     axes: tuple[str, ...]
+    access: str = "pointer"
     many: bool = False
 
 
@@ -79,9 +81,9 @@ def operand(*axes: str, access: str = "pointer", many: bool = False) -> Operand:
     return Operand(axes, access, many)
 
 
-def result(*axes: str, many: bool = False) -> Result:
+def result(*axes: str, access: str = "pointer", many: bool = False) -> Result:
     """A result over the named axes, outermost first."""
-    return Result(axes, many)
+    return Result(axes, access, many)
 
 
 def knob(*values: Any) -> Knob:

@@ -1,33 +1,35 @@
-"""Operands that the copy engine fetches in boxes: from a load's index to a TMA descriptor.
+"""Tiles that the copy engine moves in boxes: from the index of a load or a store to a TMA descriptor.
 
-A descriptor knows where its tensor ends, so a box that reaches past an end needs no mask: what lies beyond reads as zero. It
-wants one contiguous dimension, and everything else at multiples of 16 bytes. A batch is a dimension of its own, so that the
-last tile of a matrix never reads the next matrix.
+A descriptor knows where its tensor ends, so a box that reaches past an end needs no mask: what lies beyond reads as zero, and is
+not written. It wants one contiguous dimension, and everything else at multiples of 16 bytes. A batch is a dimension of its own,
+so that the last tile of a matrix never touches the next matrix.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from kgen import index as ix
 from kgen.build.tensor_map import MAX_RANK, TensorMap
 from kgen.index import Atom, Expr, Var
-from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.kernel import ALIGNMENT, aligned
 from kgen.templates.triton.table import TRITON_TYPES
 
 # The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
 MAX_SIDE = 256
+# Of what epilogues read and write through the engine: what they compute in is no narrower, and a bool has no descriptor.
+ENGINE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Elements that a descriptor may have along a dimension, as a kernel counts them.
 MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """How an operand lies in memory: for each dimension of its descriptor, outermost first, the axis, the loop (None: its
+    """How a tile's tensor lies in memory: for each dimension of its descriptor, outermost first, the axis, the loop (None: its
     length is 1), and elements from one index to the next. The last two are the sides of a tile, the others have one index."""
 
     buffer: str
@@ -40,9 +42,9 @@ class Boxes:
     def sizes(self) -> tuple[Expr, ...]:
         return tuple(ix.ONE if v is None else v.extent for v in self.loops)
 
-    def map(self, problem: Problem, config: Config) -> TensorMap | None:
-        """The descriptor under a configuration, unless its boxes were too large."""
-        rows, columns = (config.get(problem.template.block(axis) or "") for axis in self.axes[-2:])
+    def map(self, lengths: Mapping[str, int]) -> TensorMap | None:
+        """The descriptor for tiles of these lengths along their axes, unless its boxes were too large."""
+        rows, columns = (lengths[axis] for axis in self.axes[-2:])
         if rows > MAX_SIDE or columns * self.dtype.itemsize < ALIGNMENT:
             return None
         block = (*(1 for _ in self.axes[:-2]), rows, columns)
@@ -53,31 +55,44 @@ class Boxes:
 @once
 def boxes(problem: Problem, one: Input) -> Boxes | str:
     """How to fetch an operand in boxes, or why that cannot be done."""
-    name = one.name
     if one.load is None:
-        return f"{name} is computed"
-    buffer, (offset,), dtype = one.load.attr
+        return f"{one.name} is computed"
+    return _lying(problem, one.name, one.load.attr, tuple((axis, one.loops[axis]) for axis in one.axes))
+
+
+@once
+def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dtype: torch.dtype) -> Boxes | str:
+    """How an epilogue may move what it reads or writes for each element of a result, or why it goes by pointers."""
+    if dtype not in ENGINE_TYPES:
+        return f"elements of {buffer} are {dtype}"
+    axes = problem.template.results[result].axes
+    return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
+
+
+def _lying(
+    problem: Problem, name: str, access: tuple[str, tuple[Expr], torch.dtype], loops: tuple[tuple[str, tuple[Var, ...]], ...]
+) -> Boxes | str:
+    """How the tensor lies that an access walks through by the loops of its axes; `name` is for people."""
+    buffer, (offset,), dtype = access
     if any(isinstance(a, ix.Indirect) for a in ix.free_atoms(offset)):
         return f"{name} is read through indices"
-    sides = [axis for axis in one.axes if problem.template.block(axis)]
-    singles = [axis for axis in one.axes if axis not in sides]
-    if len(sides) != 2 or any(len(one.loops[axis]) > 1 for axis in sides):
+    sides = [(axis, own) for axis, own in loops if problem.template.block(axis)]
+    if len(sides) != 2 or any(len(own) > 1 for _, own in sides):
         return f"a tile of {name} is no box in memory"
-    found: list[tuple[str, Var | None]] = [(axis, v) for axis in singles for v in one.loops[axis]]
-    found += [(axis, one.loops[axis][0] if one.loops[axis] else None) for axis in sides]
+    found: list[tuple[str, Var | None]] = [(axis, v) for axis, own in loops if (axis, own) not in sides for v in own]
+    found += [(axis, own[0] if own else None) for axis, own in sides]
     strides = [ix.ZERO if v is None else ix.stride_of(offset, v) for _, v in found]
     start: dict[Atom, Expr] = {v: ix.ZERO for _, v in found if v is not None}
     base = ix.substitute(offset, start)
     rows = [(axis, v, s) for (axis, v), s in zip(found, strides, strict=True) if s is not None]
     if len(rows) < len(found) or not _multiple(base, dtype) or not aligned(problem.graph.buffers[buffer]):
         return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
-    return _ordered(problem, one, rows, base)
+    return _ordered(problem, name, Boxes(buffer, dtype, (), (), (), base), rows)
 
 
-def _ordered(problem: Problem, one: Input, rows: list[tuple[str, Var | None, Expr]], base: Expr) -> Boxes | str:
+def _ordered(problem: Problem, name: str, made: Boxes, rows: list[tuple[str, Var | None, Expr]]) -> Boxes | str:
     """The dimensions in order, the contiguous one last."""
-    assert one.load is not None
-    name, (buffer, _, dtype) = one.name, one.load.attr
+    dtype = made.dtype
     outer, sides = [row for row in rows[:-2] if row[2] != 0], rows[-2:]
     if sides[1][2] != 1:
         sides = sides[::-1]
@@ -92,7 +107,7 @@ def _ordered(problem: Problem, one: Input, rows: list[tuple[str, Var | None, Exp
     if not all(_multiple(s, dtype) and ix.lower_bound(s) > 0 for _, _, s in ordered[:-1]):
         return f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes"
     axes, loops, strides = zip(*ordered, strict=True)
-    made = Boxes(buffer, dtype, axes, loops, strides, base)
+    made = replace(made, axes=axes, loops=loops, strides=strides)
     if any(size.bounds()[1] > MAX_SIZE and size.as_int() is not None for size in made.sizes()):
         return f"{name} is too long for a descriptor"
     return made

@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from kgen.templates.triton.arithmetic import copysign, isinf, maximum, neg, sqrt, truediv, trunc
+from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal
 
 # ---- elementary functions ----------------------------------------------------------------------------------------------
 
@@ -77,24 +78,31 @@ def sigmoid(x):
 
 
 @triton.jit
-def fast_sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(0.0 - x))
+def fast_exp(x, scale: tl.constexpr = 1.0):
+    """exp(scale x)."""
+    return approximate_exp2(x * (scale * 1.4426950408889634))
+
+
+@triton.jit
+def fast_sigmoid(x, scale: tl.constexpr = 1.0):
+    """sigmoid(scale x)."""
+    return approximate_reciprocal(1.0 + fast_exp(x, -1.0 * scale))
 
 
 @triton.jit
 def fast_erf(x):
     """Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: its absolute error is below 2e-7."""
     magnitude = tl.abs(x)
-    t = 1.0 / (1.0 + 0.3275911 * magnitude)
+    t = approximate_reciprocal(1.0 + 0.3275911 * magnitude)
     terms = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    found = 1.0 - terms * tl.exp(0.0 - magnitude * magnitude)
+    found = 1.0 - terms * fast_exp(magnitude * magnitude, -1.0)
     return tl.where(x < 0, 0.0 - found, found)
 
 
 @triton.jit
 def fast_tanh(x):
     """1 - 2 / (exp(2x) + 1), whose absolute error is a few units of 2^-24: near zero, where that counts, x - x^3 / 3."""
-    far = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    far = 1.0 - 2.0 * fast_sigmoid(x, -2.0)
     return tl.where(tl.abs(x) < 0.04, x - x * x * x * 0.33333334, far)
 
 

@@ -89,7 +89,11 @@ def _plain_library() -> ModuleType:
     for name, value in vars(library).items():
         if isinstance(value, triton.KernelInterface):
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
-    names["branch_constant"] = lambda value, program: value  # inline assembly, for the compiler's sake
+    names.update(  # what is inline assembly otherwise
+        branch_constant=lambda value, program: value,
+        approximate_exp2=lambda x: tl.exp2(x),
+        approximate_reciprocal=lambda x: 1.0 / x,
+    )
     return plain
 
 

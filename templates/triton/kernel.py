@@ -58,9 +58,10 @@ def _template(kernel: Kernel) -> str:
     return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
 
 
-def compile_options(checks: bool) -> tuple[tuple[str, object], ...]:
-    """For Triton's compiler; `checks`: the kernel traps where an index is out of range."""
-    plain = (("enable_fp_fusion", False),)
+def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, object], ...]:
+    """For Triton's compiler; `checks`: the kernel traps where an index is out of range; `contracts`: a*b+c may be rounded once,
+    where eager rounds twice."""
+    plain = (("enable_fp_fusion", contracts),)
     return (*plain, ("debug", True), ("sanitize_overflow", False)) if checks else plain
 
 

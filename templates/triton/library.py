@@ -94,6 +94,7 @@ from kgen.templates.triton.functions import (
     exp2,
     expm1,
     fast_erf,
+    fast_exp,
     fast_sigmoid,
     fast_tanh,
     hypot,
@@ -120,6 +121,7 @@ from kgen.templates.triton.functions import (
     tan,
     tanh,
 )
+from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal
 from kgen.templates.triton.products import column_halves, column_parts, dot, grouped_tile
 from kgen.templates.triton.random import (
     box_muller,

@@ -17,7 +17,7 @@ from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import boxes
+from kgen.templates.triton.boxes import boxes, epilogue_boxes
 from kgen.templates.triton.matmul import HOPPER, order_of_dots, refuse_dot
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
@@ -39,13 +39,17 @@ def refuse(problem: Problem) -> str | None:
 
 
 def resources(problem: Problem, config: Config) -> Resources:
-    """Stages of both tiles, and a part of the result on its way between registers and memory, which the compiler moves by rows.
-    Where the loop over tiles is flattened the next tile's stages are filling by then; otherwise both have one place."""
+    """Stages of both tiles, and what the epilogue reads and writes on its way between registers and memory. Where the loop over
+    tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
+    copy engine still writes stays."""
     count = len(problem.members)
     tiles = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize * config.STAGES
-    staged = config.BLOCK_M * config.BLOCK_N // config.PARTS * staged_bytes(problem)
+    area = config.BLOCK_M * config.BLOCK_N // config.PARTS
+    read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
+    staged = read + written + others
+    flattened = config.get("FLATTEN")
+    shared = max(tiles, staged) if flattened is None else max(tiles + written, staged) if not flattened else tiles + staged
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
-    shared = tiles + staged if config.get("FLATTEN") else max(tiles, staged)
     return Resources(shared + BARRIERS, sums + 32)
 
 
@@ -54,27 +58,49 @@ def seconds(problem: Problem, config: Config) -> float:
     return estimate.seconds(problem, config, needs.shared, needs.registers)
 
 
+def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
+    """Bytes of shared memory for each element of the epilogue's tile: of what the copy engine reads, and writes, each in a place
+    of its own, and of all that goes by pointers, one after the other through the same."""
+    tiles = epilogue_tiles(problem)
+    moved = [(size, written) for size, boxed, written in tiles if engine and boxed]
+    others = [size for size, boxed, _ in tiles if not (engine and boxed)]
+    read, stored = (sum(size for size, written in moved if written is way) for way in (False, True))
+    return read, stored, max(others, default=0)
+
+
 @once
-def staged_bytes(problem: Problem) -> int:
-    """Bytes of the widest element of which the epilogue reads or writes tiles."""
-    rows = frozenset(problem.loops["m"])
-    columns = frozenset(problem.loops["n"])
+def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
+    """Of each tile that the epilogue reads or writes, the bytes of an element, whether the copy engine can move it, and whether
+    it is written."""
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
     made = {o for s in problem.kernel.statements for o in s.outs}
-    whole = [s for s in problem.epilogue if s.kind != "partial"]
-    tiles = [o for s in whole for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+    found: dict[tuple[str, Expr], bool] = {}
     for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
-        atoms = {a for e in load.attr[1] for a in ix.free_atoms(e)}
-        if load.attr[0] not in made and atoms & rows and atoms & columns:
-            tiles.append(load.attr[0])
-    return max((problem.graph.buffers[name].dtype.itemsize for name in tiles), default=0)
+        name, (offset,), _ = load.attr
+        atoms = ix.free_atoms(offset)
+        if name not in made and not atoms.isdisjoint(rows) and not atoms.isdisjoint(columns):
+            found[name, offset] = False
+    for s in problem.epilogue:
+        if s.kind != "partial":
+            found |= {(o, s.store[0]): True for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    types = {name: problem.graph.buffers[name].dtype for name, _ in found}
+    return tuple(
+        (types[name].itemsize, not isinstance(epilogue_boxes(problem, "C", name, offset, types[name]), str), written)
+        for (name, offset), written in found.items()
+    )
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Configurations from a table whose third column is the tile along k in bytes."""
+    """Configurations from a table whose third column is the tile along k in bytes. Where the engine has nothing to move in an
+    epilogue, those that differ in that are one."""
+    boxed = any(can for _, can, _ in epilogue_tiles(problem))
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         values = dict(zip(names, row, strict=True))
         values["BLOCK_K"] //= problem.main_dtype.itemsize
-        yield values
+        values["ENGINE"] = values["ENGINE"] and boxed
+        found.setdefault(tuple(values.values()), values)
+    yield from found.values()
 
 
 def sides(problem: Problem, config: Config) -> dict[str, int]:
@@ -94,11 +120,11 @@ class PersistentMatmul:
     A, B, C = (
         operand("b", "m", "k", access="tma"),
         operand("b", "k", "n", access="tma", many=True),
-        result("b", "m", "n", many=True),
+        result("b", "m", "n", access="tma", many=True),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
     GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
-    PROGRAMS, WARPS, STAGES = knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
+    ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
@@ -107,14 +133,19 @@ class PersistentMatmul:
     order = staticmethod(order_of_dots)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "FLATTEN", "GROUP", "PROGRAMS")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE", "FLATTEN", "GROUP", "PROGRAMS")
         yield from configurations(problem, (
-            (128, 256, ROW, 8, 4, 2, True, 8, 1), (128, 256, ROW, 8, 4, 4, True, 8, 1), (128, 256, ROW, 8, 3, 1, True, 8, 1),
-            (128, 256, ROW, 8, 3, 2, True, 8, 1), (128, 256, ROW, 8, 3, 4, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, 8, 1),
-            (128, 256, ROW, 8, 4, 2, False, 8, 1), (128, 256, ROW, 8, 4, 4, False, 8, 1), (128, 128, ROW, 8, 5, 2, True, 8, 1),
-            (128, 128, ROW, 4, 5, 1, True, 8, 1), (128, 128, ROW, 4, 3, 1, True, 8, 2), (128, 256, ROW, 8, 4, 4, True, 16, 1),
-            (128, 128, ROW, 8, 3, 1, False, 8, 1), (128, 128, ROW, 8, 4, 1, False, 8, 1),
-            *(((128, 256, ROW // 2, 8, 6, 2, True, 8, 1),) if problem.main_dtype.itemsize == 1 else ()),
+            (128, 256, ROW, 8, 4, 2, True, True, 8, 1), (128, 256, ROW, 8, 4, 4, True, True, 8, 1),
+            (128, 256, ROW, 8, 3, 1, True, True, 8, 1), (128, 256, ROW, 8, 3, 2, True, True, 8, 1),
+            (128, 256, ROW, 8, 4, 2, False, True, 8, 1), (128, 256, ROW, 8, 3, 2, False, True, 8, 1),
+            (128, 256, ROW, 8, 4, 4, False, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, True, 8, 1),
+            (128, 256, ROW, 8, 4, 2, True, False, 8, 1), (128, 256, ROW, 8, 3, 4, True, False, 8, 1),
+            (128, 128, ROW, 8, 5, 2, True, True, 8, 1), (128, 128, ROW, 4, 5, 1, True, True, 8, 1),
+            (128, 128, ROW, 4, 3, 2, True, True, 8, 2), (128, 128, ROW, 4, 3, 1, False, True, 8, 2),
+            (128, 256, ROW, 8, 4, 4, True, True, 16, 1),
+            (128, 128, ROW, 8, 3, 1, True, False, 8, 1), (128, 128, ROW, 8, 4, 1, True, False, 8, 1),
+            (128, 128, ROW, 8, 3, 1, False, False, 8, 1),
+            *(((128, 256, ROW // 2, 8, 6, 2, True, True, 8, 1),) if problem.main_dtype.itemsize == 1 else ()),
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:
@@ -128,10 +159,10 @@ class TilesMatmul:
     A, B, C = (
         operand("b", "m", "k", access="tma"),
         operand("b", "k", "n", access="tma", many=True),
-        result("b", "m", "n", many=True),
+        result("b", "m", "n", access="tma", many=True),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256), knob(128, 256, 64), knob(64, 32, 128)
-    GROUP, PARTS, WARPS, STAGES = knob(8), knob(1, 2), knob(4, 8), knob(3, 4, 5, 6)
+    GROUP, PARTS, ENGINE, WARPS, STAGES = knob(8), knob(1, 2), knob(True, False), knob(4, 8), knob(3, 4, 5, 6)
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
@@ -140,12 +171,13 @@ class TilesMatmul:
     order = staticmethod(order_of_dots)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")
         yield from configurations(problem, (
-            (128, 128, ROW, 4, 3, 1), (128, 128, ROW, 4, 3, 2), (128, 128, ROW, 4, 6, 1),
-            (64, 128, ROW, 4, 4, 1), (64, 256, ROW, 4, 4, 1),
-            (128, 64, ROW, 4, 4, 1), (64, 64, ROW, 4, 4, 1), (64, 32, ROW, 4, 4, 1), (128, 256, ROW, 8, 4, 2),
-            (128, 256, ROW, 8, 3, 1), (64, 128, 2 * ROW, 4, 3, 1), (64, 64, 2 * ROW, 4, 4, 1),
+            (128, 128, ROW, 4, 3, 1, True), (128, 128, ROW, 4, 3, 2, True), (128, 128, ROW, 4, 6, 1, True),
+            (64, 128, ROW, 4, 4, 1, True), (64, 256, ROW, 4, 4, 1, True), (128, 128, ROW, 4, 3, 1, False),
+            (128, 64, ROW, 4, 4, 1, True), (64, 64, ROW, 4, 4, 1, True), (64, 32, ROW, 4, 4, 1, True),
+            (128, 256, ROW, 8, 4, 2, True), (128, 256, ROW, 8, 3, 1, True), (64, 128, 2 * ROW, 4, 3, 1, True),
+            (64, 64, 2 * ROW, 4, 4, 1, True),
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:

@@ -91,14 +91,15 @@ class PointEmitter:
             if stored:
                 dtype = self.graph.buffers[out].dtype
                 rounds = s.value.op == "round_to" and s.value.attr == dtype  # as the store does
-                self._store(out, s.store[0], self.emit(s.value.args[0]) if rounds else name)
+                self._store(out, s.store[0], self.emit(s.value.args[0]) if rounds else name, self.axes(s.value))
 
     def _define(self, out: str, name: str, axes: Axes, inner: bool) -> None:
         self.locals[out] = (name, axes)
         if inner:
             self.inner_locals.add(out)
 
-    def _store(self, out: str, offset: Expr, name: str) -> None:
+    def _store(self, out: str, offset: Expr, name: str, axes: Axes | None = None) -> None:
+        """Stores a value that differs along `axes`, by default along all of the level."""
         at = self._place(out, offset, self.level)
         value = self._narrowed(name, self.graph.buffers[out].dtype)
         self._line(f"tl.store({at}, {value}{self._mask_argument(self.level)})")

@@ -22,7 +22,11 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
         stored = any(kept and not _is_narrow(graph, o) for o, kept in zip(s.outs, s.stored, strict=True))
         if stored or not wanted.isdisjoint(s.outs) or s.kind == "scatter":
             roots.append(s.value)
-        roots += s.roots[1:]  # masks, and values inside of indices
+        if s.kind == "contraction":
+            factors = zip((s.value, *s.factors), s.operands, strict=True)
+            roots += [value for value, dtype in factors if dtype not in ops.NARROW_FLOATS]
+        else:
+            roots += s.roots[1:]  # masks, and values inside of indices
         closure = vs.topological(roots)
         found.update(closure)
         wanted.update(load.attr[0] for load in closure if load.op == "load")

@@ -1,7 +1,8 @@
 """Scalar operations, reductions and scans as Triton text.
 
 Every text is an expression to be filled with `format(*arguments)` and bound to a name; its arguments are names or `literal`s.
-`lib` is `kgen.templates.triton.library`. Kernels are compiled with ``enable_fp_fusion=False``: a*b+c is never contracted.
+`lib` is `kgen.templates.triton.library`. Kernels are compiled with ``enable_fp_fusion=False``: a*b+c is never
+contracted, but in products whose results all have 16 bits.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ FAST_OPS: dict[str, str] = {
     "reciprocal": "1.0 / {0}",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt({0})",
-    "exp": "tl.exp({0})",
-    "exp2": "tl.exp2({0})",
+    "exp": "lib.fast_exp({0})",
+    "exp2": "lib.approximate_exp2({0})",
     "log": "tl.log({0})",
     "log2": "tl.log2({0})",
     "sigmoid": "lib.fast_sigmoid({0})",

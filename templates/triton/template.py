@@ -18,6 +18,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean, tidy
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
+from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import TRITON_TYPES
 from kgen.templates.triton.tile import Parameters, Slots
 
@@ -44,7 +45,8 @@ def render_template(problems: Sequence[Problem], config: Config, name: str, exac
         name, text, canonical_text(text.replace(name, "kernel"), names),
         (*(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in pointers), *(m.type for m in maps), *("i64" for _ in sizes)),
         (*(aligned(graph.buffers[b]) for b in pointers), *(False for _ in (*maps, *sizes))),
-        config.get("WARPS", WARPS), config.get("STAGES", STAGES), compile_options(any(p.parameters.checks for p in parts)),
+        config.get("WARPS", WARPS), config.get("STAGES", STAGES),
+        compile_options(any(p.parameters.checks for p in parts), not any(p.precise for p in parts)),
     )  # fmt: skip
     return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
 
@@ -75,6 +77,11 @@ class _Part:
         """The names of its parameters."""
         p = self.parameters
         return _names(p.pointers, self.maps, p.sizes)
+
+    @property
+    def precise(self) -> bool:
+        """Whether any value must be as exact as eager's."""
+        return self.exact or bool(exact_values(self.problem.kernel.statements, self.problem.graph))
 
     @property
     def names(self) -> set[str]:

@@ -16,10 +16,11 @@ from kgen.plan import PART, Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Part, Problem
 from kgen.templates.render import clean
-from kgen.templates.triton.boxes import Boxes, boxes
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.moves import Move, move, name_of
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
-from kgen.templates.triton.table import REDUCE, TRITON_TYPES, literal
+from kgen.templates.triton.table import REDUCE, TRITON_TYPES, WIDEN, literal
 from kgen.values import Value
 
 
@@ -86,12 +87,30 @@ class TileEmitter(PointEmitter):
         self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
         self.level = frozenset(self.order)
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
+        self.engine: Engine | None = None
 
     def masked(self) -> Axes:
         return self._masked
 
     def _shape(self, axes: Axes) -> str:
         return "[" + ", ".join(d.block if d.axis in axes else "1" for d in self.dimensions) + "]"
+
+    def _store(self, out: str, offset: Expr, name: str, axes: Axes | None = None) -> None:
+        dtype = self.graph.buffers[out].dtype
+        way = self.engine.move(out, offset, dtype) if self.engine is not None else None
+        if way is None:
+            super()._store(out, offset, name, axes)
+            return
+        whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
+        self._line(way.store(self._narrowed(whole, dtype)))
+
+    def _load(self, value: Value) -> str:
+        name, (offset,), dtype = value.attr
+        way = self.engine.move(name, offset, dtype) if self.engine is not None and not value.args else None
+        if way is None:
+            return super()._load(value)
+        wide = ops.compute_dtype(dtype)
+        return way.load() if wide == dtype else WIDEN.format(way.load(), type=TRITON_TYPES[wide].compute)
 
     def fold(self, s: Statement, config: Config) -> Folded:
         """Reduces the tile along an axis; later statements find the results at each point of it."""
@@ -172,6 +191,26 @@ def is_wide(problem: Problem) -> bool:
     return any(not -room <= bound <= room for e in exprs for bound in e.bounds())
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What of an epilogue goes through the copy engine: tiles that begin at `starts`."""
+
+    slots: Slots
+    result: str
+    starts: Mapping[str, str]
+    lengths: Mapping[str, str]
+
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Move | None:
+        """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
+        problem, config = self.slots.problem, self.slots.config
+        found = epilogue_boxes(problem, self.result, buffer, offset, dtype)
+        if isinstance(found, str):
+            return None
+        box = found.map({axis: problem.side(axis, config) for axis in self.starts})
+        axes = problem.template.results[self.result].axes
+        return None if box is None else self.slots.move(found, box, axes, self.starts, problem.loops, self.lengths)
+
+
 @dataclass(slots=True)
 class Slots:
     """Renders the slots of one problem under one configuration."""
@@ -218,9 +257,11 @@ class Slots:
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
-            box = None if isinstance(found, str) else found.map(self.problem, self.config)
+            blocks = {axis: self.config.get(block) for axis in one.axes if (block := self.problem.template.block(axis))}
+            box = None if isinstance(found, str) else found.map(blocks)
             if box is not None and not isinstance(found, str):
-                return [f"{name} = {self._fetched(one, found, box, indices)}"]
+                starts = dict(zip(one.axes, indices, strict=True))
+                return [f"{name} = {self.move(found, box, one.axes, starts, one.loops, {}).load()}"]
             indices = [self._indices(axis, start) for axis, start in zip(one.axes, indices, strict=True)]
         emitter = self.emitter(one.axes, indices, one.loops, {})
         if one.load is not None:
@@ -241,42 +282,29 @@ class Slots:
         block = self.problem.template.block(axis)
         return start if block is None else f"({start} + tl.arange(0, {block}))"
 
-    def _fetched(self, one: Input, found: Boxes, box: TensorMap, indices: Sequence[str]) -> str:
-        """The tile fetched as it lies in memory, then turned to how the author wants it."""
-        starts = dict(zip(one.axes, indices, strict=True))
-        places: list[str] = []
+    def move(
+        self, found: Boxes, box: TensorMap, axes: Sequence[str], starts: Mapping[str, str],
+        loops: Mapping[str, tuple[Var, ...]], lengths: Mapping[str, str],
+    ) -> Move:  # fmt: skip
+        """A tile's way through the copy engine; `starts` say where it begins."""
+        name = name_of(box, self.parameters.maps, clean(box.buffer))
+        self.parameters.made_names.add(name)
+        blocks = {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
         static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
-        for axis, loop in zip(found.axes, found.loops, strict=True):
-            single = self.problem.template.block(axis) is None
-            place = self._digit(starts[axis], one.loops[axis], loop) if single and loop is not None else starts[axis]
-            places.append(place if static else f"tl.cast({place}, tl.int32)")
-        text = f"{self._map(box)}.load([{', '.join(places)}])"
-        sides = found.axes[-2:]
-        if len(found.axes) > 2:
-            text = f"{text}.reshape({', '.join(self.problem.template.block(a) or '' for a in sides)})"
-        wanted = tuple(axis for axis in one.axes if axis in sides)
-        return text if wanted == sides else f"{text}.T"
-
-    def _digit(self, index: str, loops: tuple[Var, ...], loop: Var) -> str:
-        """One loop of a composite axis as a digit of its index."""
-        emitter = self.emitter((), (), {}, {})
-        after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])
-        quotient = index if after == 1 else f"({index}) // ({emitter.text(after)})"
-        return quotient if loop is loops[0] else f"({quotient}) % ({emitter.text(loop.extent)})"
-
-    def _map(self, box: TensorMap) -> str:
-        """The name of a descriptor among the kernel's parameters."""
-        maps = self.parameters.maps
-        if box not in maps:
-            maps[box] = f"map_{clean(box.buffer)}" + (f"_{len(maps)}" if any(m.buffer == box.buffer for m in maps) else "")
-        self.parameters.made_names.add(maps[box])
-        return maps[box]
+        return move(found, name, axes, starts, loops, blocks, self.emitter((), (), {}, {}).text, static)
 
     def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
         block."""
         axes = self.problem.template.results[result].axes
+        lines, engine = list[str](), None
+        if self.problem.template.results[result].access == "tma":
+            starts = dict(zip(axes, indices, strict=True))
+            lines, indices = self._spread(axes, indices, lengths)
+            if self.config.get("ENGINE", True):
+                engine = Engine(self, result, starts, lengths)
         emitter = self.emitter(axes, indices, self.problem.loops, lengths)
+        emitter.engine = engine
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
         outs = [out for s in self.problem.mains for out in s.outs]
@@ -293,10 +321,22 @@ class Slots:
                 emitter._scatter(s)
             else:
                 emitter._pointwise(s)
-        lines = emitter.finish()
+        lines += emitter.finish()
         for one in folded:
             lines += self._store_parts(one, axes, indices, lengths)
         return lines
+
+    def _spread(self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names."""
+        lines: list[str] = []
+        names: list[str] = []
+        for axis, start in zip(axes, starts, strict=True):
+            block = self.problem.template.block(axis)
+            names.append(start if block is None else f"r{axis}")
+            if block is not None:
+                lines.append(f"r{axis} = {start} + tl.arange(0, {lengths.get(axis, block)})")
+        self.parameters.made_names.update(names)
+        return lines, names
 
     def _store_parts(
         self, folded: Folded, axes: Sequence[str], indices: Sequence[str], lengths: Mapping[str, str]

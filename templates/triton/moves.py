@@ -1,0 +1,67 @@
+"""Tiles on their way through the copy engine, as Triton text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kgen import index as ix
+from kgen.build.tensor_map import TensorMap
+from kgen.index import Var
+from kgen.templates.triton.boxes import Boxes
+from kgen.templates.triton.expression import IndexText
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One tile: the name of its descriptor, where it begins along each dimension of that, and its sides as they lie in memory.
+    A `turned` tile has them the other way round."""
+
+    map: str
+    places: tuple[str, ...]
+    sides: tuple[str, str]
+    turned: bool
+
+    def load(self) -> str:
+        """The tile as the author wants it."""
+        text = f"{self.map}.load([{', '.join(self.places)}])"
+        if len(self.places) > 2:
+            text = f"{text}.reshape({', '.join(self.sides)})"
+        return f"{text}.T" if self.turned else text
+
+    def store(self, value: str) -> str:
+        """A statement that stores `value`, a tile of the descriptor's element type."""
+        value = f"{value}.T" if self.turned else value
+        if len(self.places) > 2:
+            value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.places) - 2) + list(self.sides))}])"
+        return f"{self.map}.store([{', '.join(self.places)}], {value})"
+
+
+def move(
+    found: Boxes, name: str, order: Sequence[str], starts: Mapping[str, str], loops: Mapping[str, tuple[Var, ...]],
+    sides: Mapping[str, str], text: IndexText, static: bool,
+) -> Move:  # fmt: skip
+    """The way of a tile whose axes are `order`, which begins at `starts`. `sides` are the lengths of the tile, or the knobs that
+    are. Unless all sizes are `static`, places have 64 bits and are cut to the 32 that descriptors take."""
+    places: list[str] = []
+    for axis, loop in zip(found.axes, found.loops, strict=True):
+        single = axis not in sides
+        place = _digit(starts[axis], loops[axis], loop, text) if single and loop is not None else starts[axis]
+        places.append(place if static else f"tl.cast({place}, tl.int32)")
+    first, second = found.axes[-2:]
+    wanted = tuple(axis for axis in order if axis in (first, second))
+    return Move(name, tuple(places), (sides[first], sides[second]), wanted != (first, second))
+
+
+def _digit(index: str, loops: tuple[Var, ...], loop: Var, text: IndexText) -> str:
+    """One loop of a composite axis as a digit of its index."""
+    after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])
+    quotient = index if after == 1 else f"({index}) // ({text(after)})"
+    return quotient if loop is loops[0] else f"({quotient}) % ({text(loop.extent)})"
+
+
+def name_of(box: TensorMap, maps: dict[TensorMap, str], stem: str) -> str:
+    """The name of a descriptor among a kernel's parameters."""
+    if box not in maps:
+        maps[box] = f"map_{stem}" + (f"_{len(maps)}" if any(m.buffer == box.buffer for m in maps) else "")
+    return maps[box]
