@@ -1,4 +1,4 @@
-"""Single instructions of the GPU that Triton's own functions wrap in more: numbers below 2^-126 count as zero."""
+"""Instructions of the GPU that Triton's own functions wrap in more, or do not use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def approximate_exp2(x):
-    """2^x of float32, exact to 2^-22."""
+    """2^x of float32, exact to 2^-22; numbers below 2^-126 count as zero."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 
@@ -16,3 +16,19 @@ def approximate_exp2(x):
 def approximate_reciprocal(x):
     """1/x of float32, exact to 2^-23; 0 where that lies below 2^-126."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def rounded_to_bfloat16(x):
+    """float32 rounded to the nearest bfloat16, two at a time: one by one the conversion is as slow as a special function."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 pair, low, high;
+        cvt.rn.bf16x2.f32 pair, $3, $2;
+        shl.b32 low, pair, 16;
+        and.b32 high, pair, 0xffff0000;
+        mov.b32 $0, low;
+        mov.b32 $1, high;
+        }""",
+        "=f,=f,f,f", [x], tl.float32, True, 2,
+    )  # fmt: skip

@@ -93,6 +93,7 @@ def _plain_library() -> ModuleType:
         branch_constant=lambda value, program: value,
         approximate_exp2=lambda x: tl.exp2(x),
         approximate_reciprocal=lambda x: 1.0 / x,
+        rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
     )
     return plain
 

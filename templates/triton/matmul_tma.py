@@ -124,7 +124,7 @@ class PersistentMatmul:
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
     GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
-    ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
+    ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6, 2)
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
@@ -141,7 +141,9 @@ class PersistentMatmul:
             (128, 256, ROW, 8, 4, 4, False, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, True, 8, 1),
             (128, 256, ROW, 8, 4, 2, True, False, 8, 1), (128, 256, ROW, 8, 3, 4, True, False, 8, 1),
             (128, 128, ROW, 8, 5, 2, True, True, 8, 1), (128, 128, ROW, 4, 5, 1, True, True, 8, 1),
-            (128, 128, ROW, 4, 3, 2, True, True, 8, 2), (128, 128, ROW, 4, 3, 1, False, True, 8, 2),
+            (128, 128, ROW, 4, 3, 2, True, True, 8, 2), (128, 128, ROW, 4, 3, 4, True, True, 8, 2),
+            (128, 128, ROW, 4, 3, 1, False, True, 8, 2), (128, 128, ROW, 4, 3, 4, False, True, 8, 2),
+            (128, 256, 2 * ROW, 8, 2, 2, True, True, 8, 1), (128, 64, ROW, 4, 3, 1, True, True, 8, 2),
             (128, 256, ROW, 8, 4, 4, True, True, 16, 1),
             (128, 128, ROW, 8, 3, 1, True, False, 8, 1), (128, 128, ROW, 8, 4, 1, True, False, 8, 1),
             (128, 128, ROW, 8, 3, 1, False, False, 8, 1),

@@ -14,7 +14,7 @@ from kgen.build.tensor_map import TensorMap
 from kgen.index import Expr, Var
 from kgen.plan import PART, Statement
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Part, Problem
+from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
 from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
 from kgen.templates.triton.moves import Move, move, name_of
@@ -87,6 +87,7 @@ class TileEmitter(PointEmitter):
         self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
         self.level = frozenset(self.order)
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
+        self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
         self.engine: Engine | None = None
 
     def masked(self) -> Axes:
@@ -103,6 +104,11 @@ class TileEmitter(PointEmitter):
             return
         whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
         self._line(way.store(self._narrowed(whole, dtype)))
+
+    def _value_text(self, value: Value) -> str:
+        if self.behind and value.op == "round_to" and value.attr is torch.bfloat16 and self.axes(value) == self.level:
+            return f"lib.rounded_to_bfloat16({self.emit(value.args[0])})"
+        return super()._value_text(value)
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
@@ -304,7 +310,7 @@ class Slots:
             if self.config.get("ENGINE", True):
                 engine = Engine(self, result, starts, lengths)
         emitter = self.emitter(axes, indices, self.problem.loops, lengths)
-        emitter.engine = engine
+        emitter.engine, emitter.behind = engine, True
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
         outs = [out for s in self.problem.mains for out in s.outs]
