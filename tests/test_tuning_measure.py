@@ -156,3 +156,22 @@ def test_arrays() -> None:
     assert set(indices.tolist()) == set(range(7))
     assert Array((0, 3), (3, 1), torch.float32, "cpu").make(generator).numel() == 0
     assert Array((50,), (1,), torch.uint8, "cpu").make(generator).max() <= 100
+
+
+# ---- rounding on the way ----------------------------------------------------------------------------------------------
+
+
+def test_the_narrowest_type_on_the_way_decides() -> None:
+    x = torch.randn(300, 300)
+    rounded = x.bfloat16().float()
+    assert "off by" in difference([x], [rounded])
+    assert difference([x], [rounded], [torch.bfloat16]) == ""
+    assert "off by" in difference([x], [x * 1.08], [torch.bfloat16])
+
+
+def test_a_share_of_numbers_of_one_size() -> None:
+    made = Array((10_000,), (1,), torch.bfloat16, "cpu", scale=0.25, share=0.3).make(torch.Generator().manual_seed(0))
+    assert set(made.tolist()) == {-0.25, 0.0, 0.25}
+    assert 0.28 < (made != 0).float().mean().item() < 0.32
+    assert abs(made.float().mean().item()) < 0.01
+    assert set(Array((1000,), (1,), torch.float16, "cpu", share=1.0).make(torch.Generator()).tolist()) == {-1.0, 1.0}

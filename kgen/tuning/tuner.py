@@ -14,16 +14,14 @@ import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from kgen import index as ix
 from kgen import ir
-from kgen import values as vs
 from kgen.build import triton
 from kgen.config import Config
 from kgen.counters import counters
@@ -32,12 +30,12 @@ from kgen.plan import Batch
 from kgen.scheduler.buckets import Hints
 from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import keys_of
-from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store
 from kgen.tuning.answer import APART, Answer, Place, Question, place
-from kgen.tuning.contest import Array, Contest, Setting
+from kgen.tuning.arguments import arguments, exact_arguments, roundings
+from kgen.tuning.contest import Check, Contest, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
 from kgen.tuning.only import Only
@@ -227,16 +225,21 @@ class Tuner:
             return
         names = {n: str(contest.candidates[n]) for n in data}
         kind = contest.question.problems[0][0].device.kind
+        given = arguments(contest.part)
+        on_grid = exact_arguments(contest.part, given)
+        exact = None if on_grid is None else Check(on_grid, roundings(contest.part, products=False))
         asked = Contest(
             contest.key.title,
             data,
-            _arguments(contest.part),
+            given,
             reference,
             seconds,
             COLD[kind],
             self._setting(),
             names,
             self.stable,
+            roundings(contest.part, products=True),
+            exact,
         )
         found = measure(asked, step)
         outcome.seconds = found.seconds
@@ -313,53 +316,6 @@ def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
     for name in dict.fromkeys(c.template for c in possible):
         kept += [c for c in possible if c.template == name][:OF_EACH]
     return list(dict.fromkeys(kept))
-
-
-# ---- arguments --------------------------------------------------------------------------------------------------------
-
-
-def _arguments(part: ir.Graph) -> tuple[Array | int, ...]:
-    """Arguments like the graph's: sizes at the hints, products of them about as large as one factor, indices in range."""
-    sizes = Sizes(part.size_hints)
-    tops = _tops(part, sizes)
-    scales = _scales(part, sizes)
-    found: list[Array | int] = []
-    for item in part.inputs:
-        if item.buffer is None:
-            assert item.expr is not None
-            found.append(sizes.of(item.expr))
-            continue
-        buffer = part.buffers[item.buffer]
-        strides = buffer.strides or ix.contiguous_strides(buffer.sizes)
-        lengths, steps = (tuple(map(sizes.of, found)) for found in (map(ix.as_expr, buffer.sizes), map(ix.as_expr, strides)))
-        name = buffer.name
-        found.append(Array(lengths, steps, buffer.dtype, str(buffer.device), scales.get(name, 1.0), tops.get(name, 0)))
-    return tuple(found)
-
-
-def _values(part: ir.Graph) -> Iterable[vs.Value]:
-    return vs.topological([root for node in part.nodes for root in ir.roots(node)])
-
-
-def _tops(part: ir.Graph, sizes: Sizes) -> dict[str, int]:
-    """How large indices may be, by the buffers that hold them."""
-    found: dict[str, int] = {}
-    atoms = {a for v in _values(part) for e in vs.index_exprs(v) for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)}
-    for atom in atoms:
-        limit = max(1, sizes.of(atom.size))
-        for load in vs.loads([atom.value]):
-            found[load.attr[0]] = min(limit, found.get(load.attr[0], limit))
-    return found
-
-
-def _scales(part: ir.Graph, sizes: Sizes) -> dict[str, float]:
-    """Right operands are divided by the root of the sum's length."""
-    found: dict[str, float] = {}
-    for node in part.nodes:
-        if isinstance(node, ir.Contraction):
-            depth = max(1, sizes.points(node.reduced))
-            found |= {load.attr[0]: depth**-0.5 for load in vs.loads([node.rhs])}
-    return found
 
 
 # ---- names ------------------------------------------------------------------------------------------------------------
