@@ -18,6 +18,7 @@ from kgen.ir import Buffer, GraphInput, Origin, TensorArg
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
+from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
 from kgen.lowering.mutation import root_of
 from kgen.lowering.operation import OperatorAxes, lower_operator
@@ -78,6 +79,7 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
+        note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
         return graph
 

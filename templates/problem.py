@@ -135,6 +135,13 @@ class Problem:
         """What happens to the result before it is stored."""
         return tuple(s for s in self.kernel.statements if s.kind != "contraction")
 
+    @cached_property
+    def has_fused_call(self) -> bool:
+        """Whether the library has one call for all that the kernel computes."""
+        stored = tuple(o for s in self.kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+        fused = (node.fused for node in self.graph.nodes if isinstance(node, ir.Contraction))
+        return len(self.members) == 1 and any(call is not None and call.outs == stored for call in fused)
+
     @property
     def reduces_tiles(self) -> bool:
         """Whether the epilogue reduces each tile along an axis."""

@@ -25,6 +25,9 @@ ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 BYTE_SHARE = 0.93
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
+# Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
+# a tile; products of the next tiles hide all but so many of these.
+FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 
@@ -89,7 +92,9 @@ def vendor_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
-    if problem.finishing:  # the results are written, and read again, on a CPU from its caches
+    if problem.has_fused_call:
+        total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
+    elif problem.finishing:  # the results are written, and read again, on a CPU from its caches
         again = count * result if device.kind == "cuda" else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():

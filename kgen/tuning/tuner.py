@@ -33,7 +33,7 @@ from kgen.scheduler.keys import keys_of
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store
-from kgen.tuning.answer import APART, Answer, Place, Question, place
+from kgen.tuning.answer import APART, FUSED, Answer, Place, Question, place
 from kgen.tuning.arguments import arguments, exact_arguments, roundings
 from kgen.tuning.contest import Check, Contest, Setting
 from kgen.tuning.entry import Entry, Key
@@ -78,17 +78,20 @@ class Candidate:
         return next(c for c in configs if c.values == self.config)
 
     def __str__(self) -> str:
+        if self.template is None and self.config == FUSED:
+            return f"{LIBRARY}, in one call"
         cut = f", cut into {self.parts}, choice {self.rank}" if self.parts > 1 else ""
         return f"{self.template} {Knobs(self.config)}{cut}".rstrip() if self.template else LIBRARY
 
 
 @dataclass(frozen=True, slots=True)
 class Kitchen:
-    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the last argument says
-    so, as the cost model likes each product alone, and says which configuration it took; `build` makes machine code; `name` is
-    that of the machine that a device is."""
+    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the third argument says
+    so, as the cost model likes each product alone, and says which configuration it took; the last argument says whether calls
+    of the library may compute more than the product. `build` makes machine code; `name` is that of the machine that a device
+    is."""
 
-    make: Callable[[ir.Graph, Only | None, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
+    make: Callable[[ir.Graph, Only | None, bool, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
     build: Callable[[Blueprint], object]
     name: Callable[[str], str]
 
@@ -192,8 +195,9 @@ class Tuner:
         for contest in contests:
             for number, candidate in enumerate(contest.candidates):
                 try:
+                    fused = candidate.template is not None or candidate.config == FUSED
                     contest.made[number], config = self.kitchen.make(
-                        contest.part, candidate.only(), candidate.template == APART
+                        contest.part, candidate.only(), candidate.template == APART, fused
                     )
                 except Exception as cause:  # noqa: BLE001  an author's template may raise anything
                     contest.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
@@ -261,7 +265,7 @@ class Tuner:
         if not seconds:
             return
         best = min(seconds, key=lambda n: (seconds[n], n))
-        library = seconds.get(0, math.nan) if contest.candidates[0].template is None else math.nan
+        library = min((s for n, s in seconds.items() if contest.candidates[n].template is None), default=math.nan)
         winner = contest.candidates[best]
         self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library)
         config = (*winner.config, *(((PARTS, winner.parts),) if winner.parts > 1 else ()))
@@ -306,7 +310,9 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     if question.parts > 1:
         names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
         kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
-    return [*([Candidate(None)] if question.vendor else []), *([Candidate(APART)] if batch else []), *kept]
+    fused = any(own.has_fused_call for own in question.problems[0]) if question.problems else False
+    library = [Candidate(None), *([Candidate(None, FUSED)] if fused else [])] if question.vendor else []
+    return [*library, *([Candidate(APART)] if batch else []), *kept]
 
 
 def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
@@ -324,7 +330,7 @@ def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
 def _versions() -> dict[str, str]:
     """Those of all templates; under "" what stands for all that the library was compared with."""
     versions = {t.name: t.version for t in registry.every()}
-    everything = entry.digest(versions)
+    everything = entry.digest({**versions, LIBRARY: "with and without what follows"})
     return {**versions, "": everything, APART: everything}
 
 
