@@ -253,8 +253,20 @@ class _Lowering:
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op != "load" and self._should_store(node, result):
-            return self.builder.realize(result)
+            return self._stored_narrow(node, result) or self.builder.realize(result)
         return result
+
+    def _stored_narrow(self, node: Node, result: Tensor) -> Tensor | None:
+        """The result by way of memory in the narrower type that it was converted from; None where it was not. Eager has that
+        in memory too, so as to numbers nothing is lost, and half the bytes are written and read."""
+        for source in node.all_input_nodes:
+            narrow = self.env[source]
+            if isinstance(narrow, Tensor) and narrow.value is result.value and narrow.dtype.itemsize < result.dtype.itemsize:
+                origin, self.builder.origin = self.builder.origin, _origin(source)
+                stored = self.env[source] = self.builder.realize(narrow)
+                self.builder.origin = origin
+                return replace(result, value=stored.value)
+        return None
 
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
         if not self.context.inlining:
