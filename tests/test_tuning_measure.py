@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kgen.counters import counters
+from kgen.host.graph_of_calls import graph_of_calls
 from kgen.record import Record, recording
 from kgen.tuning import measure as measuring
 from kgen.tuning.contest import Array, Contest, Setting
@@ -102,6 +106,31 @@ def test_nothing_is_measured_without_the_reference() -> None:
     found = measure(broken)
     assert found.seconds == {}
     assert found.failures.keys() == {0}
+
+
+@pytest.mark.parametrize("warning", ["", "The CUDA Graph is empty. It was captured on a wrong stream.", "something else"])
+def test_a_graph_without_calls_is_an_error(warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launches on a stream of its own would be replayed in no time."""
+
+    @contextmanager
+    def recording(graph: Any) -> Iterator[None]:
+        yield
+        if warning:
+            warnings.warn(warning, stacklevel=1)
+
+    for name in ("Stream", "current_stream", "stream", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    calls: list[int] = []
+    if "empty" in warning:
+        with pytest.raises(RuntimeError, match="nothing was recorded"):
+            graph_of_calls(lambda: calls.append(1))
+    elif warning:
+        with pytest.warns(UserWarning, match="something else"):
+            graph_of_calls(lambda: calls.append(1))
+    else:
+        graph_of_calls(lambda: calls.append(1))
+    assert len(calls) == 2  # once before
 
 
 def test_the_process_lasts_from_contest_to_contest() -> None:

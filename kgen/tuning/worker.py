@@ -30,6 +30,7 @@ import torch
 
 from kgen import config
 from kgen.host.compiled import HostGraph
+from kgen.host.graph_of_calls import graph_of_calls
 from kgen.tuning.contest import Array, Contest
 
 # Sets of arguments at most, and the share of a GPU's free memory that they may take.
@@ -193,18 +194,10 @@ def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
 def _recorded(run: Callable[[], None]) -> Callable[[], None]:
     """The calls as one CUDA graph, so that the host plays no part; as they are where they cannot be recorded."""
     try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        return graph_of_calls(run)
     except RuntimeError:
         torch.cuda.synchronize()
         return run
-    return graph.replay
 
 
 def _seconds(run: Callable[[], Any], kind: str) -> float:
