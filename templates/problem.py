@@ -127,7 +127,8 @@ class Problem:
         """The same problem where size symbols have other hints."""
         found = copy(self)
         found.sizes = Sizes({**self.sizes.hints, **hints})
-        found.__dict__.pop("epilogue_bytes", None)  # what is cached of the old hints
+        for name in ("epilogue_bytes", "stored_bytes"):  # what is cached of the old hints
+            found.__dict__.pop(name, None)
         return found
 
     @property
@@ -277,8 +278,13 @@ class Problem:
         """Bytes that the epilogue reads and writes."""
         made = {o for s in self.kernel.statements for o in s.outs}
         read = {v.attr[0] for s in self.epilogue for v in vs.loads(s.roots)} - made
+        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read) + self.stored_bytes
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes that the epilogue writes."""
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read | written)
+        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in written)
 
 
 def _as_one(expr: Expr, loops: tuple[Var, ...]) -> bool:

@@ -16,6 +16,8 @@ LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
 LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
 STREAM_RATE = 0.9
+# How much of the shorter of computing and streaming a GPU's library does not do during the other.
+APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
 # they are larger than so many bytes and do not lie in its caches.
 PACKING, CACHED = 1.35, 2 << 20
@@ -121,10 +123,11 @@ def _call(problem: Problem, streaming: float) -> float:
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
         share *= ALIGNED_SHARE[_alignment(problem)] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        compute = problem.flops / len(problem.members) / problem.rate / share
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
-        return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if cut else 0)
+        return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, sides = _sides(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
