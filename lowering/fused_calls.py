@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.lowering.activation import gelu, relu
@@ -60,8 +61,10 @@ def note_fused_calls(b: Builder) -> None:
 
 def _fused(b: Builder, node: ir.Contraction, reader: ir.Pointwise) -> ir.Extern | None:
     call, result, made = node.vendor, b.graph.buffers[node.out], b.graph.buffers[reader.out]
-    if call is None or call.kwargs or not _is_row(b.graph, call) or (result.dtype, result.sizes) != (made.dtype, made.sizes):
+    if call is None or call.kwargs or not _adds_row(call) or (result.dtype, result.sizes) != (made.dtype, made.sizes):
         return None
+    if not all(ix.known_less(ix.ZERO, v.extent) for v in node.reduced):
+        return None  # torch leaves the activation out where it has nothing to add up
     element = vs.load(node.out, (v.expr() for v in reader.vars), result.dtype)
     whole = Tensor(result.sizes, result.dtype, result.device, element)
     for form in FORMS:
@@ -73,7 +76,7 @@ def _fused(b: Builder, node: ir.Contraction, reader: ir.Pointwise) -> ir.Extern 
     return None
 
 
-def _is_row(graph: ir.Graph, call: ir.Extern) -> bool:
+def _adds_row(call: ir.Extern) -> bool:
     """Whether what is added is a row of numbers, one for each column: else the library has two kernels behind its one call."""
     bias, columns = call.args[0], call.args[-1]
     if not isinstance(bias, ir.TensorArg) or not isinstance(columns, ir.TensorArg):

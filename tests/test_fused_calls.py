@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
 from kgen import ir
+from kgen.counters import counters
 from kgen.decompositions import table
 from kgen.evaluate import evaluate_graph
 from kgen.lowering import LoweringContext, lower, reinplace
@@ -111,6 +112,7 @@ UNSEEN: dict[str, tuple[Function, tuple[Tensor, ...]]] = {
     "scaled": (lambda x, w, b: F.relu(torch.addmm(b, x, w.t(), alpha=2)), given()),
     "another type": (lambda x, w, b: F.relu(F.linear(x, w, b).float()), given()),
     "two readers": (two_readers, given()),
+    "nothing to add up, where torch leaves the activation out": (relu_linear, given(k=0)),
     "transposed": (lambda x, w, b: F.relu(F.linear(x, w, b).t()) + 0, given()),
     "three dimensions": (relu_linear, (torch.empty(2, 256, 4096, dtype=bf16), *given()[1:])),
 }
@@ -304,6 +306,50 @@ def test_it_runs(dtype: torch.dtype) -> None:
     assert isinstance(graph, Record)
     assert steps(graph.plan) == [CALL]
     torch.testing.assert_close(got, relu_linear(*args))
+
+
+@pytest.mark.cpu
+def test_its_script_and_a_warm_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = [torch.randn(a.shape) / 8 for a in given(48, 64, 32, torch.float32)]
+    options = {"gpu_interpreter": True, "templates": False, "cache_dir": str(tmp_path / "cache")}
+    for debug in ({"debug": str(tmp_path / "debug"), "cache": False}, {}, {}):
+        torch._dynamo.reset()
+        before = counters.snapshot().get("lowered", 0)
+        with torch.no_grad():
+            got = torch.compile(relu_linear, backend="kgen", options={**options, **debug})(*args)
+        torch.testing.assert_close(got, relu_linear(*args))
+    assert counters.snapshot().get("lowered", 0) == before  # the last one was found in the cache
+    (script,) = (tmp_path / "debug").glob("*/output_code.py")
+    assert "_addmm_activation" in script.read_text()
+    names: dict[str, Any] = {"__name__": "output_code"}
+    exec(compile(script.read_text(), "output_code.py", "exec"), names)
+    names["p"].run(str(script))
+    assert "right:" in capsys.readouterr().out
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("f", [gelu_linear, relu_linear])
+@pytest.mark.parametrize("dtype", [bf16, torch.float16])
+def test_on_a_gpu(f: Function, dtype: torch.dtype) -> None:
+    """NaNs stay NaNs, and gelu is the one by tanh: by erf it is up to 5e-4 away, about where these results are."""
+    args = [torch.randn(a.shape, device="cuda") / 8 for a in given(256, 512, 384)]
+    args[0][7] = torch.nan
+    args = [a.to(dtype) for a in args]
+    args[2] -= 2.5
+    torch._dynamo.reset()
+    with recording() as seen, torch.no_grad():
+        got = torch.compile(f, backend="kgen", options={"templates": False, "cache": False})(*args)
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    assert steps(graph.plan) == [CALL]
+    want = f(*(a.float() for a in args))
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=1e-3, equal_nan=True)
+    if f is gelu_linear:
+        by_erf = F.gelu(F.linear(*(a.float() for a in args)))
+        assert (got - want).abs().nanmean() < (got - by_erf).abs().nanmean()
 
 
 def test_the_evaluator_knows_the_call() -> None:
