@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import io
 import json
+import logging
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,7 +65,18 @@ class Settings:
 
 
 def compiled(backend: str = "inductor", **how: Any) -> Contender:
-    return Contender(lambda p, args: torch.compile(copy_of(p.fn), backend=backend, fullgraph=True, **how))
+    return Contender(lambda p, args: torch.compile(copy_of(p.fn), backend=backend, fullgraph=True, **how), quiet)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what a compiler prints while it compiles: Inductor's tables of times, and each candidate that does not fit."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def kgen_with(

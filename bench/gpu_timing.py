@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bench.measure import interleave, synchronize
 from bench.patterns import outputs_of
+from kgen.host.graph_of_calls import graph_of_calls
 from kgen.plan import Kernel
 from kgen.record import Record, recording
 
@@ -84,7 +85,7 @@ def prepare(
     entry.recorded = on_gpu and record
     if entry.recorded:
         try:
-            entry.replay = _recorded(fn, order)
+            entry.replay = graph_of_calls(_calls(fn, order))
         except RuntimeError:
             torch.cuda.synchronize()
             entry.recorded = False
@@ -111,18 +112,6 @@ def _calls(fn: Function, order: Sequence[list[Tensor]]) -> Function:
             fn(*args)
 
     return run
-
-
-def _recorded(fn: Function, order: Sequence[list[Tensor]]) -> Function:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        fn(*order[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        _calls(fn, order)()
-    return graph.replay
 
 
 def _cycles_of_host(call: Function) -> int:

@@ -91,9 +91,9 @@ def _options(graph: ir.Graph, config: Config) -> Options:
 def _tuner(whole: Options, config: Config) -> Tuner:
     """Who knows, or finds out, which kernels are fast; it compiles candidates by the stages below, with the graph's options."""
 
-    def make(part: ir.Graph, forced: Only | None, apart: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
+    def make(part: ir.Graph, forced: Only | None, apart: bool, fused: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
         options = replace(
-            whole, only=forced, templates=forced is not None or apart, joint=not apart,
+            whole, only=forced, templates=forced is not None or apart, joint=not apart, fused_calls=fused,
             demands=tuple(d for d in whole.demands if not d.wanted),
         )  # fmt: skip
         plan = make_schedule(replace(part, buffers=dict(part.buffers)), options)

@@ -178,6 +178,8 @@ def _contraction(node: ir.Contraction, graph: Graph) -> str:
     body = _Body(ir.roots(node))
     loops = f"{_loops(node.out_vars)} | {_loops(node.reduced)}"
     call = "" if node.vendor is None else f" as {_call(node.vendor)}"
+    if node.fused is not None:
+        call += f", {node.fused.outs[0]} as {_call(node.fused)}"
     head = f"{_defined([node.out], graph)} = contraction({loops}){call}{_origin(node.origin)}"
     scale = "" if node.scale is None else f"{body.name(node.scale)} * "
     addend = "" if node.addend is None else f" + {body.name(node.addend)}"

@@ -53,6 +53,7 @@ class Reason(Enum):
     ROW_IN_CACHE = "one row fits in cache and is kept there"
     NO_LOWERING = "the operator has no lowering"
     LIBRARY = "a library call computes it"
+    LIBRARY_FUSES = "one library call computes both"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
     SAME_OPERAND = "they are products with an operand in common, and one kernel can make both"

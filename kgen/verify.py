@@ -285,6 +285,9 @@ class _Verifier:
             return
         self.require(node.vendor.outs == (node.out,), f"its library call defines {node.vendor.outs}")
         self.call(node.vendor)
+        if node.fused is not None:
+            self.require(len(node.fused.outs) == 1, f"its call for two nodes defines {node.fused.outs}")
+            self.call(node.fused)
 
     def operation(self, node: ir.Operation) -> None:
         self.values(list(node.operands), self.variables((*node.out_vars, *node.inner)))

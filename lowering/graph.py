@@ -18,6 +18,7 @@ from kgen.ir import Buffer, GraphInput, Origin, TensorArg
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
+from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
 from kgen.lowering.mutation import root_of
 from kgen.lowering.operation import OperatorAxes, lower_operator
@@ -78,6 +79,7 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
+        note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
         return graph
 
@@ -251,8 +253,20 @@ class _Lowering:
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op != "load" and self._should_store(node, result):
-            return self.builder.realize(result)
+            return self._stored_narrow(node, result) or self.builder.realize(result)
         return result
+
+    def _stored_narrow(self, node: Node, result: Tensor) -> Tensor | None:
+        """The result by way of memory in the narrower type that it was converted from; None where it was not. Eager has that
+        in memory too, so as to numbers nothing is lost, and half the bytes are written and read."""
+        for source in node.all_input_nodes:
+            narrow = self.env[source]
+            if isinstance(narrow, Tensor) and narrow.value is result.value and narrow.dtype.itemsize < result.dtype.itemsize:
+                origin, self.builder.origin = self.builder.origin, _origin(source)
+                stored = self.env[source] = self.builder.realize(narrow)
+                self.builder.origin = origin
+                return replace(result, value=stored.value)
+        return None
 
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
         if not self.context.inlining:

@@ -103,7 +103,8 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
         config = problem.template.config(**dict(choice.config))
         return model.seconds(problem, config) if model.fits(problem, config) else math.inf
 
-    how = (given.vendor, given.stable, tuple(given.answers.items()))
+    fused = any(problem.has_fused_call for problem in problems[:1])
+    how = (given.vendor, given.stable, tuple(given.answers.items()), fused)
     return remembered(problems, how, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
@@ -17,6 +17,7 @@ from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
+from kgen.scheduler.fused_calls import kept_apart, usable, verdicts, with_fused_calls
 from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
@@ -51,6 +52,7 @@ class Options:
     prologues: bool = True  # operands may be computed in a product's kernel
     siblings: bool = True  # what needs nothing of each other may share a kernel
     joint: bool = True  # products too, with an operand in common
+    fused_calls: bool = True  # the library may compute a product and what follows in one call
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -62,6 +64,11 @@ class Options:
             return self.cpu
         return Device("cuda", self.gpu.arch, self.gpu.processors)
 
+    def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
+        """Of which results on: a CPU's library makes two passes of what is one call."""
+        on = self.fusion and self.fused_calls
+        return lambda out: on and self.target(str(graph.buffers[out].device)) == "triton"
+
 
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     """Groups the graph's nodes into kernels and orders them.
@@ -72,6 +79,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     a demand fails because a product's kernel has what another one should have, there are no templates."""
     options = options or Options()
     freeze_layouts(graph)
+    graph.nodes = usable(graph, options.may_fuse_calls(graph), options.demands)
     offered = _offered(graph, options)
     forget_first_sizes(graph, [n for n in graph.nodes if isinstance(n, ir.Product) and offered.intersection(ir.outs(n))])
     try:
@@ -93,7 +101,8 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     refusals: list[Verdict] = []
     answers: Answers = {}
     while True:
-        result = _attempt(graph, known, options)
+        apart = frozenset[str]() if options.stable else kept_apart(answers)
+        result = _attempt(graph, known, options, apart)
         refused = alone(result)
         if not refused:
             if options.siblings and options.joint:
@@ -219,13 +228,17 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
     return found
 
 
-def _attempt(graph: ir.Graph, known: _Known, options: Options) -> Schedule:
-    """A schedule without a memory plan, in which templates are to compute what they may."""
-    nodes, graph.nodes = graph.nodes, offer(graph, known.offered, known.tiles, options.demands, options.prologues)
+def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[str]) -> Schedule:
+    """A schedule without a memory plan, in which templates are to compute what they may; the library computes the products in
+    `apart` without what follows."""
+    offered = offer(graph, known.offered, known.tiles, options.demands, options.prologues)
+    nodes, graph.nodes = graph.nodes, with_fused_calls(offered, apart)
     try:
-        return _scheduled(graph, options, known.single)
+        result = _scheduled(graph, options, known.single)
     finally:
-        graph.nodes = nodes
+        made, graph.nodes = graph.nodes, nodes
+    result.verdicts += verdicts(made, graph)
+    return result
 
 
 def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Schedule:
@@ -313,7 +326,7 @@ def _step(
         node = group.call
         call = ir.call_of(node)
         assert call is not None
-        reason = Reason.LIBRARY if call is not node else Reason.NO_LOWERING
+        reason = Reason.LIBRARY if call is not node or len(call.origin.operators) > 1 else Reason.NO_LOWERING
         verdicts.append(Verdict(group.name, str(call.target), Outcome.EXTERN, reason, detail=call.reason))
         return Call(call)
     needed = frozenset(

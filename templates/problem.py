@@ -127,13 +127,21 @@ class Problem:
         """The same problem where size symbols have other hints."""
         found = copy(self)
         found.sizes = Sizes({**self.sizes.hints, **hints})
-        found.__dict__.pop("epilogue_bytes", None)  # what is cached of the old hints
+        for name in ("epilogue_bytes", "stored_bytes"):  # what is cached of the old hints
+            found.__dict__.pop(name, None)
         return found
 
     @property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
         return tuple(s for s in self.kernel.statements if s.kind != "contraction")
+
+    @cached_property
+    def has_fused_call(self) -> bool:
+        """Whether the library has one call for all that the kernel computes."""
+        stored = tuple(o for s in self.kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+        fused = (node.fused for node in self.graph.nodes if isinstance(node, ir.Contraction))
+        return len(self.members) == 1 and any(call is not None and call.outs == stored for call in fused)
 
     @property
     def reduces_tiles(self) -> bool:
@@ -270,8 +278,13 @@ class Problem:
         """Bytes that the epilogue reads and writes."""
         made = {o for s in self.kernel.statements for o in s.outs}
         read = {v.attr[0] for s in self.epilogue for v in vs.loads(s.roots)} - made
+        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read) + self.stored_bytes
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Bytes that the epilogue writes."""
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in read | written)
+        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in written)
 
 
 def _as_one(expr: Expr, loops: tuple[Var, ...]) -> bool:

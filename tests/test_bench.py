@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -207,6 +208,23 @@ def test_contenders_take_turns() -> None:
     assert order[:8] == ["a", "a", "b", "b", "b", "b", "a", "a"]
     assert [len(entry.samples) for entry in entries] == [7, 7]
     assert entries[0].error == 0
+
+
+def test_what_a_compiler_prints_is_not_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("torch._inductor.select_algorithm")
+
+    def chatter(line: str) -> None:
+        print(line, file=sys.stderr)
+        logger.error(line)
+
+    with gpu_products.CONTENDERS["max-autotune"].context():
+        chatter("inside")
+    chatter("outside")
+    printed = capsys.readouterr().err
+    assert "outside" in printed
+    assert "inside" not in printed
+    with pytest.raises(RuntimeError), gpu_products.quiet():
+        raise RuntimeError("an error gets through")
 
 
 @pytest.mark.cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -50,6 +51,37 @@ def test_a_gather_counts_what_it_gathers():
 
 def test_rows_walked_twice_are_read_once():
     assert only(lambda x: torch.softmax(x, -1), r(64, 100)) == (25600, 25600)
+
+
+def both_ways(x, y):
+    z = (x * y + x).float()
+    return z.sum(0), z.sum(1)
+
+
+def product_norm(x, w, y):
+    return F.layer_norm(x @ w + y, (w.shape[1],))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_two_kernels_share_is_stored_before_it_is_widened(dtype):
+    """In eager it is rounded to the narrow type in between, too."""
+    x, y = r(256, 96).to(dtype), r(256, 96).to(dtype)
+    for f, args in ((both_ways, (x, y)), (product_norm, (x, r(96, 96).to(dtype), y))):
+        plan = plans(f, *args, options=Options(templates=False)).forward
+        between = plan.graph.buffers.keys() - plan.local - {i.buffer for i in plan.graph.inputs}
+        wide = [name for name in between if plan.graph.buffers[name].dtype is torch.float32]
+        assert not [name for name in wide if len(plan.graph.buffers[name].sizes) > 1]
+
+
+def test_a_product_stores_what_a_norm_reads_in_its_own_type():
+    x, w, y = r(512, 128).bfloat16(), r(128, 256).bfloat16(), r(512, 256).bfloat16()
+    plan = plans(
+        product_norm, x, w, y, options=Options(gpu_everywhere=True, only=Only("triton_matmul", lambda c: c[0]))
+    ).forward
+    size = 512 * 256 * 2
+    product, norm = plan.kernels
+    assert kernel_traffic(product, plan).written == size
+    assert kernel_traffic(norm, plan).read == size
 
 
 def test_dropout_moves_no_mask():

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen import index as ix
 from kgen import ir, pipeline
 from kgen import values as vs
 from kgen.config import Config
@@ -59,12 +60,14 @@ def file(tmp_path: Path) -> Iterator[Path]:
     measuring.stop()
 
 
-def compiled(f: Callable[..., Any], *args: Tensor, file: Path, mode: str = "max-autotune-no-cudagraphs", **more: Any) -> Record:
+def compiled(
+    f: Callable[..., Any], *args: Tensor, file: Path, mode: str = "max-autotune-no-cudagraphs", error: float = 1e-4, **more: Any
+) -> Record:
     """Compiles and checks; what became of it."""
     torch._dynamo.reset()
     options = {"mode": mode, "cache": False, "tuning_file": str(file), "tuning_seconds": 600, **more}
     with recording() as seen, torch.no_grad():
-        torch.testing.assert_close(torch.compile(f, backend="kgen", options=options)(*args), f(*args), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.compile(f, backend="kgen", options=options)(*args), f(*args), rtol=error, atol=error)
     (graph,) = seen.graphs
     assert isinstance(graph, Record)
     return graph
@@ -233,6 +236,74 @@ def test_a_template_with_wrong_results_does_not_win(file: Path) -> None:
 
     with cooking(make=lying):
         graph = compiled(layer, *ARGS, file=file)
+    assert set(dropped(graph).values()) == {Reason.WRONG_RESULT}
+    (entry,) = TuningFile(file).entries()
+    assert (entry.template, entry.measured) == (None, 1)
+
+
+def narrow_linear(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w))
+
+
+def wide_linear(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).float()
+
+
+def normalised_sum(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(F.linear(x, w) + 1, (w.shape[0],))
+
+
+WIDE = (r(64, 96, dtype=torch.bfloat16), r(128, 96, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("f", [wide_linear, normalised_sum])
+def test_what_only_the_library_rounds_is_no_mistake(f: Callable[..., Any], file: Path) -> None:
+    graph = compiled(f, *WIDE, file=file, error=0.1)
+    assert dropped(graph) == {}
+    (entry,) = TuningFile(file).entries()
+    assert entry.measured > 1
+
+
+def off_in_a_part(node: ir.Pointwise) -> vs.Value:
+    """8% in an eighth of the columns."""
+    return vs.where(few(node.vars[1], 16), vs.call("mul", node.value, vs.const(1.08, torch.float32)), node.value)
+
+
+def off_by_a_tile(node: ir.Pointwise) -> vs.Value:
+    """Sixteen rows have the results of the sixteen after them."""
+    moved = vs.substitute(node.value, {node.vars[0]: node.vars[0].expr() + 16})
+    return vs.where(few(node.vars[0], 16), moved, node.value)
+
+
+def nothing_in_a_tile(node: ir.Pointwise) -> vs.Value:
+    return vs.where(vs.call("and", *(few(v, 16) for v in node.vars)), vs.const(0.0, torch.float32), node.value)
+
+
+def few(loop: ix.Var, count: int) -> vs.Value:
+    return vs.compare("lt", loop.expr(), ix.constant(count))
+
+
+MISTAKES = [
+    (narrow_linear, off_in_a_part),
+    (wide_linear, off_in_a_part),
+    (wide_linear, off_by_a_tile),
+    (wide_linear, nothing_in_a_tile),
+]
+
+
+@pytest.mark.parametrize(("f", "mistake"), MISTAKES)
+def test_a_mistake_in_some_elements_is_seen(
+    f: Callable[..., Any], mistake: Callable[[ir.Pointwise], vs.Value], file: Path
+) -> None:
+    def lying(make: Callable[..., Any]) -> Callable[..., Any]:
+        def making(part: ir.Graph, only: Any, *more: Any) -> Any:
+            nodes = [replace(n, value=mistake(n)) if only and isinstance(n, ir.Pointwise) else n for n in part.nodes]
+            return make(replace(part, nodes=nodes), only, *more)
+
+        return making
+
+    with cooking(make=lying):
+        graph = compiled(f, *WIDE, file=file, error=0.1)
     assert set(dropped(graph).values()) == {Reason.WRONG_RESULT}
     (entry,) = TuningFile(file).entries()
     assert (entry.template, entry.measured) == (None, 1)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kgen.counters import counters
+from kgen.host.graph_of_calls import graph_of_calls
 from kgen.record import Record, recording
 from kgen.tuning import measure as measuring
 from kgen.tuning.contest import Array, Contest, Setting
@@ -104,6 +108,31 @@ def test_nothing_is_measured_without_the_reference() -> None:
     assert found.failures.keys() == {0}
 
 
+@pytest.mark.parametrize("warning", ["", "The CUDA Graph is empty. It was captured on a wrong stream.", "something else"])
+def test_a_graph_without_calls_is_an_error(warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launches on a stream of its own would be replayed in no time."""
+
+    @contextmanager
+    def recording(graph: Any) -> Iterator[None]:
+        yield
+        if warning:
+            warnings.warn(warning, stacklevel=1)
+
+    for name in ("Stream", "current_stream", "stream", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    calls: list[int] = []
+    if "empty" in warning:
+        with pytest.raises(RuntimeError, match="nothing was recorded"):
+            graph_of_calls(lambda: calls.append(1))
+    elif warning:
+        with pytest.warns(UserWarning, match="something else"):
+            graph_of_calls(lambda: calls.append(1))
+    else:
+        graph_of_calls(lambda: calls.append(1))
+    assert len(calls) == 2  # once before
+
+
 def test_the_process_lasts_from_contest_to_contest() -> None:
     measure(contest())
     (worker,) = measuring._running
@@ -156,3 +185,22 @@ def test_arrays() -> None:
     assert set(indices.tolist()) == set(range(7))
     assert Array((0, 3), (3, 1), torch.float32, "cpu").make(generator).numel() == 0
     assert Array((50,), (1,), torch.uint8, "cpu").make(generator).max() <= 100
+
+
+# ---- rounding on the way ----------------------------------------------------------------------------------------------
+
+
+def test_the_narrowest_type_on_the_way_decides() -> None:
+    x = torch.randn(300, 300)
+    rounded = x.bfloat16().float()
+    assert "off by" in difference([x], [rounded])
+    assert difference([x], [rounded], [torch.bfloat16]) == ""
+    assert "off by" in difference([x], [x * 1.08], [torch.bfloat16])
+
+
+def test_a_share_of_numbers_of_one_size() -> None:
+    made = Array((10_000,), (1,), torch.bfloat16, "cpu", scale=0.25, share=0.3).make(torch.Generator().manual_seed(0))
+    assert set(made.tolist()) == {-0.25, 0.0, 0.25}
+    assert 0.28 < (made != 0).float().mean().item() < 0.32
+    assert abs(made.float().mean().item()) < 0.01
+    assert set(Array((1000,), (1,), torch.float16, "cpu", share=1.0).make(torch.Generator()).tolist()) == {-1.0, 1.0}

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 # In the place of a template's name: products that might share a kernel are faster with one each.
 APART = "a kernel for each"
+# In the place of a template's knobs: the library's one call for the product and what follows, where it has one.
+FUSED = (("fused", True),)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts; or,
-    without a template, the library and separate kernels. Times in seconds, NaN where unknown."""
+    without a template, the library and separate kernels, or its one call for all (`FUSED`). Times in seconds, NaN where
+    unknown."""
 
     template: str | None
     config: tuple[tuple[str, Any], ...]

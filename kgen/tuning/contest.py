@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-__all__ = ["Array", "Contest", "Setting"]
+__all__ = ["Array", "Check", "Contest", "Setting"]
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An argument: numbers around 0 that are `scale` large, or, where `top` is given, integers from 0 up to it."""
+    """An argument: numbers around 0 that are `scale` large, or, where `top` is given, integers from 0 up to it. Of a `share`,
+    where it is given, the numbers are plus or minus `scale`, and the others are 0."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -19,6 +20,7 @@ class Array:
     device: str
     scale: float = 1.0
     top: int = 0
+    share: float = 0.0
 
     @property
     def span(self) -> int:
@@ -43,6 +45,9 @@ class Array:
         if self.top or not (self.dtype.is_floating_point or self.dtype.is_complex):
             low, high = (0, self.top) if self.top else _range(self.dtype)
             return torch.randint(low, high, (count,), generator=generator, device=device).to(self.dtype)
+        if self.share:
+            found = torch.rand(count, generator=generator, device=device) / self.share  # below 1: one of the share
+            return ((found < 1).float() - 2 * (found < 0.5).float() * (found < 1)).mul(self.scale).to(self.dtype)
         kind = torch.float64 if self.dtype is torch.float64 else torch.float32
         return (torch.randn(count, generator=generator, device=device, dtype=kind) * self.scale).to(self.dtype)
 
@@ -62,10 +67,19 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """More arguments that results are compared on, none of them timed: those of which nothing but `roundings` is rounded."""
+
+    arguments: tuple[Array | int, ...]
+    roundings: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Contest:
     """`contenders` are compiled graphs in their serialised form, all of the same function; `arguments` are what they take.
-    Results are compared with those of contender `reference`, bit by bit if `exact`. At least `cold` bytes of arguments are gone
-    through before any are used again."""
+    Results are compared with those of contender `reference`, bit by bit if `exact`, else as far as rounding allows: `roundings`
+    has for each result the narrowest type on the way to it. `check` is a second, closer comparison. At least `cold` bytes of
+    arguments are gone through before any are used again."""
 
     title: str
     contenders: dict[int, bytes]
@@ -76,3 +90,5 @@ class Contest:
     setting: Setting
     names: dict[int, str] = field(default_factory=dict)
     exact: bool = False
+    roundings: tuple[torch.dtype, ...] = ()
+    check: Check | None = None

@@ -16,6 +16,8 @@ LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
 LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
 STREAM_RATE = 0.9
+# How much of the shorter of computing and streaming a GPU's library does not do during the other.
+APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
 # they are larger than so many bytes and do not lie in its caches.
 PACKING, CACHED = 1.35, 2 << 20
@@ -25,6 +27,9 @@ ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 BYTE_SHARE = 0.93
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
+# Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
+# a tile; products of the next tiles hide all but so many of these.
+FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 
@@ -89,7 +94,9 @@ def vendor_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
-    if problem.finishing:  # the results are written, and read again, on a CPU from its caches
+    if problem.has_fused_call:
+        total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
+    elif problem.finishing:  # the results are written, and read again, on a CPU from its caches
         again = count * result if device.kind == "cuda" else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
@@ -116,10 +123,11 @@ def _call(problem: Problem, streaming: float) -> float:
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
         share *= ALIGNED_SHARE[_alignment(problem)] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        compute = problem.flops / len(problem.members) / problem.rate / share
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
-        return max(problem.flops / len(problem.members) / problem.rate / share, streaming) + (CUT_SUM if cut else 0)
+        return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, sides = _sides(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)

@@ -14,16 +14,14 @@ import math
 import os
 import pickle
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from kgen import index as ix
 from kgen import ir
-from kgen import values as vs
 from kgen.build import triton
 from kgen.config import Config
 from kgen.counters import counters
@@ -32,12 +30,12 @@ from kgen.plan import Batch
 from kgen.scheduler.buckets import Hints
 from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import keys_of
-from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store
-from kgen.tuning.answer import APART, Answer, Place, Question, place
-from kgen.tuning.contest import Array, Contest, Setting
+from kgen.tuning.answer import APART, FUSED, Answer, Place, Question, place
+from kgen.tuning.arguments import arguments, exact_arguments, roundings
+from kgen.tuning.contest import Check, Contest, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
 from kgen.tuning.only import Only
@@ -80,17 +78,20 @@ class Candidate:
         return next(c for c in configs if c.values == self.config)
 
     def __str__(self) -> str:
+        if self.template is None and self.config == FUSED:
+            return f"{LIBRARY}, in one call"
         cut = f", cut into {self.parts}, choice {self.rank}" if self.parts > 1 else ""
         return f"{self.template} {Knobs(self.config)}{cut}".rstrip() if self.template else LIBRARY
 
 
 @dataclass(frozen=True, slots=True)
 class Kitchen:
-    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the last argument says
-    so, as the cost model likes each product alone, and says which configuration it took; `build` makes machine code; `name` is
-    that of the machine that a device is."""
+    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the third argument says
+    so, as the cost model likes each product alone, and says which configuration it took; the last argument says whether calls
+    of the library may compute more than the product. `build` makes machine code; `name` is that of the machine that a device
+    is."""
 
-    make: Callable[[ir.Graph, Only | None, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
+    make: Callable[[ir.Graph, Only | None, bool, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
     build: Callable[[Blueprint], object]
     name: Callable[[str], str]
 
@@ -194,8 +195,9 @@ class Tuner:
         for contest in contests:
             for number, candidate in enumerate(contest.candidates):
                 try:
+                    fused = candidate.template is not None or candidate.config == FUSED
                     contest.made[number], config = self.kitchen.make(
-                        contest.part, candidate.only(), candidate.template == APART
+                        contest.part, candidate.only(), candidate.template == APART, fused
                     )
                 except Exception as cause:  # noqa: BLE001  an author's template may raise anything
                     contest.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
@@ -227,16 +229,21 @@ class Tuner:
             return
         names = {n: str(contest.candidates[n]) for n in data}
         kind = contest.question.problems[0][0].device.kind
+        given = arguments(contest.part)
+        on_grid = exact_arguments(contest.part, given)
+        exact = None if on_grid is None else Check(on_grid, roundings(contest.part, products=False))
         asked = Contest(
             contest.key.title,
             data,
-            _arguments(contest.part),
+            given,
             reference,
             seconds,
             COLD[kind],
             self._setting(),
             names,
             self.stable,
+            roundings(contest.part, products=True),
+            exact,
         )
         found = measure(asked, step)
         outcome.seconds = found.seconds
@@ -258,7 +265,7 @@ class Tuner:
         if not seconds:
             return
         best = min(seconds, key=lambda n: (seconds[n], n))
-        library = seconds.get(0, math.nan) if contest.candidates[0].template is None else math.nan
+        library = min((s for n, s in seconds.items() if contest.candidates[n].template is None), default=math.nan)
         winner = contest.candidates[best]
         self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library)
         config = (*winner.config, *(((PARTS, winner.parts),) if winner.parts > 1 else ()))
@@ -303,7 +310,9 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     if question.parts > 1:
         names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
         kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
-    return [*([Candidate(None)] if question.vendor else []), *([Candidate(APART)] if batch else []), *kept]
+    fused = any(own.has_fused_call for own in question.problems[0]) if question.problems else False
+    library = [Candidate(None), *([Candidate(None, FUSED)] if fused else [])] if question.vendor else []
+    return [*library, *([Candidate(APART)] if batch else []), *kept]
 
 
 def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
@@ -315,60 +324,13 @@ def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
     return list(dict.fromkeys(kept))
 
 
-# ---- arguments --------------------------------------------------------------------------------------------------------
-
-
-def _arguments(part: ir.Graph) -> tuple[Array | int, ...]:
-    """Arguments like the graph's: sizes at the hints, products of them about as large as one factor, indices in range."""
-    sizes = Sizes(part.size_hints)
-    tops = _tops(part, sizes)
-    scales = _scales(part, sizes)
-    found: list[Array | int] = []
-    for item in part.inputs:
-        if item.buffer is None:
-            assert item.expr is not None
-            found.append(sizes.of(item.expr))
-            continue
-        buffer = part.buffers[item.buffer]
-        strides = buffer.strides or ix.contiguous_strides(buffer.sizes)
-        lengths, steps = (tuple(map(sizes.of, found)) for found in (map(ix.as_expr, buffer.sizes), map(ix.as_expr, strides)))
-        name = buffer.name
-        found.append(Array(lengths, steps, buffer.dtype, str(buffer.device), scales.get(name, 1.0), tops.get(name, 0)))
-    return tuple(found)
-
-
-def _values(part: ir.Graph) -> Iterable[vs.Value]:
-    return vs.topological([root for node in part.nodes for root in ir.roots(node)])
-
-
-def _tops(part: ir.Graph, sizes: Sizes) -> dict[str, int]:
-    """How large indices may be, by the buffers that hold them."""
-    found: dict[str, int] = {}
-    atoms = {a for v in _values(part) for e in vs.index_exprs(v) for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)}
-    for atom in atoms:
-        limit = max(1, sizes.of(atom.size))
-        for load in vs.loads([atom.value]):
-            found[load.attr[0]] = min(limit, found.get(load.attr[0], limit))
-    return found
-
-
-def _scales(part: ir.Graph, sizes: Sizes) -> dict[str, float]:
-    """Right operands are divided by the root of the sum's length."""
-    found: dict[str, float] = {}
-    for node in part.nodes:
-        if isinstance(node, ir.Contraction):
-            depth = max(1, sizes.points(node.reduced))
-            found |= {load.attr[0]: depth**-0.5 for load in vs.loads([node.rhs])}
-    return found
-
-
 # ---- names ------------------------------------------------------------------------------------------------------------
 
 
 def _versions() -> dict[str, str]:
     """Those of all templates; under "" what stands for all that the library was compared with."""
     versions = {t.name: t.version for t in registry.every()}
-    everything = entry.digest(versions)
+    everything = entry.digest({**versions, LIBRARY: "with and without what follows"})
     return {**versions, "": everything, APART: everything}
 
 

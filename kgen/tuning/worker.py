@@ -21,7 +21,8 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ import torch
 
 from kgen import config
 from kgen.host.compiled import HostGraph
+from kgen.host.graph_of_calls import graph_of_calls
 from kgen.tuning.contest import Array, Contest
 
 # Sets of arguments at most, and the share of a GPU's free memory that they may take.
@@ -38,9 +40,13 @@ LEAST_SECONDS = {"cuda": 3e-4, "cpu": 2e-4}
 MAX_CALLS = 256
 # Rounds at least and at most; what is so much slower than the best by then is out.
 ROUNDS, MAX_ROUNDS, HOPELESS = 5, 40, 1.3
-# Errors relative to the norm of the reference, beyond which a result is wrong. Two ways to round sums differ by less.
+# Errors relative to the norm of the reference, beyond which a result is wrong: by the narrowest type that anything was rounded
+# to, for the library rounds a product that a template keeps in float32. Two ways to round sums differ by less, whatever a sum
+# goes through afterwards.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-TF32_TOLERANCE, NARROW_TOLERANCE = 5e-3, 0.15
+TF32_TOLERANCE, NARROW_TOLERANCE = {**TOLERANCE, torch.float32: 5e-3}, 0.15
+# Where sums are exact, only what comes after them is rounded.
+CLOSE = {**TOLERANCE, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Of integers and truth values a few may differ where what they are computed from is nearly equal.
 MISMATCHES = 5e-3
 # An element is far off by so many times the tolerance, of its size and the usual one; more than this share of such is wrong: a
@@ -48,6 +54,8 @@ MISMATCHES = 5e-3
 ELEMENT, WILD = 5, 1e-5
 
 Call = Callable[[list[Any]], Sequence[Any]]
+Compare = Callable[[Sequence[Any], Sequence[Any]], str]
+Limits = Mapping[torch.dtype, float]
 
 
 def serve() -> None:
@@ -85,6 +93,7 @@ class _Run:
         self.device = next((a.device for a in arrays if a.device.startswith("cuda")), "cpu")
         self.kind = self.device.partition(":")[0]
         self.sets = self._sets(sum(a.nbytes for a in arrays))
+        self.checked = self._checked()
         self.calls: dict[int, Call] = {}
 
     def _sets(self, nbytes: int) -> list[list[Any]]:
@@ -92,11 +101,24 @@ class _Run:
         if self.kind == "cuda":
             torch.cuda.set_device(self.device)
             count = max(1, min(count, int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE / max(1, nbytes))))
-        return [self._arguments(seed) for seed in range(count)]
+        return [self._arguments(self.contest.arguments, seed) for seed in range(count)]
 
-    def _arguments(self, seed: int) -> list[Any]:
+    def _checked(self) -> list[tuple[list[Any], Compare]]:
+        """Arguments, and how to compare what becomes of them."""
+        if self.contest.exact:
+            return [(self.sets[0], _bits)]
+        limits = TF32_TOLERANCE if self.contest.setting.allow_tf32 else TOLERANCE
+        compare = partial(difference, roundings=self.contest.roundings, limits=limits)
+        found: list[tuple[list[Any], Compare]] = [(self.sets[0], compare)]
+        check = self.contest.check
+        if check is not None:
+            compare = partial(difference, roundings=check.roundings, limits=CLOSE)
+            found.append((self._arguments(check.arguments, 0), compare))
+        return found
+
+    def _arguments(self, given: Sequence[Array | int], seed: int) -> list[Any]:
         made: list[Any] = []
-        for number, one in enumerate(self.contest.arguments):
+        for number, one in enumerate(given):
             if isinstance(one, Array):
                 made.append(one.make(torch.Generator(one.device).manual_seed(1000 * seed + number)))
             else:
@@ -104,15 +126,16 @@ class _Run:
         return made
 
     def result(self) -> dict[int, list[float]]:
-        want: Sequence[Any] | None = None
+        wanted: list[Sequence[Any]] = []
+        results: list[Sequence[Any]] = []
         order = sorted(self.contest.contenders, key=lambda k: k != self.contest.reference)
         for number in order:
             self.say(begin=number)
             try:
                 call = HostGraph.deserialize(self.contest.contenders[number])
-                got = call(list(self.sets[0]))
+                results = [call(list(arguments)) for arguments, _ in self.checked]
                 self._wait()
-                problem = "" if want is None else self._problem(got, want)
+                problem = self._problem(results, wanted) if wanted else ""
             except Exception as cause:  # noqa: BLE001  a candidate may fail in any way
                 self.say(failed=number, why="failed", text=f"{type(cause).__name__}: {cause}"[:500])
                 self._wait()  # raises where the GPU's context is broken: the next candidates need another process
@@ -120,19 +143,19 @@ class _Run:
             if problem:
                 self.say(failed=number, why="wrong", text=problem)
                 continue
-            if want is None:
-                want = got
-            else:
+            if not wanted:
+                wanted = results
+            for got in results if wanted is not results else ():
                 _spoil(got)
             self.calls[number] = call
             self.say(ready=number)
-        del want
+        del wanted, results, self.checked
         return self._times()
 
-    def _problem(self, got: Sequence[Any], want: Sequence[Any]) -> str:
-        if self.contest.exact:
-            return "" if all(map(_equal, got, want)) else "is not equal to the reference bit by bit"
-        return difference(got, want, self.contest.setting.allow_tf32)
+    def _problem(self, results: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]]) -> str:
+        """The first that is wrong with a contender's results; empty where nothing is."""
+        checks = (compare(got, want) for (_, compare), got, want in zip(self.checked, results, wanted, strict=True))
+        return next((problem for problem in checks if problem), "")
 
     def _wait(self) -> None:
         if self.kind == "cuda":
@@ -171,18 +194,10 @@ def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
 def _recorded(run: Callable[[], None]) -> Callable[[], None]:
     """The calls as one CUDA graph, so that the host plays no part; as they are where they cannot be recorded."""
     try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
+        return graph_of_calls(run)
     except RuntimeError:
         torch.cuda.synchronize()
         return run
-    return graph.replay
 
 
 def _seconds(run: Callable[[], Any], kind: str) -> float:
@@ -200,6 +215,10 @@ def _seconds(run: Callable[[], Any], kind: str) -> float:
     return start.elapsed_time(end) * 1e-3
 
 
+def _bits(got: Sequence[Any], want: Sequence[Any]) -> str:
+    return "" if all(map(_equal, got, want)) else "is not equal to the reference bit by bit"
+
+
 def _equal(one: Any, other: Any) -> bool:
     """NaNs are equal to NaNs."""
     return one is other or bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124
@@ -212,23 +231,27 @@ def _spoil(results: Sequence[Any]) -> None:
             one.fill_(math.nan if one.dtype.is_floating_point else 1)
 
 
-def difference(got: Sequence[Any], want: Sequence[Any], tf32: bool = False) -> str:
-    """What is wrong with results, compared with those of the reference; empty where nothing is."""
+def difference(
+    got: Sequence[Any], want: Sequence[Any], roundings: Sequence[torch.dtype] = (), limits: Limits = TOLERANCE
+) -> str:
+    """What is wrong with results, compared with those of the reference; empty where nothing is. On the way to each, one of
+    `roundings` was the narrowest type, if these are known."""
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
         if isinstance(one, torch.Tensor) and one.numel():
-            problem = _different(one, other, tf32)
+            widest = limits[torch.bfloat16]  # what was rounded to 8 bits on the way was so for both
+            on_the_way = [limits.get(kind, widest) for kind in roundings[number : number + 1] if kind.is_floating_point]
+            problem = _different(one, other, max(limits.get(one.dtype, NARROW_TOLERANCE), *on_the_way, 0.0))
             if problem:
                 return f"result {number} {problem}"
     return ""
 
 
-def _different(one: torch.Tensor, other: torch.Tensor, tf32: bool) -> str:
+def _different(one: torch.Tensor, other: torch.Tensor, limit: float) -> str:
     if one.shape != other.shape or one.dtype != other.dtype:
         return f"is {one.dtype} {tuple(one.shape)}, not {other.dtype} {tuple(other.shape)}"
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
         share = (one != other).float().mean().item()
         return f"differs in {share:.1%} of its elements" if share > MISMATCHES else ""
-    limit = TF32_TOLERANCE if tf32 and one.dtype is torch.float32 else TOLERANCE.get(one.dtype, NARROW_TOLERANCE)
     one, other = one.double(), other.double()
     finite = torch.isfinite(other)
     apart = (torch.isnan(one) != torch.isnan(other)) | (~finite & ~torch.isnan(other) & (one != other))

@@ -26,7 +26,7 @@ ADDITIONS, L2_RATE = 160 * 1.7e9, 110e9
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
 # with little for each warp to do.
-LARGE_RATE, SMALL_RATE, THIN_RATE = 0.96, 0.86, 0.82
+LARGE_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.86, 0.82
 # The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
 # computed, and passes through registers.
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
@@ -38,17 +38,21 @@ EXACT_RATE = 0.5
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
+# How much of the shorter of computing and streaming does not happen during the other.
+APART = 0.05
 # How much of the time in which only a part of the programs is left is lost.
 IDLE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A configuration's tile on one problem: seconds of its products, of a step of them, and of its epilogue."""
+    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, and
+    of these."""
 
     products: float
     step: float
     epilogue: float
+    stores: float
 
 
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -61,14 +65,19 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     stays = config.get("PROGRAMS")
     together = max(1, min(stays or limit, limit, each))
-    covered = (config.STAGES - 1) * tile.step * together
-    products = tile.products * max(1.0, LATENCY / covered)
+    ahead = config.STAGES - 1  # steps whose operands are on their way
+    if not config.get("FLATTEN"):  # none of the next tile's
+        ahead = min(ahead, math.ceil(problem.size("k") / config.BLOCK_K))
+    products = tile.products * max(1.0, LATENCY / (ahead * tile.step * together))
     if together > 1:
-        busy = each * products + (0 if stays else each * START / together) + tile.epilogue
+        busy = each * products + (0 if stays else each * START / together) + tile.epilogue + tile.stores
+    elif stays:  # nobody waits for what is stored but the end
+        busy = each * (products + tile.epilogue) + tile.stores
     else:
-        busy = each * (products + tile.epilogue + (0 if stays else START))
+        busy = each * (products + tile.epilogue + tile.stores + START)
     waves = tiles / device.processors / together
-    return LAUNCH + max(busy, _streaming(problem, waves)) + START
+    streaming = _streaming(problem, waves)
+    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def streamed(problem: Problem, config: Config) -> float:
@@ -92,8 +101,21 @@ def tile_of(problem: Problem, config: Config) -> Tile:
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     work = area * _epilogue_cost(problem) / ADDITIONS
-    outside = problem.epilogue_bytes * area / (problem.size("b") * problem.size("m") * problem.size("n"))
-    return Tile(steps * step, step, work + outside * device.processors / device.bandwidth)
+    share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
+    read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
+    if not _stores_vectors(problem):  # by many instructions, which a program waits for
+        return Tile(steps * step, step, work + read * share + STRADDLING * stores, 0.0)
+    return Tile(steps * step, step, work + read * share, stores)
+
+
+@once
+def _stores_vectors(problem: Problem) -> bool:
+    """Whether each row of the results begins at a multiple of 16 bytes, so that threads store as many at a time."""
+    loops = [v for own in problem.loops.values() for v in own]
+    stored = [s for s in problem.epilogue if any(s.stored)]
+    sizes = {s.outs[0]: problem.graph.buffers[s.outs[0]].dtype.itemsize for s in stored}
+    strides = [(ix.stride_of(e, v), sizes[s.outs[0]]) for s in stored for e in s.store for v in loops]
+    return all(st is None or st == 1 or problem.sizes.of(st) * size % 16 == 0 for st, size in strides)
 
 
 @once

@@ -1,0 +1,32 @@
+"""Calls recorded as one CUDA graph, to be timed without the host."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+EMPTY = "CUDA Graph is empty"
+
+
+def graph_of_calls(run: Callable[[], None]) -> Callable[[], None]:
+    """What replays all that `run` launches. Raises RuntimeError where that cannot be recorded, or nothing was: what is launched
+    on another stream than torch's is not there, and replaying it would take no time.
+
+    torch only warns of an empty graph. It does so too when recording has failed, where the error says it already."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with torch.cuda.graph(graph):
+            run()
+    if any(EMPTY in str(warning.message) for warning in said):
+        raise RuntimeError("nothing was recorded: it runs on a stream of its own")
+    for warning in said:
+        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return graph.replay
