@@ -32,6 +32,9 @@ LARGE_RATE, SMALL_RATE, THIN_RATE = 0.96, 0.86, 0.82
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
+# Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
+# because it is wide, not because there are few rows to read a matrix for.
+LOW_TILE, LOW_RATE = 64, 0.45
 # And of the units that multiply float32 numbers exactly.
 EXACT_RATE = 0.5
 # Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
@@ -44,11 +47,13 @@ IDLE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A configuration's tile on one problem: seconds of its products, of a step of them, and of its epilogue."""
+    """A configuration's tile on one problem: seconds of its products, of a step of them, and of its epilogue, of which `work`
+    is arithmetic."""
 
     products: float
     step: float
     epilogue: float
+    work: float
 
 
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -62,7 +67,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     stays = config.get("PROGRAMS")
     together = max(1, min(stays or limit, limit, each))
     covered = (config.STAGES - 1) * tile.step * together
-    products = tile.products * max(1.0, LATENCY / covered)
+    products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
         busy = each * products + (0 if stays else each * START / together) + tile.epilogue
     else:
@@ -75,6 +80,20 @@ def streamed(problem: Problem, config: Config) -> float:
     """The time of a kernel that does nothing but read, with programs enough."""
     wasted = math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K / problem.size("k")
     return LAUNCH + _streaming(problem, 1.0) * wasted
+
+
+def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
+    """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
+    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
+    device, tile = problem.device, tile_of(problem, config)
+    programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
+    limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
+    together = max(1, min(limit, math.ceil(programs / device.processors)))
+    loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
+    walk = config.TILES * (tile.products + tile.work + LATENCY / together)
+    each = math.ceil(programs / device.processors)
+    busy = each * (walk + (loading + START) / together)
+    return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
 
 
 def _streaming(problem: Problem, waves: float) -> float:
@@ -93,12 +112,14 @@ def tile_of(problem: Problem, config: Config) -> Tile:
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     work = area * _epilogue_cost(problem) / ADDITIONS
     outside = problem.epilogue_bytes * area / (problem.size("b") * problem.size("m") * problem.size("n"))
-    return Tile(steps * step, step, work + outside * device.processors / device.bandwidth)
+    return Tile(steps * step, step, work + outside * device.processors / device.bandwidth, work)
 
 
 @once
 def _epilogue_cost(problem: Problem) -> int:
-    """Elementary operations for each result."""
+    """Elementary operations for each result. Where rows are read again, what was computed is still there."""
+    if problem.whole:
+        return vs.total_cost([root for s in problem.epilogue for root in s.roots])
     return sum(vs.total_cost(s.roots) for s in problem.epilogue)
 
 
@@ -126,6 +147,8 @@ def _share(problem: Problem, config: Config, area: int) -> float:
         rate *= BYTE_SHARE
     if problem.main_dtype is torch.float32 and problem.rate < problem.device.flops / 2:
         rate = EXACT_RATE
+    if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
+        rate = min(rate, LOW_RATE)
     whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
     for member in problem.members:
         for one in member.values():
