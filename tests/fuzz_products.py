@@ -51,7 +51,8 @@ from kgen.templates.contract import Config
 from kgen.tuning.only import only
 
 GPU_TEMPLATES = (
-    "triton_matmul", "triton_matmul_tiles", "triton_matmul", "triton_matmul_persistent", "triton_matmul_resident", "triton_matvec"
+    "triton_matmul", "triton_matmul_tiles", "triton_matmul_resident", "triton_matmul", "triton_matmul_persistent",
+    "triton_matvec",
 )  # fmt: skip
 CPU_TEMPLATES = ("cpp_matmul",)
 MOST = 20000

@@ -16,7 +16,9 @@ import kgen
 from kgen.build import triton
 from kgen.plan import Schedule, members
 from kgen.scheduler import Options
+from kgen.scheduler.choose import problems
 from kgen.templates.contract import Config
+from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
@@ -300,6 +302,30 @@ def test_columns_of_few_rows_are_rows_too() -> None:
 def test_stable_results_depend_on_no_tile() -> None:
     plan = plan_of(rms_norm, *product(100), r(100), options=Options(gpu_everywhere=True, stable=True))
     assert whole(plan) == []
+
+
+def test_the_estimate_keeps_rows_where_that_pays() -> None:
+    """Keys in shared memory, wide tiles by the copy engine; long sums are better off in tiles that do not hold whole rows."""
+    f, args = queries(1024, 64)
+    [kernel] = plan_of(f, *args).kernels
+    assert members(kernel)[0].choice.template == "triton_matmul_resident"
+    f, args = normalised(512, 512)
+    [kernel] = plan_of(f, *args).kernels
+    assert members(kernel)[0].choice.template == "triton_matmul_tiles"
+    f, args = normalised(1024, 1024)
+    assert len(plan_of(f, *args).kernels) == 2
+
+
+@pytest.mark.usefixtures("fused")
+def test_an_operand_that_stays_is_one_tile() -> None:
+    """A configuration may come from a file, or from another product of a joint kernel."""
+    plan = plan_of(softmax, *CASES["softmax"].inputs(100))
+    [kernel] = (k for step in plan.kernels for k in members(step) if k.contracts)
+    problem = next(p for p in problems(kernel, plan.graph, Device(), None)[0] if p.template.name == "triton_matmul_resident")
+    assert all(c.BLOCK_N == 128 and c.BLOCK_K == 32 for c in model.feasible(problem))
+    first = dict(next(iter(model.feasible(problem))).values)
+    for smaller in ({"BLOCK_N": 64}, {"BLOCK_K": 16}):
+        assert not model.fits(problem, problem.template.config(**{**first, **smaller}))
 
 
 # ---- for a GPU that is not here --------------------------------------------------------------------------------------------

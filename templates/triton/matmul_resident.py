@@ -52,7 +52,10 @@ class ResidentMatmul:
                 yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "TILES": count, "WARPS": warps}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        """The result is on its way out, and what an epilogue reads on its way in, in parts, 16 bits an element together."""
+        """The result is on its way out, and what an epilogue reads on its way in, in parts, 16 bits an element together. One
+        tile has to be all of the right operand, whichever problem the configuration was made for."""
+        if problem.size("n") > config.BLOCK_N or problem.size("k") > config.BLOCK_K:
+            return Resources(shared=problem.device.shared + 1)
         count, size = len(problem.members), problem.main_dtype.itemsize
         tiles = (count * config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
         area = config.BLOCK_M * config.BLOCK_N
