@@ -128,7 +128,8 @@ class Reduction:
 class Partial:
     """``outs[k][t, vars] = k-th result of op over the t-th `block` of points of rvars``, counted in row-major order. Only the
     scheduler makes these, of reductions that run on the tiles of a product; another node joins the parts. The index of argmax
-    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say."""
+    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say. A
+    `whole` one has all of the points in its one part, so that whatever else runs on the tile may read its results."""
 
     outs: tuple[str, ...]
     vars: tuple[Var, ...]
@@ -138,6 +139,7 @@ class Partial:
     block: int
     fixed: bool
     origin: Origin = Origin()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Reason(Enum):
     SHARED_DATA = "they share data at the same index"
     EPILOGUE = "the consumer runs on the result while it is in registers"
     PARTIALS = "each tile of the product reduces its part, and a small kernel joins the parts"
+    ROWS = "each tile of the product holds whole rows, which are reduced and read again in registers"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     SIBLINGS = "they read the same data in one pass"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"
@@ -74,6 +75,7 @@ class Reason(Enum):
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
     NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
+    NOT_WHOLE = "no tile of the product holds the whole rows that are reduced and read again"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 

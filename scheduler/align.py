@@ -61,6 +61,20 @@ def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     return _join(a, b, pairs)
 
 
+def in_rows(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
+    """The space of a product in which points of the other group, one for each row of the product, touch the same element."""
+    if not a.inner:
+        return _flipped(in_rows(b, a, index_b, index_a)) if b.inner else Reason.SPACE_MISMATCH
+    matched = _match(index_a, index_b)
+    if matched is None or matched[1] or matched[2]:
+        return Reason.INDEX_MISMATCH
+    mapping: Mapping = {c: p.expr() for p, c in matched[0] if p in a.outer}
+    mapping |= {v: ix.ZERO for v in b.outer if v.extent == 1}
+    if b.inner or any(v not in mapping for v in b.outer):
+        return Reason.SPACE_MISMATCH
+    return _canonical(a.outer, a.inner, {}, mapping, True, False)
+
+
 def _mirror(plain: Index, other: Index, loops: tuple[Var, ...]) -> Mapping:
     """Independent loops that `other` walks from their end where `plain` walks forward (a flip lies between), each as the
     expression of itself that turns it around."""

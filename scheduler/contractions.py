@@ -12,6 +12,7 @@ from kgen import values as vs
 from kgen.ir import Buffer, Origin
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
+from kgen.scheduler.rows import whole_rows
 from kgen.scheduler.split_k import cut, finished
 from kgen.verdict import FusionDemand
 
@@ -23,9 +24,10 @@ PROLOGUE = 24
 
 def offer(
     graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[FusionDemand, ...] = (), prologues: bool = True
-) -> list[ir.Node]:
+) -> tuple[list[ir.Node], dict[str, str]]:
     """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
-    and without what nobody reads then. Without `prologues` templates read what the library call would."""
+    and without what nobody reads then; and what of it has to be in which product's kernel, for it needs whole rows. Without
+    `prologues` templates read what the library call would."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     nodes: list[ir.Node] = []
     for node in graph.nodes:
@@ -45,7 +47,8 @@ def offer(
             if out is not None:
                 buffer = graph.buffers[out]
                 graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
-    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes)
+    nodes, held = whole_rows(graph, nodes, tiles)
+    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes), held
 
 
 def _results(node: ir.Product) -> tuple[str | None, ...]:

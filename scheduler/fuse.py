@@ -7,13 +7,13 @@ search for a path between two groups looks only at groups ranked between them, a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kgen import errors, ir
 from kgen.index import Expr
 from kgen.scheduler import cost
-from kgen.scheduler.align import Space, align, identity_space, same_points
+from kgen.scheduler.align import Space, align, identity_space, in_rows, same_points
 from kgen.scheduler.contractions import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.items import Group, Item, Members
 from kgen.scheduler.legality import illegal, moved
@@ -41,6 +41,7 @@ class Fuser:
     demands: tuple[FusionDemand, ...] = ()
     single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
     siblings: bool = True  # groups that need nothing of each other may be one kernel
+    held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Fuser:
     def _push(self, a: Group, b: Group, buffer: str) -> None:
         if a is b or not (a.alive and b.alive):
             return
-        if (is_partial(a) or is_partial(b)) and not (is_product(a) or is_product(b)):
+        if (self._waits(a) or self._waits(b)) and not (is_product(a) or is_product(b)):
             self._wait(a, b, buffer)  # for a product to join either
             return
         key = (a.serial, b.serial)
@@ -99,6 +100,13 @@ class Fuser:
             self._buffers[key] = buffer
             distance = max(a.last, b.last) - min(a.first, b.first)
             heapq.heappush(self._heap, (-self._saved(a, b), distance, a.serial, b.serial))
+
+    def _waits(self, group: Group) -> bool:
+        """Whether some product's kernel is the only one that the group may join."""
+        return is_partial(group) or self._is_held(group)
+
+    def _is_held(self, group: Group) -> bool:
+        return any(out in self.held for out in group.members.made)
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""
@@ -202,6 +210,8 @@ class Fuser:
         if not flows:
             return Reason.SIBLINGS
         if is_product(a) or is_product(b):
+            if self._is_held(b if is_product(a) else a):
+                return Reason.ROWS
             return Reason.PARTIALS if is_partial(a) or is_partial(b) else Reason.EPILOGUE
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
@@ -209,6 +219,7 @@ class Fuser:
         """Tries the accesses to the shared buffer (then to any other) until one aligns the loops legally."""
         best: Reason = Reason.SPACE_MISMATCH
         tried = 0
+        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
         for name in self._by_promise(a, b, buffer, common):
             for left in self._indices(a, name):
                 for right in self._indices(b, name):
@@ -216,6 +227,8 @@ class Fuser:
                     if tried > MAX_ALIGNMENTS:
                         return best
                     found = self._legal(a, b, align(a, b, left, right))
+                    if isinstance(found, Reason) and of_rows:
+                        found = self._legal(a, b, in_rows(a, b, left, right))
                     if not isinstance(found, Reason):
                         return found
                     best = found if best is Reason.SPACE_MISMATCH else best

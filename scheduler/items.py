@@ -49,6 +49,11 @@ class Item:
         return isinstance(self.node, ir.Partial)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it reduces whole rows of a product, each of which is in one tile."""
+        return isinstance(self.node, ir.Partial) and self.node.whole
+
+    @property
     def contracts(self) -> bool:
         return isinstance(self.node, ir.Product)
 

@@ -60,7 +60,9 @@ def _bad_flow(producer: Item, consumer: Item, index: tuple[ix.Expr, ...]) -> Rea
     """A consumer in the same kernel must read exactly the element that was made at its own point."""
     if isinstance(producer.node, ir.Scatter) and not _same_element(producer, index):
         return Reason.SCATTER_RESULT
-    if producer.store != index or (producer.is_partial and not consumer.is_partial):  # a point is not its tile
+    if producer.store != index:
+        return Reason.INDEX_MISMATCH
+    if producer.is_partial and not consumer.is_partial and not producer.is_whole:  # a point is not its tile
         return Reason.INDEX_MISMATCH
     if producer.inner and not producer.reduces and not consumer.inner:
         return Reason.INDEX_MISMATCH

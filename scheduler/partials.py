@@ -38,12 +38,13 @@ class Tiles:
     """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
     part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
     products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
-    fused."""
+    fused. `rows` are products whose tiles may hold whole rows (`kgen.scheduler.rows`)."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
     cuts: Mapping[str, int] = field(default_factory=dict)
+    rows: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Site:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(_parts_of(out) for out in self.node.outs)
+        return tuple(parts_of(out) for out in self.node.outs)
 
 
 def partials(kernel: Kernel) -> tuple[Statement, ...]:
@@ -107,10 +108,10 @@ def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
     products = frozenset(n.out for n in nodes if isinstance(n, ir.Contraction) and n.vendor is None)
     picked = with_picks(graph, nodes, products)
-    search = _Search(graph, tiles, picked)
+    search = Search(graph, tiles, picked)
     if search.stored & products:  # to pick an element of what lies in memory is better left to who needs it
         picked = with_picks(graph, nodes, products - search.stored)
-        search = _Search(graph, tiles, picked)
+        search = Search(graph, tiles, picked)
     sites = search.worthwhile()
     out: list[ir.Node] = []
     for node in picked:
@@ -119,7 +120,7 @@ def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list
     return out
 
 
-class _Search:
+class Search:
     """Finds the reductions of products, in one walk over the nodes."""
 
     def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
@@ -201,7 +202,7 @@ class _Search:
     def _site(self, node: ir.Reduction) -> Site | None:
         value = self._unfolded(node.value, frozenset(node.rvars))
         place = self._place(value)
-        parts = _parts_of(node.outs[0])
+        parts = parts_of(node.outs[0])
         if place is None or parts in self.tiles.apart:
             return None
         product, index = place
@@ -285,7 +286,7 @@ class _Search:
 _PARTS = "_parts"
 
 
-def _parts_of(out: str) -> str:
+def parts_of(out: str) -> str:
     return out + _PARTS
 
 
@@ -391,4 +392,4 @@ class _Cut:
         return ix.minimum(block, self.site.length - self.part.expr() * block)
 
 
-__all__ = ["Tiles", "alone", "partials", "reduction_of", "tile_reductions"]
+__all__ = ["Search", "Tiles", "Traced", "alone", "partials", "parts_of", "reduction_of", "tile_reductions"]

@@ -24,6 +24,7 @@ from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.measured import Answers, ask
 from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
+from kgen.scheduler.rows import refusal_of, rows_apart, rows_in
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
@@ -97,13 +98,13 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
     """A schedule in which templates compute those of the contractions in `offered` for which that is faster."""
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
-    known = _Known(offered, tiles=Tiles(demanded=demanded))
+    known = _Known(offered, tiles=Tiles(demanded=demanded, rows=_with_rows(graph, offered, options)))
     refusals: list[Verdict] = []
     answers: Answers = {}
     while True:
         apart = frozenset[str]() if options.stable else kept_apart(answers)
         result = _attempt(graph, known, options, apart)
-        refused = alone(result)
+        refused = rows_apart(result, result.extra["held"]) or alone(result)
         if not refused:
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
@@ -115,6 +116,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         if not refused and not cuts and not blocks:
             result.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
             return plan_memory(result)
+        answers = {out: answer for out, answer in answers.items() if refusal_of(out) not in refused}
         refusals += refused.values()
         known = known.after(refused, blocks, cuts)
 
@@ -133,7 +135,8 @@ class _Known:
         apart = {name for name, verdict in refused.items() if verdict.reason is Reason.TWO_PRODUCTS}
         gone = set(refused) - apart
         cuts = {**self.tiles.cuts, **cuts}
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts)
+        rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows)
         return _Known(self.offered - gone, self.single | apart, tiles)
 
 
@@ -143,6 +146,14 @@ def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
         return frozenset()
     outs = (ir.outs(n)[0] for n in graph.nodes if _offerable(n))
     return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
+
+
+def _with_rows(graph: ir.Graph, offered: frozenset[str], options: Options) -> frozenset[str]:
+    """Products whose tiles may hold whole rows: in what order a row is added up there depends on the tile, and C++ has none
+    as long."""
+    if options.stable:
+        return frozenset()
+    return frozenset(out for out in offered if options.device(graph, out).kind == "cuda")
 
 
 def _offerable(node: ir.Node) -> bool:
@@ -177,6 +188,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
+    held: Mapping[str, str] = plan.extra["held"]
     whole = {partial_of(out): out for out in tiles.cuts}
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
@@ -188,6 +200,8 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(_chosen(out, chosen, given.answers))
+        elif rows := rows_in(step, held):
+            refused |= {refusal_of(product): _not_whole(product, chosen) for product in rows}
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
             for s in partials(step):
                 refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
@@ -196,6 +210,13 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
         else:
             refused[whole.get(out, out)] = chosen
     return refused
+
+
+def _not_whole(product: str, chosen: Verdict) -> Verdict:
+    """The refusal of whole rows, where a template without them may still be better than the library."""
+    if chosen.reason is Reason.NO_TEMPLATE:
+        return Verdict(product, "", Outcome.ILLEGAL, Reason.NOT_WHOLE, detail=chosen.detail)
+    return replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)
 
 
 def _chosen(out: str, kernel: Kernel, answers: Mapping[Place, Answer]) -> Verdict:
@@ -231,17 +252,17 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
 def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[str]) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute what they may; the library computes the products in
     `apart` without what follows."""
-    offered = offer(graph, known.offered, known.tiles, options.demands, options.prologues)
+    offered, held = offer(graph, known.offered, known.tiles, options.demands, options.prologues)
     nodes, graph.nodes = graph.nodes, with_fused_calls(offered, apart)
     try:
-        result = _scheduled(graph, options, known.single)
+        result = _scheduled(graph, options, known.single, held)
     finally:
         made, graph.nodes = graph.nodes, nodes
     result.verdicts += verdicts(made, graph)
     return result
 
 
-def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Schedule:
+def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str], held: Mapping[str, str]) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
@@ -249,7 +270,7 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Sch
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
-    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single, options.siblings)
+    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single, options.siblings, held)
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -273,6 +294,7 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str]) -> Sch
         steps = batch(steps, graph, options.demands, verdicts)
     result = Schedule(graph, steps, verdicts)
     result.local = _locals(graph, steps)
+    result.extra["held"] = held
     result.extra["call_results"] = frozenset(
         o
         for g in alive

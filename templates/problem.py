@@ -65,11 +65,16 @@ class Part:
     run: Expr
     whole: bool
 
-    def block(self, tile: int) -> int | None:
-        """Points of a part: the tile's, or fewer where it holds several runs. None where neither divides the other."""
+    def is_row(self, block: int) -> bool:
+        """Whether parts of `block` points are all of the axis."""
+        return self.whole and block > 0 and self.run == block
+
+    def block(self, tile: int, wanted: int = 0) -> int | None:
+        """Points of a part: the tile's, or fewer where it holds several runs, or all of an axis that wants to be one part.
+        None where neither divides the other."""
         run = self.run.as_int() or 0
         if self.whole:
-            return tile
+            return run if self.is_row(wanted) and tile >= run else tile
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
@@ -167,8 +172,14 @@ class Problem:
 
     def part_blocks(self, config: Config) -> dict[str, int | None]:
         """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
-        found = {s.outs[0]: self.part(s) for s in self.epilogue if s.kind == "partial"}
-        return {out: part.block(self.side(part.axis, config)) for out, part in found.items()}
+        found = {s.outs[0]: (self.part(s), s.block) for s in self.epilogue if s.kind == "partial"}
+        return {out: part.block(self.side(part.axis, config), wanted) for out, (part, wanted) in found.items()}
+
+    @cached_property
+    def whole(self) -> dict[str, int]:
+        """By axis, how many points a tile has to hold: rows that the epilogue reduces and reads again."""
+        parts = [(self.part(s), s.block) for s in self.epilogue if s.kind == "partial"]
+        return {part.axis: block for part, block in parts if part.is_row(block)}
 
     def admits(self, config: Config) -> bool:
         """Whether the tile makes parts of just the length that the plan has for what joins them, where it has one yet."""
@@ -352,8 +363,7 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
 
 def _part(s: Statement, problem: Problem) -> Part | str:
     """What a partial reduction folds of a tile, or why it cannot."""
-    assert s.rank is not None
-    folded = [v for v in problem.kernel.outer if v in ix.free_atoms(s.rank)]
+    folded = _folded(s, problem.kernel)
     axis = next((a for a, own in problem.loops.items() if folded and folded[0] in own), None)
     if axis is None or problem.template.block(axis) is None:
         return "it has no tiles along what is reduced"
@@ -364,6 +374,18 @@ def _part(s: Statement, problem: Problem) -> Part | str:
     if s.op in ("argmax", "argmin") and s.rank is not position:
         return f"places along axis {axis} are counted in another order than its tiles"
     return Part(axis, ix.product(v.extent for v in folded), len(folded) == len(own))
+
+
+def _folded(s: Statement, kernel: Kernel) -> list[Var]:
+    """The loops along which a partial reduction goes."""
+    assert s.rank is not None
+    return [v for v in kernel.outer if v in ix.free_atoms(s.rank)]
+
+
+def _row(s: Statement, kernel: Kernel) -> list[Var]:
+    """The loops of a partial reduction that makes one part of all its points."""
+    loops = _folded(s, kernel)
+    return loops if s.block > 0 and ix.product(v.extent for v in loops) == s.block else []
 
 
 def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]) -> Kernel | None:
@@ -413,15 +435,19 @@ def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Templat
 
 
 def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]) -> bool:
-    """Whether the rows of a matrix product, not its columns, are contiguous in what is stored: then the product is turned, so
-    that the last axis of the result is the contiguous one."""
+    """Whether the rows of a matrix product, not its columns, are contiguous in what is stored, or have to be in one tile each:
+    then the product is turned, so that the last axis of the result is the one."""
     if len(values) != 2:
         return False
     left, right = (v.variables() for v in values)
+    rows = [v for s in kernel.statements if s.kind == "partial" for v in _row(s, kernel)]
+    if rows:  # tiles are longer along the last axis
+        return any(v in left for v in rows) and not any(v in right for v in rows)
     score = 0
     for s in kernel.statements:
+        points = all(v in ix.free_atoms(s.store[0]) for v in kernel.outer if v.extent != 1)  # not one for each row
         for out, kept in zip(s.outs, s.stored, strict=True):
-            for v in kernel.outer if kept and s.kind != "partial" else ():
+            for v in kernel.outer if kept and points and s.kind != "partial" else ():
                 if ix.stride_of(s.store[0], v) == 1 and (v in left) != (v in right):
                     score += graph.buffers[out].dtype.itemsize * (1 if v in left else -1)
     return score > 0

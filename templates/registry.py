@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from kgen.templates.contract import Template
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
-BUILT_IN = ("kgen.templates.triton.matmul", "kgen.templates.triton.matmul_tma", "kgen.templates.cpp.matmul")
+BUILT_IN = (
+    "kgen.templates.triton.matmul",
+    "kgen.templates.triton.matmul_tma",
+    "kgen.templates.triton.matmul_resident",
+    "kgen.templates.cpp.matmul",
+)
 
 T = TypeVar("T")
 

@@ -35,16 +35,17 @@ class IndentedSlots(Extension):
 class OperandSlot:
     """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
     an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
-    ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0."""
+    ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0. A tile in front of a loop
+    that holds other slots, ``{{ A.tile("a", "rm", "rk", own=True) }}``, has variables of its own: Triton's have one type."""
 
     name: str
-    fill: Callable[[str, int, str, Sequence[str]], Lines]
+    fill: Callable[..., Lines]
     facts: dict[str, Any]
     count: int = 1
     number: int = 0
 
-    def tile(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, self.number, name, indices))
+    def tile(self, name: str, *indices: str, **how: bool) -> str:
+        return "\n".join(self.fill(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[OperandSlot]:
         return (OperandSlot(self.name, self.fill, self.facts, 1, number) for number in range(self.count))
@@ -86,7 +87,9 @@ class Filler(Protocol):
     problem: Problem
     config: Config
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> Lines: ...
+    @property
+    def tile(self) -> Callable[..., Lines]:
+        """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
 
     @property
     def store(self) -> Callable[..., Lines]:

@@ -50,7 +50,10 @@ from kgen.record import EagerRecord, Recorder, recording
 from kgen.templates.contract import Config
 from kgen.tuning.only import only
 
-GPU_TEMPLATES = ("triton_matmul", "triton_matmul_tiles", "triton_matmul", "triton_matmul_persistent", "triton_matvec")
+GPU_TEMPLATES = (
+    "triton_matmul", "triton_matmul_tiles", "triton_matmul_resident", "triton_matmul", "triton_matmul_persistent",
+    "triton_matvec",
+)  # fmt: skip
 CPU_TEMPLATES = ("cpp_matmul",)
 MOST = 20000
 # The copy engine wants rows that begin at multiples of 16 bytes.

@@ -295,7 +295,7 @@ GRAPHS: dict[str, Graph] = {
     "attention": Graph(
         lambda q, k, v: ((q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v).tanh(),
         lambda m: [m(2, 9, 8), m(2, 9, 8), m(2, 9, 8)],
-        _kinds("rows, points"),
+        _kinds("points"),  # a row is in one tile of the product
         backward=True,
     ),
 }

@@ -147,11 +147,11 @@ CASES = {
         lambda x, w, y: (lambda h: (h, h.square().sum(-1)))(x @ w + y), lambda: (*rows()(), r(70, 90)), ("sum",), stored=True
     ),
     "rms_norm": Case(
-        lambda x, w, b, g: F.rms_norm(F.linear(x, w, b), (90,), g),
-        lambda: (r(2, 35, 40), r(90, 40), r(90), r(90)), ("sum",), 3, True, ("aten.addmm", "aten.mean"),
+        lambda x, w, b, g: F.rms_norm(F.linear(x, w, b), (1100,), g),  # longer than a tile that holds whole rows
+        lambda: (r(2, 35, 40), r(1100, 40), r(1100), r(1100)), ("sum",), 3, True, ("aten.addmm", "aten.mean"),
     ),
     "layer_norm": Case(
-        lambda x, w: F.layer_norm(F.linear(x, w), (90,)), lambda: (r(70, 40), r(90, 40)), ("welford",), 3, True,
+        lambda x, w: F.layer_norm(F.linear(x, w), (1100,)), lambda: (r(70, 40), r(1100, 40)), ("welford",), 3, True,
         ("aten.mm", "aten.var_mean"),
     ),
     "followed": Case(lambda x, w, b: torch.rsqrt((x @ w).square().mean(-1) + b) * 3, lambda: (*rows()(), r(70)), ("sum",)),

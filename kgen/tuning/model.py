@@ -56,7 +56,7 @@ def order(problem: Problem, config: Config) -> Hashable:
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
     own = problem.template.method("seconds")
-    joining = LAUNCH[problem.device.kind] if any(s.kind == "partial" for s in problem.epilogue) else 0.0
+    joining = LAUNCH[problem.device.kind] if problem.reduces_tiles and not problem.whole else 0.0
     return joining + (float(own(problem, config)) if own else roofline(problem))
 
 

@@ -32,6 +32,9 @@ LARGE_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.86, 0.82
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
+# Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
+# because it is wide, not because there are few rows to read a matrix for.
+LOW_TILE, LOW_RATE = 64, 0.45
 # And of the units that multiply float32 numbers exactly.
 EXACT_RATE = 0.5
 # Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
@@ -46,13 +49,14 @@ IDLE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, and
-    of these."""
+    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of which
+    `work` is arithmetic, and of the stores."""
 
     products: float
     step: float
     epilogue: float
     stores: float
+    work: float
 
 
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -68,7 +72,8 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     ahead = config.STAGES - 1  # steps whose operands are on their way
     if not config.get("FLATTEN"):  # none of the next tile's
         ahead = min(ahead, math.ceil(problem.size("k") / config.BLOCK_K))
-    products = tile.products * max(1.0, LATENCY / (ahead * tile.step * together))
+    covered = ahead * tile.step * together
+    products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
         busy = each * products + (0 if stays else each * START / together) + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
@@ -84,6 +89,20 @@ def streamed(problem: Problem, config: Config) -> float:
     """The time of a kernel that does nothing but read, with programs enough."""
     wasted = math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K / problem.size("k")
     return LAUNCH + _streaming(problem, 1.0) * wasted
+
+
+def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
+    """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
+    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
+    device, tile = problem.device, tile_of(problem, config)
+    programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
+    limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
+    together = max(1, min(limit, math.ceil(programs / device.processors)))
+    loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
+    walk = config.TILES * (tile.products + tile.work + LATENCY / together)
+    each = math.ceil(programs / device.processors)
+    busy = each * (walk + (loading + START) / together)
+    return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
 
 
 def _streaming(problem: Problem, waves: float) -> float:
@@ -104,8 +123,8 @@ def tile_of(problem: Problem, config: Config) -> Tile:
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     if not _stores_vectors(problem):  # by many instructions, which a program waits for
-        return Tile(steps * step, step, work + read * share + STRADDLING * stores, 0.0)
-    return Tile(steps * step, step, work + read * share, stores)
+        return Tile(steps * step, step, work + read * share + STRADDLING * stores, 0.0, work)
+    return Tile(steps * step, step, work + read * share, stores, work)
 
 
 @once
@@ -120,7 +139,9 @@ def _stores_vectors(problem: Problem) -> bool:
 
 @once
 def _epilogue_cost(problem: Problem) -> int:
-    """Elementary operations for each result."""
+    """Elementary operations for each result. Where rows are read again, what was computed is still there."""
+    if problem.whole:
+        return vs.total_cost([root for s in problem.epilogue for root in s.roots])
     return sum(vs.total_cost(s.roots) for s in problem.epilogue)
 
 
@@ -148,6 +169,8 @@ def _share(problem: Problem, config: Config, area: int) -> float:
         rate *= BYTE_SHARE
     if problem.main_dtype is torch.float32 and problem.rate < problem.device.flops / 2:
         rate = EXACT_RATE
+    if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
+        rate = min(rate, LOW_RATE)
     whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
     for member in problem.members:
         for one in member.values():

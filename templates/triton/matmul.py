@@ -16,6 +16,13 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
 FLOAT8_ARCH = 89
 MIN_BLOCK = 16
+# Tiles, steps along k, warps and stages where a tile holds whole rows, by its columns: about 128 sums a thread at most, which
+# leave registers for an epilogue.
+WIDE = {
+    256: ((64, 256, 64, 8, 4), (32, 256, 64, 4, 4), (16, 256, 64, 4, 4)),
+    512: ((64, 512, 64, 8, 3), (64, 512, 32, 8, 4), (32, 512, 64, 8, 3), (16, 512, 64, 4, 3)),
+    1024: ((32, 1024, 32, 8, 2), (32, 1024, 32, 16, 2), (32, 1024, 32, 16, 3), (16, 1024, 32, 8, 3)),
+}
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS, HOPPER = 64, 90
 
@@ -26,6 +33,12 @@ def order_of_dots(problem: Problem, config: Config) -> Hashable:
     if problem.main_dtype in FLOAT8:
         return config.values
     return problem.device.arch >= HOPPER and config.BLOCK_M >= ASYNCHRONOUS and config.WARPS % 4 == 0
+
+
+def block_of_row(problem: Problem) -> int:
+    """Columns of a tile that holds whole rows, where the epilogue needs that; else 0."""
+    row = problem.whole.get("n", 0)
+    return 1 << (row - 1).bit_length() if row else 0
 
 
 def refuse_dot(problem: Problem) -> str | None:
@@ -42,8 +55,8 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
-    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256), knob(64, 32, 128)
-    GROUP, WARPS, STAGES = knob(8), knob(4, 8), knob(3, 4, 2)
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
+    GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse_dot(problem)
@@ -53,6 +66,7 @@ class Matmul:
         if problem.size("m") <= MIN_BLOCK:
             yield from _few_rows(problem, wide)
         for m, n, k, warps, stages in (
+            *WIDE.get(block_of_row(problem), ()),
             (128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
             (64, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (16, 64, 128, 4, 4), (16, 128, 64, 4, 4),
             (32, 32, 64, 2, 4),

@@ -18,11 +18,20 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes, epilogue_boxes
-from kgen.templates.triton.matmul import HOPPER, order_of_dots, refuse_dot
+from kgen.templates.triton.matmul import HOPPER, block_of_row, order_of_dots, refuse_dot
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
 # Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
 ROW = 128
+# Tiles that hold whole rows, by their columns, as in the table of `TilesMatmul`.
+WIDE = {
+    256: ((64, 256, ROW, 8, 4, 1, True), (64, 256, ROW, 8, 3, 1, True)),
+    512: (
+        (64, 512, ROW, 8, 3, 1, True), (64, 512, ROW, 8, 2, 1, True), (64, 512, ROW // 2, 8, 4, 1, True),
+        (32, 512, ROW, 8, 3, 1, True),
+    ),
+    1024: ((32, 1024, ROW // 2, 8, 3, 1, True), (32, 1024, ROW // 2, 16, 3, 1, True)),
+}  # fmt: skip
 # Bytes of shared memory that synchronise the stages, and what is lost to alignment.
 BARRIERS = 1024
 
@@ -163,8 +172,9 @@ class TilesMatmul:
         operand("b", "k", "n", access="tma", many=True),
         result("b", "m", "n", access="tma", many=True),
     )
-    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256), knob(128, 256, 64), knob(64, 32, 128)
-    GROUP, PARTS, ENGINE, WARPS, STAGES = knob(8), knob(1, 2), knob(True, False), knob(4, 8), knob(3, 4, 5, 6)
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
+    GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
+    WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
@@ -180,6 +190,7 @@ class TilesMatmul:
             (128, 64, ROW, 4, 4, 1, True), (64, 64, ROW, 4, 4, 1, True), (64, 32, ROW, 4, 4, 1, True),
             (128, 256, ROW, 8, 4, 2, True), (128, 256, ROW, 8, 3, 1, True), (64, 128, 2 * ROW, 4, 3, 1, True),
             (64, 64, 2 * ROW, 4, 4, 1, True),
+            *WIDE.get(block_of_row(problem), ()),
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:

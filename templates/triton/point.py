@@ -49,6 +49,7 @@ class PointEmitter:
 
     order = ""  # the letters of the axes, as masks list them
     wide = False
+    suffix = ""  # of loop variables and masks
 
     def __init__(self, graph: ir.Graph, exact: set[Value]) -> None:
         self.graph, self.exact = graph, exact
@@ -230,10 +231,14 @@ class PointEmitter:
         return f"{self._pointer(buffer)} + ({at})"
 
     def _mask_argument(self, level: Axes) -> str:
-        parts = [f"in_{axis}" for axis in self.order if axis in level and axis in self.masked()]
+        parts = [self.inside(axis) for axis in self.order if axis in level and axis in self.masked()]
         if self.guard is not None:
             parts.append(self.guard[0])
         return f", {' & '.join(parts)}" if parts else ""
+
+    def inside(self, axis: str) -> str:
+        """The mask of the points before the end of an axis."""
+        return f"in_{axis}{self.suffix}"
 
     def _variable(self, atom: Atom) -> str:
         if isinstance(atom, ix.Size):
@@ -241,7 +246,7 @@ class PointEmitter:
             return clean(atom.name)
         self.variables.add(atom)
         assert isinstance(atom, ix.Var)
-        return atom.name
+        return atom.name + self.suffix
 
     def _indirect(self, value: Value, extent: Expr) -> str:
         """An index from data: out of range is an error of the caller's, as in eager a trap of the device."""
@@ -255,7 +260,7 @@ class PointEmitter:
             found = self._fresh("at")
             lines = scope.lines
             inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
-            outside = [f"~in_{axis}" for axis in self.order if axis in axes and axis in self.masked()]
+            outside = [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
             outside += [f"~{self.guard[0]}"] if self.guard else []
             lines.append(f'tl.device_assert({" | ".join([f"({inside})", *outside])}, "index out of range")')
             lines.append(f"{found} = {name}" + ("" if self.wide else ".to(tl.int32)"))

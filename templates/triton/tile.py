@@ -122,16 +122,19 @@ class TileEmitter(PointEmitter):
         """Reduces the tile along an axis; later statements find the results at each point of it."""
         part = self.problem.part(s)
         at = next(k for k, d in enumerate(self.dimensions) if d.axis == part.axis)
-        runs = self.problem.side(part.axis, config) // s.block
+        runs = 1 if part.whole else self.problem.side(part.axis, config) // s.block
         lengths = [d.block for d in self.dimensions]
         cut = [*lengths[:at], str(runs), str(s.block), *lengths[at + 1 :]]
-        tiles = self._folding(s, part.axis)
+        tiles = self._folding(s, part)
         if runs > 1:
             tiles = [f"tl.reshape({tile}, [{', '.join(cut)}])" for tile in tiles]
         names = tuple(self._fresh(clean(out)) for out in s.outs)
-        rest = [self._fresh("count")] if s.op == "welford" else []
-        text = REDUCE[s.op].across.format(*tiles, axis=at + (runs > 1))
-        self._line(f"{', '.join([*names, *rest])} = {text}")
+        if s.op == "welford" and self._is_filled(s, part):
+            self._fold_spread(s, tiles[0], names, at + (runs > 1), "" if runs > 1 else part.axis)
+        else:
+            rest = [self._fresh("count")] if s.op == "welford" else []
+            text = REDUCE[s.op].across.format(*tiles, axis=at + (runs > 1))
+            self._line(f"{', '.join([*names, *rest])} = {text}")
         for out, name in zip(s.outs, names, strict=True):
             spread = f"tl.expand_dims({name}, {at + (runs > 1)})"
             if runs == 1:
@@ -141,9 +144,30 @@ class TileEmitter(PointEmitter):
                 self._define(out, spread, self.level, False)
         return Folded(s, part.axis, part, runs, s.block, names)
 
-    def _folding(self, s: Statement, axis: str) -> list[str]:
+    def _is_filled(self, s: Statement, part: Part) -> bool:
+        """Whether every part that counts has just so many points as the statement says."""
+        return not part.whole or part.is_row(s.block) or part.axis not in self.masked()
+
+    def _fold_spread(self, s: Statement, tile: str, names: Sequence[str], at: int, axis: str) -> None:
+        """Mean and squared deviations of points that stay in registers: two sums are cheaper than joining pairs of states."""
+        mean, m2 = names
+        self._line(f"{mean} = tl.sum({tile}, {at}) / {literal(s.block, s.value.dtype)}")
+        apart = f"{tile} - tl.expand_dims({mean}, {at})"
+        apart = self._bind("apart", f"tl.where({self.inside(axis)}, {apart}, 0)" if axis in self.masked() else apart)
+        self._line(f"{m2} = tl.sum({apart} * {apart}, {at})")
+
+    def _pointwise(self, s: Statement) -> None:
+        """What there is one of for each row is stored once a row."""
+        tile = self.level
+        if s.stored[0]:
+            self.level = self._expr_axes(s.store[0]) | self.axes(s.value)
+        super()._pointwise(s)
+        self.level = tile
+
+    def _folding(self, s: Statement, part: Part) -> list[str]:
         """The tiles that a fold takes; points past the end of the axis leave it unchanged."""
-        inside = f"in_{axis}" if axis in self.masked() else None
+        axis = part.axis
+        inside = self.inside(axis) if axis in self.masked() else None
         tile = self._tile(s.value)
         if inside is not None:
             tile = f"tl.where({inside}, {tile}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
@@ -151,7 +175,7 @@ class TileEmitter(PointEmitter):
         if s.op in ("argmax", "argmin"):
             assert s.rank is not None
             return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.int64)")]
-        if s.op == "welford":
+        if s.op == "welford" and not self._is_filled(s, part):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
         return [tile]
@@ -168,7 +192,7 @@ class TileEmitter(PointEmitter):
             lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
             head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
             if d.ragged:
-                head.append(f"in_{d.axis} = {lifted} < ({self.text(self.problem.extent(d.axis))})")
+                head.append(f"{self.inside(d.axis)} = {lifted} < ({self.text(self.problem.extent(d.axis))})")
         self.parameters.count = self.counter
         self.parameters.checks |= self.checks
         return [*head, *lines]
@@ -181,8 +205,9 @@ class TileEmitter(PointEmitter):
             if v in self.variables:
                 quotient = index if divisor == 1 else f"({index} // ({self.text(divisor)}))"
                 rest = "" if v is d.loops[0] else f" % ({self.text(v.extent)})"
-                lines.append(f"{v.name} = {quotient}{rest}")
-                self.made_names.add(v.name)
+                name = self._variable(v)
+                lines.append(f"{name} = {quotient}{rest}")
+                self.made_names.add(name)
             divisor = divisor * v.extent
         return lines
 
@@ -257,9 +282,10 @@ class Slots:
             dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
-        indices, or, of an operand that is to come through the copy engine, where the tile begins."""
+        indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
+        it may stand in front of a loop that has others of the same names."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
@@ -270,13 +296,14 @@ class Slots:
                 return [f"{name} = {self.move(found, box, one.axes, starts, one.loops, {}).load()}"]
             indices = [self._indices(axis, start) for axis, start in zip(one.axes, indices, strict=True)]
         emitter = self.emitter(one.axes, indices, one.loops, {})
+        emitter.suffix = f"_{name}" if own else ""
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
         else:
             value = emitter.emit(one.value)
             if emitter.axes(one.value) != emitter.level:
                 value = f"tl.broadcast_to({value}, {emitter._shape(emitter.level)})"
-            masks = [f"in_{d.axis}" for d in emitter.dimensions if d.ragged]
+            masks = [emitter.inside(d.axis) for d in emitter.dimensions if d.ragged]
             if masks:
                 value = f"tl.where({' & '.join(masks)}, {value}, {literal(_zero(one.value.dtype), one.value.dtype)})"
             text = f"({value}).to({TRITON_TYPES[one.dtype].storage})"
@@ -328,7 +355,7 @@ class Slots:
             else:
                 emitter._pointwise(s)
         lines += emitter.finish()
-        for one in folded:
+        for one in (one for one in folded if any(one.statement.stored)):
             lines += self._store_parts(one, axes, indices, lengths)
         return lines
 
