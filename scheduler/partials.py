@@ -22,7 +22,7 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
-from kgen.scheduler.picks import with_picks
+from kgen.scheduler.picks import checked, with_picks
 from kgen.sizes import Sizes
 from kgen.values import Index, Value
 from kgen.verdict import Outcome, Reason, Verdict
@@ -105,17 +105,19 @@ def _refusal(plan: Schedule, name: str) -> Verdict:
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
-    products = frozenset(n.out for n in nodes if isinstance(n, ir.Contraction) and n.vendor is None)
-    picked = with_picks(graph, nodes, products)
-    search = _Search(graph, tiles, picked)
-    if search.stored & products:  # to pick an element of what lies in memory is better left to who needs it
-        picked = with_picks(graph, nodes, products - search.stored)
-        search = _Search(graph, tiles, picked)
+    each = _Search(graph, tiles, nodes).traced
+    while True:  # to pick an element of what lies in memory is better left to who needs it
+        picked = with_picks(graph, nodes, frozenset(each))
+        search = _Search(graph, tiles, picked.nodes)
+        stored = {name for name, traced in each.items() if traced.product in search.stored}
+        if not stored:
+            break
+        each = {name: traced for name, traced in each.items() if name not in stored}
     sites = search.worthwhile()
     out: list[ir.Node] = []
-    for node in picked:
+    for node in picked.nodes:
         site = sites.get(ir.outs(node)[0]) if isinstance(node, ir.Reduction) else None
-        out += [node] if site is None else _Cut(graph, site).run()
+        out += [node] if site is None else _Cut(graph, site, picked.columns.get(site.node.outs[0])).run()
     return out
 
 
@@ -295,10 +297,10 @@ def reduction_of(name: str) -> str | None:
 
 
 class _Cut:
-    """Writes one reduction as parts, and what joins them."""
+    """Writes one reduction as parts, and what joins them. Of a pick, only the part with the `column` counts."""
 
-    def __init__(self, graph: ir.Graph, site: Site) -> None:
-        self.graph, self.site, self.node = graph, site, site.node
+    def __init__(self, graph: ir.Graph, site: Site, column: Expr | None) -> None:
+        self.graph, self.site, self.node, self.column = graph, site, site.node, column
         self.part = ix.var(PART, site.count)
         self.row = tuple(v.expr() for v in self.node.vars)
         self.kept = (*self.node.vars, *site.rest)  # loops that a part does not reduce
@@ -343,6 +345,8 @@ class _Cut:
 
     def _joining(self) -> list[ir.Node]:
         node, site = self.node, self.site
+        if self.column is not None:
+            return [self._pointwise(node.outs[0], self._picked(self.column))]
         if not self.joined and len(node.outs) == 2:
             return [self._pointwise(out, self._load(name)) for out, name in zip(node.outs, site.parts, strict=True)]
         if node.op in ("argmax", "argmin"):
@@ -355,6 +359,12 @@ class _Cut:
             raised = vs.call("exp", vs.call("sub", self._load(site.maximum.parts[0]), shift))
             value = vs.call("mul", raised, value)
         return [self._reduction(node.outs[0], value, node.op)]
+
+    def _picked(self, column: Expr) -> Value:
+        """The part that has the column; where there is but one, an index expression would not need the column."""
+        at = ix.floordiv(column, self.site.block)
+        value = self._load(self.site.parts[0], (at, *self.row))
+        return checked(column, self.site.length, value) if self.one else value
 
     def _joining_places(self) -> list[ir.Node]:
         """The first part with the extreme value, and the place that it says."""
