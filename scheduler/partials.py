@@ -317,14 +317,20 @@ class _Cut:
         kinds = [value.dtype] * len(node.outs)
         if node.op in ("argmax", "argmin"):
             kinds[1] = torch.int64
+        extents = [v.extent for v in self.kept]
+        *rows, step = ix.contiguous_strides([*extents, site.count])  # parts of a row are neighbours: one warp joins them
         for name, kind in zip(site.parts, kinds, strict=True):
-            self._buffer(name, kind, (site.count, *(v.extent for v in self.kept)))
+            self._buffer(name, kind, (site.count, *extents), (step, *rows))
         partial = ir.Partial(site.parts, self.kept, site.loops, node.op, value, site.block, site.fixed, node.origin)
         return [partial, *self._joining()]
 
-    def _buffer(self, name: str, kind: torch.dtype, sizes: Sequence[Expr]) -> None:
+    def _buffer(self, name: str, kind: torch.dtype, sizes: Sequence[Expr], strides: Sequence[Expr]) -> None:
         device = self.graph.buffers[self.node.outs[0]].device
-        self.graph.buffers[name] = ir.Buffer(name, kind, device, tuple(sizes), ix.contiguous_strides(sizes))
+        self.graph.buffers[name] = ir.Buffer(name, kind, device, tuple(sizes), tuple(strides))
+
+    def _row_buffer(self, name: str, kind: torch.dtype) -> None:
+        sizes = [v.extent for v in self.node.vars]
+        self._buffer(name, kind, sizes, ix.contiguous_strides(sizes))
 
     def _load(self, name: str, index: Index | None = None) -> Value:
         return vs.load(name, self.index if index is None else index, self.graph.buffers[name].dtype)
@@ -370,7 +376,7 @@ class _Cut:
         """The first part with the extreme value, and the place that it says."""
         best, place = self.node.outs
         winner = f"{place}_part"
-        self._buffer(winner, torch.int64, [v.extent for v in self.node.vars])
+        self._row_buffer(winner, torch.int64)
         which = ir.Reduction(
             (best, winner), self.node.vars, self.joined, self.node.op, self._load(self.site.parts[0]), self.node.origin
         )
@@ -381,7 +387,7 @@ class _Cut:
         mean, m2 = self.node.outs
         means, squares = (self._load(name) for name in self.site.parts)
         kind, total = means.dtype, f"{mean}_total"
-        self._buffer(total, kind, [v.extent for v in self.node.vars])
+        self._row_buffer(total, kind)
         filled = vs.cast(vs.index_value(self._filled()), kind)
         whole = vs.cast(vs.index_value(ix.product(v.extent for v in self.node.rvars)), kind)
         overall = vs.call("truediv", self._load(total, self.row), whole)
