@@ -86,6 +86,7 @@ class TileEmitter(PointEmitter):
         self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
         self.level = frozenset(self.order)
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
+        self.folded: Dimension | None = None  # along which the tile is being reduced
 
     def masked(self) -> Axes:
         return self._masked
@@ -119,6 +120,7 @@ class TileEmitter(PointEmitter):
     def _folding(self, s: Statement, axis: str) -> list[str]:
         """The tiles that a fold takes; points past the end of the axis leave it unchanged."""
         inside = f"in_{axis}" if axis in self.masked() else None
+        self.folded = next(d for d in self.dimensions if d.axis == axis)
         tile = self._tile(s.value)
         if inside is not None:
             tile = f"tl.where({inside}, {tile}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
@@ -130,6 +132,23 @@ class TileEmitter(PointEmitter):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
         return [tile]
+
+    def _value_text(self, value: Value) -> str:
+        return self._picked(value) or super()._value_text(value)
+
+    def _picked(self, value: Value) -> str | None:
+        """``index == number`` along the axis that is folded, for a number that the points of a row share: compared with the
+        place in the tile, which the compiler knows of each register. The points of a tile that is folded are neighbours."""
+        if value.op != "eq" or self.folded is None:
+            return None
+        place, number = value.args
+        place = place.args[0] if place.op == "cast" else place
+        if place.op != "index" or self.folded.loops != (place.attr.atom(),) or self.folded.axis in self.axes(number):
+            return None
+        name = self.emit(number)
+        lift = ", ".join(":" if d is self.folded else "None" for d in self.dimensions)
+        first = f"tl.cast(tl.min({self.folded.index}, 0), {TRITON_TYPES[number.dtype].compute})"
+        return f"tl.arange(0, {self.folded.block})[{lift}] == {name} - {first}"
 
     def finish(self) -> list[str]:
         """The statements, after those that work out the loop variables they need."""
