@@ -388,6 +388,48 @@ def test_the_sums_of_a_softmax_alone(options: dict[str, Any]) -> None:
     check(maximum_and_sum, *args, tolerance=2e-2, options=options)
 
 
+@LANGUAGES
+def test_a_pick_of_each_column(options: dict[str, Any]) -> None:
+    def f(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+        y = x @ w
+        return y.amax(0) - y.gather(0, row[None])[0]
+
+    args = (r(70, 40), r(40, 90), targets(90, 70))
+    assert sorted(parts(plan_of(f, *args))) == ["max", "sum"]
+    check(f, *args, options=options)
+
+
+@pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
+def test_a_cross_entropy_of_tiles_in_parts(template: str) -> None:
+    def smallest(configs: Sequence[Config]) -> Sequence[Config]:
+        return sorted((c for c in configs if c.PARTS > 1), key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
+
+    with forced(template, smallest) as made:
+        check(cross_entropy, r(136, 40), r(264, 40), targets(136, 264))
+    assert "_parts" in made.products[0].source
+
+
+@pytest.mark.ptx
+def test_a_cross_entropy_waits_for_no_memory() -> None:
+    """The main loop has all of its stages, which an assertion in the epilogue would take from it, and nothing is spilled."""
+
+    def persistent(configs: Sequence[Config]) -> Sequence[Config]:
+        return [c for c in configs if (c.BLOCK_M, c.BLOCK_N, c.STAGES, c.FLATTEN) == (128, 256, 4, True)][:1]
+
+    with forced("triton_matmul_persistent", persistent, runs=False) as made:
+        compiled(loss, r(512, 1024, dtype=half), r(8192, 1024, dtype=half), targets(512, 8192))
+    (found,) = triton.compile_kernels(made.products, 90)
+    assert found.shared > 4 * (128 + 256) * 64 * 2
+    assert found.stack == 0
+
+
+def test_one_kernel_joins_the_parts_of_long_rows() -> None:
+    """They are neighbours in memory: a warp holds a row of them, so that neither the maximum nor the sum needs a second one."""
+    plan = plan_of(lambda x, w: torch.logsumexp(x @ w, -1), r(1024, 16), r(16, 8192))
+    assert sorted(parts(plan)) == ["max", "sum"]
+    assert len(plan.kernels) == 2
+
+
 def test_a_pick_of_what_tiles_find_out_is_made_afterwards() -> None:
     """Where the index of what is picked waits for the rows' maxima, the product is stored."""
 
@@ -479,6 +521,19 @@ def test_what_is_not_picked_is_not_seen(options: dict[str, Any]) -> None:
     target = torch.tensor([4, 79, 41, 39, 0, 31, 32, 89])
     assert sorted(parts(plan_of(f, r(8, 40), r(40, 90), mask, target))) == ["min", "sum"]
     check(f, r(8, 40), r(40, 90), mask, target, options=options)
+
+
+def test_exponentials_below_the_maximum_of_their_tile_are_the_hardwares() -> None:
+    """Where these are less exact than eager's they are next to nothing; others stay as they are."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y.logsumexp(-1), y.exp().sum(0)
+
+    with recording() as recorder:
+        compiled(f, r(70, 40), r(40, 90))
+    [product] = [s for g in recorder.graphs for c in g.units.calls.values() if "ACCUMULATOR" in (s := c.launch.source)]
+    assert (product.count("lib.fast_exp("), product.count("lib.exp(")) == (1, 1)
 
 
 # ---- dynamic shapes -------------------------------------------------------------------------------------------------

@@ -77,8 +77,14 @@ def sigmoid(x):
 
 
 @triton.jit
+def fast_exp(x):
+    """The hardware's power of two. Triton's own exp scales around it to keep subnormal results, in three more instructions."""
+    return libdevice.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def fast_sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(0.0 - x))
+    return 1.0 / (1.0 + fast_exp(0.0 - x))
 
 
 @triton.jit
@@ -87,14 +93,14 @@ def fast_erf(x):
     magnitude = tl.abs(x)
     t = 1.0 / (1.0 + 0.3275911 * magnitude)
     terms = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    found = 1.0 - terms * tl.exp(0.0 - magnitude * magnitude)
+    found = 1.0 - terms * fast_exp(0.0 - magnitude * magnitude)
     return tl.where(x < 0, 0.0 - found, found)
 
 
 @triton.jit
 def fast_tanh(x):
     """1 - 2 / (exp(2x) + 1), whose absolute error is a few units of 2^-24: near zero, where that counts, x - x^3 / 3."""
-    far = 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+    far = 1.0 - 2.0 / (fast_exp(2.0 * x) + 1.0)
     return tl.where(tl.abs(x) < 0.04, x - x * x * x * 0.33333334, far)
 
 

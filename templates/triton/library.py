@@ -94,6 +94,7 @@ from kgen.templates.triton.functions import (
     exp2,
     expm1,
     fast_erf,
+    fast_exp,
     fast_sigmoid,
     fast_tanh,
     hypot,

@@ -80,7 +80,7 @@ FAST_OPS: dict[str, str] = {
     "reciprocal": "1.0 / {0}",
     "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt({0})",
-    "exp": "tl.exp({0})",
+    "exp": "lib.fast_exp({0})",
     "exp2": "tl.exp2({0})",
     "log": "tl.log({0})",
     "log2": "tl.log2({0})",
