@@ -90,7 +90,13 @@ def _plain_library() -> ModuleType:
         if isinstance(value, triton.KernelInterface):
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
     names["branch_constant"] = lambda value, program: value  # inline assembly, for the compiler's sake
+    names["trap_unless"] = _trap_unless
     return plain
+
+
+def _trap_unless(inside: Any) -> None:
+    if not np.all(inside.handle.data):
+        raise IndexError("index out of range in a kernel")
 
 
 def _half_turns(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -121,7 +121,7 @@ from kgen.templates.triton.functions import (
     tan,
     tanh,
 )
-from kgen.templates.triton.products import column_halves, column_parts, dot, grouped_tile
+from kgen.templates.triton.products import column_halves, column_parts, dot, grouped_tile, trap_unless
 from kgen.templates.triton.random import (
     box_muller,
     halves,

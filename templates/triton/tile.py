@@ -32,7 +32,6 @@ class Parameters:
     sizes: dict[str, None] = field(default_factory=dict)
     made_names: set[str] = field(default_factory=set)
     count: int = 0
-    checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +132,9 @@ class TileEmitter(PointEmitter):
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
         return [tile]
 
+    def _checked(self, condition: str) -> str:
+        return f"lib.trap_unless({condition})"
+
     def _value_text(self, value: Value) -> str:
         return self._picked(value) or super()._value_text(value)
 
@@ -164,7 +166,6 @@ class TileEmitter(PointEmitter):
             if d.ragged:
                 head.append(f"in_{d.axis} = {lifted} < ({self.text(self.problem.extent(d.axis))})")
         self.parameters.count = self.counter
-        self.parameters.checks |= self.checks
         return [*head, *lines]
 
     def _loops(self, d: Dimension, index: str) -> list[str]:
