@@ -22,7 +22,7 @@ from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
-from kgen.scheduler.picks import with_picks
+from kgen.scheduler.picks import checked, with_picks
 from kgen.sizes import Sizes
 from kgen.values import Index, Value
 from kgen.verdict import Outcome, Reason, Verdict
@@ -106,17 +106,19 @@ def _refusal(plan: Schedule, name: str) -> Verdict:
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
-    products = frozenset(n.out for n in nodes if isinstance(n, ir.Contraction) and n.vendor is None)
-    picked = with_picks(graph, nodes, products)
-    search = Search(graph, tiles, picked)
-    if search.stored & products:  # to pick an element of what lies in memory is better left to who needs it
-        picked = with_picks(graph, nodes, products - search.stored)
-        search = Search(graph, tiles, picked)
+    each = Search(graph, tiles, nodes).traced
+    while True:  # to pick an element of what lies in memory is better left to who needs it
+        picked = with_picks(graph, nodes, frozenset(each))
+        search = Search(graph, tiles, picked.nodes)
+        stored = {name for name, traced in each.items() if traced.product in search.stored}
+        if not stored:
+            break
+        each = {name: traced for name, traced in each.items() if name not in stored}
     sites = search.worthwhile()
     out: list[ir.Node] = []
-    for node in picked:
+    for node in picked.nodes:
         site = sites.get(ir.outs(node)[0]) if isinstance(node, ir.Reduction) else None
-        out += [node] if site is None else _Cut(graph, site).run()
+        out += [node] if site is None else _Cut(graph, site, picked.columns.get(site.node.outs[0])).run()
     return out
 
 
@@ -296,10 +298,10 @@ def reduction_of(name: str) -> str | None:
 
 
 class _Cut:
-    """Writes one reduction as parts, and what joins them."""
+    """Writes one reduction as parts, and what joins them. Of a pick, only the part with the `column` counts."""
 
-    def __init__(self, graph: ir.Graph, site: Site) -> None:
-        self.graph, self.site, self.node = graph, site, site.node
+    def __init__(self, graph: ir.Graph, site: Site, column: Expr | None) -> None:
+        self.graph, self.site, self.node, self.column = graph, site, site.node, column
         self.part = ix.var(PART, site.count)
         self.row = tuple(v.expr() for v in self.node.vars)
         self.kept = (*self.node.vars, *site.rest)  # loops that a part does not reduce
@@ -316,14 +318,20 @@ class _Cut:
         kinds = [value.dtype] * len(node.outs)
         if node.op in ("argmax", "argmin"):
             kinds[1] = torch.int64
+        extents = [v.extent for v in self.kept]
+        *rows, step = ix.contiguous_strides([*extents, site.count])  # parts of a row are neighbours: one warp joins them
         for name, kind in zip(site.parts, kinds, strict=True):
-            self._buffer(name, kind, (site.count, *(v.extent for v in self.kept)))
+            self._buffer(name, kind, (site.count, *extents), (step, *rows))
         partial = ir.Partial(site.parts, self.kept, site.loops, node.op, value, site.block, site.fixed, node.origin)
         return [partial, *self._joining()]
 
-    def _buffer(self, name: str, kind: torch.dtype, sizes: Sequence[Expr]) -> None:
+    def _buffer(self, name: str, kind: torch.dtype, sizes: Sequence[Expr], strides: Sequence[Expr]) -> None:
         device = self.graph.buffers[self.node.outs[0]].device
-        self.graph.buffers[name] = ir.Buffer(name, kind, device, tuple(sizes), ix.contiguous_strides(sizes))
+        self.graph.buffers[name] = ir.Buffer(name, kind, device, tuple(sizes), tuple(strides))
+
+    def _row_buffer(self, name: str, kind: torch.dtype) -> None:
+        sizes = [v.extent for v in self.node.vars]
+        self._buffer(name, kind, sizes, ix.contiguous_strides(sizes))
 
     def _load(self, name: str, index: Index | None = None) -> Value:
         return vs.load(name, self.index if index is None else index, self.graph.buffers[name].dtype)
@@ -344,6 +352,8 @@ class _Cut:
 
     def _joining(self) -> list[ir.Node]:
         node, site = self.node, self.site
+        if self.column is not None:
+            return [self._pointwise(node.outs[0], self._picked(self.column))]
         if not self.joined and len(node.outs) == 2:
             return [self._pointwise(out, self._load(name)) for out, name in zip(node.outs, site.parts, strict=True)]
         if node.op in ("argmax", "argmin"):
@@ -357,11 +367,17 @@ class _Cut:
             value = vs.call("mul", raised, value)
         return [self._reduction(node.outs[0], value, node.op)]
 
+    def _picked(self, column: Expr) -> Value:
+        """The part that has the column; where there is but one, an index expression would not need the column."""
+        at = ix.floordiv(column, self.site.block)
+        value = self._load(self.site.parts[0], (at, *self.row))
+        return checked(column, self.site.length, value) if self.one else value
+
     def _joining_places(self) -> list[ir.Node]:
         """The first part with the extreme value, and the place that it says."""
         best, place = self.node.outs
         winner = f"{place}_part"
-        self._buffer(winner, torch.int64, [v.extent for v in self.node.vars])
+        self._row_buffer(winner, torch.int64)
         which = ir.Reduction(
             (best, winner), self.node.vars, self.joined, self.node.op, self._load(self.site.parts[0]), self.node.origin
         )
@@ -372,7 +388,7 @@ class _Cut:
         mean, m2 = self.node.outs
         means, squares = (self._load(name) for name in self.site.parts)
         kind, total = means.dtype, f"{mean}_total"
-        self._buffer(total, kind, [v.extent for v in self.node.vars])
+        self._row_buffer(total, kind)
         filled = vs.cast(vs.index_value(self._filled()), kind)
         whole = vs.cast(vs.index_value(ix.product(v.extent for v in self.node.rvars)), kind)
         overall = vs.call("truediv", self._load(total, self.row), whole)

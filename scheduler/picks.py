@@ -3,7 +3,10 @@ no row of logits in memory, for its maximum and its sum are reduced on the produ
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from kgen import index as ix
 from kgen import ir
@@ -12,61 +15,80 @@ from kgen.index import Atom, Expr, Indirect, Var
 from kgen.values import Value
 
 
-def with_picks(graph: ir.Graph, nodes: list[ir.Node], products: frozenset[str]) -> list[ir.Node]:
-    """The nodes with each ``load(product, i, [index])`` replaced by the sum over j of what stands at ``j == index``; that the
-    index is within bounds is still checked. Buffers of what was picked are added to the graph."""
-    out: list[ir.Node] = []
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """The nodes of a graph, those that pick among them, and at which column each of these does so, by its result: an
+    expression of its own rows. To work it out is to check it, which a pick itself does not: a check on every tile would keep
+    a product's main loop from being pipelined."""
+
+    nodes: list[ir.Node] = field(default_factory=list)
+    columns: dict[str, Expr] = field(default_factory=dict)
+
+
+def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str]) -> Picks:
+    """The nodes with each ``load(buffer, i, [index])`` replaced by the sum over j of what stands at ``j == index``. Whoever
+    makes something else of a pick has to check the index. Buffers of what was picked are added to the graph."""
+    picks = Picks()
     for node in nodes:
-        if isinstance(node, ir.Pointwise | ir.Reduction) and not products.isdisjoint(ir.reads(node)):
-            out += _picked(graph, node, products)
+        if isinstance(node, ir.Pointwise | ir.Reduction) and not buffers.isdisjoint(ir.reads(node)):
+            _pick_for(graph, node, buffers, picks)
         else:
-            out.append(node)
-    return out
+            picks.nodes.append(node)
+    return picks
 
 
-def _picked(graph: ir.Graph, node: ir.Pointwise | ir.Reduction, products: frozenset[str]) -> list[ir.Node]:
-    """The node after the picks that it needs."""
-    picks: dict[Value, ir.Reduction] = {}
+def checked(column: Expr, length: Expr, value: Value) -> Value:
+    """The value, for a column that is one of `length`; what it is worth elsewhere is never seen, for the kernel raises."""
+    inside = vs.call("lt", vs.index_value(column - length), vs.const(0, torch.int64))
+    return vs.where(inside, value, vs.const(0, value.dtype))
+
+
+def _pick_for(graph: ir.Graph, node: ir.Pointwise | ir.Reduction, buffers: frozenset[str], picks: Picks) -> None:
+    """Adds the picks that a node needs, and the node."""
+    known = len(picks.columns)
 
     def replaced(load: Value) -> Value | None:
-        if load.attr[0] not in products:
+        if load.attr[0] not in buffers:
             return None
-        made = _pick(graph, load, f"{load.attr[0]}_for_{ir.outs(node)[0]}_{len(picks)}", node.origin)
-        if made is None:
-            return None
-        found, pick = made
-        picks[found] = pick
-        return found
+        name = f"{load.attr[0]}_for_{ir.outs(node)[0]}_{len(picks.columns) - known}"
+        return _pick(graph, load, name, node.origin, picks)
 
     [value] = vs.replace_loads([node.value], replaced)
-    return [*picks.values(), replace(node, value=value)]
+    picks.nodes.append(replace(node, value=value))
 
 
-def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin) -> tuple[Value, ir.Reduction] | None:
-    """A load of what is picked, and the reduction that picks it."""
-    product, index, kind = load.attr
+def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin, picks: Picks) -> Value | None:
+    """A load of what is picked, where the load is of one element of each row."""
+    source, index, kind = load.attr
     places = [k for k, e in enumerate(index) if isinstance(e.atom(), Indirect)]
-    rows = [e.atom() for k, e in enumerate(index) if k not in places]
-    if len(places) != 1 or load.args or not all(isinstance(v, Var) for v in rows) or len(set(rows)) < len(rows):
+    if len(places) != 1 or load.args:
         return None
     [at] = places
-    buffer = graph.buffers[product]
-    sizes = tuple(size for k, size in enumerate(buffer.sizes) if k != at)
-    if any(v.extent is not size for v, size in zip(rows, sizes, strict=True)):
+    buffer, wanted = graph.buffers[source], vs.index_value(index[at])
+    rows = _rows([e for k, e in enumerate(index) if k != at])
+    lengths = [size for k, size in enumerate(buffer.sizes) if k != at]
+    if rows is None or not wanted.variables() <= set(rows) or ix.product(v.extent for v in rows) is not ix.product(lengths):
         return None
-    if not vs.index_value(index[at]).variables() <= set(rows):
-        return None
-    row = tuple(ix.var(f"i{k}", size) for k, size in enumerate(sizes))
+    row = tuple(ix.var(f"i{k}", v.extent) for k, v in enumerate(rows))
     column = ix.var("r0", buffer.sizes[at])
-    # the node's own loops may be called r0, too: of a square product that would be the same variable
-    passing = ix.var("picked", buffer.sizes[at])
-    mapping: dict[Atom, Expr] = dict(zip((*rows, passing), (v.expr() for v in (*row, column)), strict=True))
-    # a distance is an expression of the index, which is checked where it is worked out; the index alone would be a plain value
-    distance = vs.substitute(vs.index_value(passing.expr() - index[at]), mapping)
-    everywhere = [v.expr() for v in row]
-    everywhere.insert(at, column.expr())
-    here = vs.call("eq", distance, vs.const(0, distance.dtype))
-    found = vs.where(here, vs.load(product, everywhere, kind), vs.const(0, load.dtype))
+    mapping: dict[Atom, Expr] = dict(zip(rows, (v.expr() for v in row), strict=True))
+    everywhere = [column.expr() if k == at else ix.substitute(e, mapping) for k, e in enumerate(index)]
+    short = torch.int32 if column.extent.bounds()[1] <= 2**31 else torch.int64  # as wide as the elements are
+    here = vs.call("eq", vs.index_value(column.expr(), short), vs.cast(vs.substitute(wanted, mapping), short))
+    found = vs.where(here, vs.load(source, everywhere, kind), vs.const(0, load.dtype))
+    sizes = tuple(v.extent for v in row)
     graph.buffers[name] = ir.Buffer(name, load.dtype, buffer.device, sizes, ix.contiguous_strides(sizes))
-    rest = tuple(e for k, e in enumerate(index) if k != at)
-    return vs.load(name, rest, load.dtype), ir.Reduction((name,), row, (column,), "sum", found, origin)
+    picks.columns[name] = ix.substitute(index[at], mapping, {}, lambda v: vs.substitute(v, mapping))
+    picks.nodes.append(ir.Reduction((name,), row, (column,), "sum", found, origin))
+    return vs.load(name, [v.expr() for v in rows], load.dtype)
+
+
+def _rows(index: Sequence[Expr]) -> tuple[Var, ...] | None:
+    """The loops that an index runs through, if these are all that it depends on, and no two of its numbers share one."""
+    found: dict[Var, None] = {}
+    for e in index:
+        atoms = [a for a in ix.free_atoms(e) if not isinstance(a, ix.Size)]
+        if any(not isinstance(a, Var) or a in found for a in atoms):
+            return None
+        found |= dict.fromkeys(sorted((a for a in atoms if isinstance(a, Var)), key=lambda v: v.name))
+    return tuple(found)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+import triton as triton_package
 from products import compiled, error, forced
 from torch import Tensor
 
@@ -100,6 +105,46 @@ def test_agrees_with_eager(name: str, template: str) -> None:
     assert len(made.products) == 1
     assert made.products[0].source.count(".load([") == boxed
     assert (".store([" in made.products[0].source) == (name not in BY_POINTERS)
+
+
+def rows_of_both(x: Tensor, i: Tensor, w: Tensor, y: Tensor) -> Tensor:
+    """One operand's rows and the epilogue's by indices from data."""
+    return x[i] @ w + y[i]
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_an_index_out_of_range_raises(template: str) -> None:
+    args = (r(72, 40), torch.arange(71, 0, -1), r(40, 136), r(72, 136))
+    with forced(template, smallest):
+        assert error(compiled(rows_of_both, *args), rows_of_both(*args)) < 1e-3
+    args[1][70] = 72
+    with forced(template, smallest), pytest.raises(Exception, match=r"IndexError.*out of range"):
+        compiled(rows_of_both, *args)
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_check_does_not_keep_products_from_overlapping(template: str) -> None:
+    """An assertion calls a function, and the compiler then waits for each multiplication before the next one."""
+    args = (r(512, 512), torch.zeros(512, dtype=torch.int64), r(512, 1024), r(700, 1024))
+    with forced(template, lambda configs: [c for c in configs if c.BLOCK_M == c.BLOCK_N == 128][:1], runs=False) as made:
+        compiled(lambda x, i, w, y: x @ w + y[i], *args)
+    (found,) = triton.compile_kernels(made.products, 90)
+    assert found.shared > 0.9 * made.needs[0].shared  # all stages are there
+    code = disassembled(found.cubin)
+    products = re.findall("HGMMA.*", code)
+    assert sum("gsb" in line for line in products) < len(products)  # what is waited for
+    assert "TRAP" in code
+
+
+def disassembled(cubin: bytes) -> str:
+    tool = Path(triton_package.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([str(tool), "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow

@@ -328,13 +328,116 @@ def targets(rows: int, classes: int) -> Tensor:
     return torch.randint(0, classes, (rows,))
 
 
-def test_a_cross_entropy_stores_no_logits() -> None:
-    args = (r(70, 40), r(90, 40), targets(70, 90))
-    for language, options in ((GPU, OPTIONS), (CPP, CPP_OPTIONS)):
-        plan = plan_of(cross_entropy, *args, options=language)
-        assert sorted(parts(plan)) == ["max", "sum", "sum"]
-        assert largest(plan) <= 3 * 70
-        check(cross_entropy, *args, options=options)
+def loss(x: Tensor, w: Tensor, target: Tensor, **how: Any) -> Tensor:
+    """Of logits in 16 bits, as a language model has them."""
+    return F.cross_entropy(F.linear(x, w).float(), target, **how)
+
+
+def log_probabilities(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    return F.log_softmax(F.linear(x, w), -1).gather(-1, target[..., None])[..., 0]
+
+
+def capped(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(30 * torch.tanh(F.linear(x, w) / 30), target)
+
+
+def ignored(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    return loss(x, w, target.where(target % 3 > 0, -100))
+
+
+def maximum_and_sum(x: Tensor, w: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w).float()
+    top = y.amax(-1, keepdim=True)
+    return top, (y - top).exp().sum(-1)
+
+
+half = torch.bfloat16
+# What is computed, of how many rows and columns in which type, and in how many kernels.
+PICKING: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype, int]] = {
+    "mean": (loss, (37, 1003), half, 3),
+    "sum": (lambda *args: loss(*args, reduction="sum"), (37, 1003), half, 3),
+    "each": (lambda *args: loss(*args, reduction="none"), (37, 1003), half, 2),
+    "ignored": (ignored, (37, 1003), half, 4),
+    "ignored_index": (lambda *args: loss(*args, ignore_index=7, reduction="none"), (70, 90), half, 2),
+    "exact": (cross_entropy, (70, 90), torch.float32, 3),
+    "one_tile": (cross_entropy, (70, 20), torch.float32, 2),
+    "log_probabilities": (log_probabilities, (70, 90), torch.float32, 2),
+    "log_probabilities_of_a_batch": (log_probabilities, (2, 35, 90), torch.float32, 2),
+    "capped": (capped, (70, 90), torch.float32, 3),
+}
+
+
+@LANGUAGES
+@pytest.mark.parametrize("name", PICKING)
+def test_a_cross_entropy_stores_no_logits(name: str, options: dict[str, Any]) -> None:
+    f, (*rows, columns), dtype, count = PICKING[name]
+    args = (r(*rows, 40, dtype=dtype), r(columns, 40, dtype=dtype), torch.randint(0, columns, rows))
+    plan = plan_of(f, *args, options=CPP if options is CPP_OPTIONS else GPU)
+    assert sorted(parts(plan)) == ["max", "sum", "sum"]
+    assert len(plan.kernels) == count
+    assert largest(plan) <= math.prod(rows) * -(-columns // 32)
+    check(f, *args, tolerance=2e-2 if dtype is half else 1e-5, options=options)
+
+
+@LANGUAGES
+def test_the_sums_of_a_softmax_alone(options: dict[str, Any]) -> None:
+    args = (r(37, 40, dtype=half), r(1003, 40, dtype=half), targets(37, 1003))
+    plan = plan_of(maximum_and_sum, *args, options=CPP if options is CPP_OPTIONS else GPU)
+    assert set(parts(plan)) == {"max", "sum"}
+    assert (len(plan.kernels), largest(plan)) == (2, 37 * 32)
+    check(maximum_and_sum, *args, tolerance=2e-2, options=options)
+
+
+@LANGUAGES
+def test_a_pick_of_each_column(options: dict[str, Any]) -> None:
+    def f(x: Tensor, w: Tensor, row: Tensor) -> Tensor:
+        y = x @ w
+        return y.amax(0) - y.gather(0, row[None])[0]
+
+    args = (r(70, 40), r(40, 90), targets(90, 70))
+    assert sorted(parts(plan_of(f, *args))) == ["max", "sum"]
+    check(f, *args, options=options)
+
+
+@pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
+def test_a_cross_entropy_of_tiles_in_parts(template: str) -> None:
+    def smallest(configs: Sequence[Config]) -> Sequence[Config]:
+        return sorted((c for c in configs if c.PARTS > 1), key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
+
+    with forced(template, smallest) as made:
+        check(cross_entropy, r(136, 40), r(264, 40), targets(136, 264))
+    assert "_parts" in made.products[0].source
+
+
+@pytest.mark.ptx
+def test_a_cross_entropy_waits_for_no_memory() -> None:
+    """The main loop has all of its stages, which an assertion in the epilogue would take from it, and nothing is spilled."""
+
+    def persistent(configs: Sequence[Config]) -> Sequence[Config]:
+        return [c for c in configs if (c.BLOCK_M, c.BLOCK_N, c.STAGES, c.FLATTEN) == (128, 256, 4, True)][:1]
+
+    with forced("triton_matmul_persistent", persistent, runs=False) as made:
+        compiled(loss, r(512, 1024, dtype=half), r(8192, 1024, dtype=half), targets(512, 8192))
+    (found,) = triton.compile_kernels(made.products, 90)
+    assert found.shared > 4 * (128 + 256) * 64 * 2
+    assert found.stack == 0
+
+
+def test_one_kernel_joins_the_parts_of_long_rows() -> None:
+    """They are neighbours in memory: a warp holds a row of them, so that neither the maximum nor the sum needs a second one."""
+    plan = plan_of(lambda x, w: torch.logsumexp(x @ w, -1), r(1024, 16), r(16, 8192))
+    assert sorted(parts(plan)) == ["max", "sum"]
+    assert len(plan.kernels) == 2
+
+
+def test_a_pick_of_what_tiles_find_out_is_made_afterwards() -> None:
+    """Where the index of what is picked waits for the rows' maxima, the product is stored."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        return y.gather(1, y.argmax(-1, keepdim=True))
+
+    assert largest(apart(f, r(70, 40), r(40, 90))) == 70 * 90
 
 
 def test_a_cross_entropy_of_a_square_of_logits() -> None:
@@ -350,15 +453,17 @@ def test_a_cross_entropy_of_each_row_ignores_targets() -> None:
     check(lambda x, w, t: F.cross_entropy(F.linear(x, w), t, reduction="none"), r(70, 40), r(90, 40), target)
 
 
-def test_a_cross_entropy_with_gradients() -> None:
+@LANGUAGES
+@pytest.mark.parametrize("scalar", [cross_entropy, capped])
+def test_a_cross_entropy_with_gradients(scalar: Callable[..., Tensor], options: dict[str, Any]) -> None:
     def f(x: Tensor, w: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-        loss = cross_entropy(x, w, target)
-        return loss, *torch.autograd.grad(loss, (x, w))
+        found = scalar(x, w, target)
+        return found, *torch.autograd.grad(found, (x, w))
 
     x, w, target = r(70, 40).requires_grad_(), r(90, 40).requires_grad_(), targets(70, 90)
     torch._dynamo.reset()
-    loss = torch.compile(cross_entropy, backend="kgen", options=OPTIONS)(x, w, target)
-    got = (loss, *torch.autograd.grad(loss, (x, w)))
+    found = torch.compile(scalar, backend="kgen", options=options)(x, w, target)
+    got = (found, *torch.autograd.grad(found, (x, w)))
     torch.testing.assert_close(got, f(x, w, target), rtol=1e-4, atol=1e-5)
 
 
@@ -372,18 +477,63 @@ def test_what_is_picked_from_a_stored_product_is_read_from_memory() -> None:
     check(f, *args)
 
 
-def test_a_picked_index_is_checked() -> None:
-    def f(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
-        y = x @ w
-        return y.amax(-1) - y.gather(1, target[:, None])[:, 0]
+def picked(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    y = x @ w
+    return y.amax(-1) - y.gather(1, target[:, None])[:, 0]
 
-    args = (r(70, 40), r(40, 90), targets(70, 90))
-    assert sorted(parts(plan_of(f, *args))) == ["max", "sum"]
-    check(f, *args)
+
+@pytest.mark.parametrize("columns", [90, 20])  # of several tiles, and of one
+def test_a_picked_index_is_checked(columns: int) -> None:
+    """Where the parts are joined, as in eager an assertion: on each tile it would keep the product's loop from being
+    pipelined."""
+    args = (r(70, 40), r(40, columns), targets(70, columns))
+    assert sorted(parts(plan_of(picked, *args))) == ["max", "sum"]
+    for options in (OPTIONS, CPP_OPTIONS):
+        check(picked, *args, options=options)
     with recording() as recorder:
-        compiled(f, *args)
-    product, _ = (call.launch for graph in recorder.graphs for call in graph.units.calls.values())
-    assert '< 90)) | ~in_m, "index out of range")' in product.source  # a trap of the device, as in eager
+        compiled(picked, *args)
+    product, joining = (call.launch for graph in recorder.graphs for call in graph.units.calls.values())
+    assert "device_assert" not in product.source
+    assert "device_assert" in joining.source
+    assert f"< {columns})" in joining.source
+
+
+@pytest.mark.parametrize("columns", [90, 20])
+@pytest.mark.parametrize("wrong", ["behind", "before", "far"])
+def test_a_picked_index_out_of_range_raises(columns: int, wrong: str) -> None:
+    """In C++; Triton's interpreter knows no assertions."""
+    args = (r(70, 40), r(40, columns), targets(70, columns))
+    args[2][41] = {"behind": columns, "before": -1, "far": 2**32 + 5}[wrong]
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(picked, *args, options=CPP_OPTIONS)
+
+
+@LANGUAGES
+def test_what_is_not_picked_is_not_seen(options: dict[str, Any]) -> None:
+    """Infinities and NaNs in other columns of the same tile."""
+
+    def f(x: Tensor, w: Tensor, mask: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w + mask
+        return y.amin(-1), y.gather(1, target[:, None])
+
+    mask = torch.zeros(8, 90)
+    mask[0, 3], mask[1, 80], mask[2, :40], mask[3, 40:] = math.inf, math.nan, -math.inf, math.nan
+    target = torch.tensor([4, 79, 41, 39, 0, 31, 32, 89])
+    assert sorted(parts(plan_of(f, r(8, 40), r(40, 90), mask, target))) == ["min", "sum"]
+    check(f, r(8, 40), r(40, 90), mask, target, options=options)
+
+
+def test_exponentials_below_the_maximum_of_their_tile_are_the_hardwares() -> None:
+    """Where these are less exact than eager's they are next to nothing; others stay as they are."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y.logsumexp(-1), y.exp().sum(0)
+
+    with recording() as recorder:
+        compiled(f, r(70, 40), r(40, 90))
+    [product] = [s for g in recorder.graphs for c in g.units.calls.values() if "ACCUMULATOR" in (s := c.launch.source)]
+    assert (product.count("lib.fast_exp("), product.count("lib.exp(")) == (1, 1)
 
 
 # ---- dynamic shapes -------------------------------------------------------------------------------------------------

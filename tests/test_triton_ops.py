@@ -24,6 +24,7 @@ from kgen.evaluate_reduction import reduce, scan
 from kgen.evaluate_value import RANDOM
 from kgen.templates.triton import interpret, library
 from kgen.templates.triton.table import (
+    FAST_OPS,
     REDUCE,
     SCAN,
     STRUCTURAL,
@@ -175,6 +176,28 @@ def test_special_functions_next_to_zeros_and_poles(run, request):
             if distance[at] > 4:
                 wrong.append(f"{op}: {distance[at]:.1f} ulp at {x[at].item()}: {got[at].item()}, not {want[at].item()}")
     assert not wrong, "\n".join(wrong)
+
+
+# Of the hardware's functions: the arguments, and an error of float32 that each may have there, in units of 2^-23.
+FAST: dict[str, tuple[torch.Tensor, Any]] = {
+    "exp": (torch.linspace(-86, 88, 500), lambda x: 2 + x.abs()),
+    "sigmoid": (torch.linspace(-80, 80, 500), lambda x: 4 + x.abs()),
+    "tanh": (torch.linspace(-40, 40, 500), lambda x: 8 + 2 / x.abs()),
+}
+
+
+@pytest.mark.parametrize("op", FAST)
+def test_fast_functions(run, op):
+    x, allowed = FAST[op]
+    x = torch.cat([x, torch.tensor([-math.inf, math.inf, math.nan])])
+    x = torch.cat([x, x.new_ones(512 - len(x))])
+    kernel = kernels.Kernel("fast", 128)
+    kernel.store(torch.float32, kernel.bind(FAST_OPS[op].format(kernel.load(torch.float32))))
+    (got,) = run(kernel, [x], [512])
+    want = ops.OPS[op].reference(x.double())
+    error = (got.double() / want - 1).abs()[:500]
+    assert (error <= allowed(x[:500]) * 2**-23).all()
+    near(got[500:].double(), want[500:], 1e-6)
 
 
 def _number(reference: Any, x: float) -> float:

@@ -93,9 +93,15 @@ def _plain_library() -> ModuleType:
         branch_constant=lambda value, program: value,
         approximate_exp2=lambda x: tl.exp2(x),
         approximate_reciprocal=lambda x: 1.0 / x,
+        trap_unless=_trap_unless,
         rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
     )
     return plain
+
+
+def _trap_unless(inside: Any) -> None:
+    if not np.all(inside.handle.data):
+        raise IndexError("index out of range in a kernel")
 
 
 def _half_turns(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:

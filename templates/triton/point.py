@@ -256,16 +256,20 @@ class PointEmitter:
         scope = self._scope_of(axes)
         found = scope.names.get(key) or self.outer.names.get(key)
         if found is None:
-            self.checks = True
             found = self._fresh("at")
             lines = scope.lines
             inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
             outside = [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
             outside += [f"~{self.guard[0]}"] if self.guard else []
-            lines.append(f'tl.device_assert({" | ".join([f"({inside})", *outside])}, "index out of range")')
+            lines.append(self._checked(" | ".join([f"({inside})", *outside])))
             lines.append(f"{found} = {name}" + ("" if self.wide else ".to(tl.int32)"))
             scope.names[key] = found
         return found
+
+    def _checked(self, condition: str) -> str:
+        """A statement that ends the kernel where an index is not what it has to be."""
+        self.checks = True
+        return f'tl.device_assert({condition}, "index out of range")'
 
     # ---- axes ----------------------------------------------------------------------------------------------------------------
 

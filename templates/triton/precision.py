@@ -1,8 +1,9 @@
-"""Which values of a kernel must be as exact as eager's float32, and which end in 16 bits, where the hardware's functions do."""
+"""Which values of a kernel must be as exact as eager's float32, and which end in 16 bits, or vanish where they are not, so
+that the hardware's functions do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kgen import ir, ops
 from kgen import values as vs
@@ -17,6 +18,7 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
     """The values that reach something wider than a 16-bit float, a decision, or an index."""
     found: set[Value] = set()
     wanted: set[str] = set()
+    maxima = {s.outs[0]: s.value for s in statements if s.kind == "partial" and s.op == "max"}
     for s in reversed(statements):
         roots = [v for root in s.roots for v in vs.topological([root]) if _decides(v)]
         stored = any(kept and not _is_narrow(graph, o) for o, kept in zip(s.outs, s.stored, strict=True))
@@ -28,9 +30,21 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
         else:
             roots += s.roots[1:]  # masks, and values inside of indices
         closure = vs.topological(roots)
-        found.update(closure)
+        found.update(set(closure).difference(_fading(s, maxima)))
         wanted.update(load.attr[0] for load in closure if load.op == "load")
     return found
+
+
+def _fading(s: Statement, maxima: Mapping[str, Value]) -> tuple[Value, ...]:
+    """The exponentials in a sum over a tile from which its maximum was subtracted: far from the maximum, where the hardware's
+    relative error grows, they vanish."""
+    if s.kind != "partial" or s.op != "sum":
+        return ()
+    factors = s.value.args if s.value.op == "mul" else (s.value,)
+    below = [f for f in factors if f.op == "exp" and f.args[0].op == "sub"]
+    return tuple(
+        f for f in below if any(maxima.get(load.attr[0]) is f.args[0].args[0] for load in vs.loads([f.args[0].args[1]]))
+    )
 
 
 def _is_narrow(graph: ir.Graph, name: str) -> bool:

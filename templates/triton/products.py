@@ -1,4 +1,4 @@
-"""Functions that templates of matrix products call: the order of tiles, the multiplication, parts of a result's tile."""
+"""What templates of matrix products call: the order of tiles, the multiplication, parts of a result's tile, a check."""
 
 from __future__ import annotations
 
@@ -44,3 +44,11 @@ def column_parts(x, parts: tl.constexpr):
         first, second = column_halves(left)
         third, fourth = column_halves(right)
         return first, second, third, fourth
+
+
+@triton.jit
+def trap_unless(inside):
+    """Ends the kernel where an index is out of range. An assertion would say so, but calls a function, and then the compiler
+    waits for each of the asynchronous multiplications before it starts the next one."""
+    test: tl.constexpr = "{ .reg .pred bad; setp.eq.b32 bad, $1, 0; @bad trap; mov.b32 $0, $1; }"
+    tl.inline_asm_elementwise(test, "=r,r", [inside.to(tl.int32)], tl.int32, False, 1)

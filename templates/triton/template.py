@@ -46,7 +46,7 @@ def render_template(problems: Sequence[Problem], config: Config, name: str, exac
         (*(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in pointers), *(m.type for m in maps), *("i64" for _ in sizes)),
         (*(aligned(graph.buffers[b]) for b in pointers), *(False for _ in (*maps, *sizes))),
         config.get("WARPS", WARPS), config.get("STAGES", STAGES),
-        compile_options(any(p.parameters.checks for p in parts), not any(p.precise for p in parts)),
+        compile_options(False, not any(p.precise for p in parts)),
     )  # fmt: skip
     return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
 

@@ -33,7 +33,6 @@ class Parameters:
     sizes: dict[str, None] = field(default_factory=dict)
     made_names: set[str] = field(default_factory=set)
     count: int = 0
-    checks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ class TileEmitter(PointEmitter):
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
         self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
         self.engine: Engine | None = None
+        self.folded: Dimension | None = None  # along which the tile is being reduced
 
     def masked(self) -> Axes:
         return self._masked
@@ -104,11 +104,6 @@ class TileEmitter(PointEmitter):
             return
         whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
         self._line(way.store(self._narrowed(whole, dtype)))
-
-    def _value_text(self, value: Value) -> str:
-        if self.behind and value.op == "round_to" and value.attr is torch.bfloat16 and self.axes(value) == self.level:
-            return f"lib.rounded_to_bfloat16({self.emit(value.args[0])})"
-        return super()._value_text(value)
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
@@ -168,6 +163,7 @@ class TileEmitter(PointEmitter):
         """The tiles that a fold takes; points past the end of the axis leave it unchanged."""
         axis = part.axis
         inside = self.inside(axis) if axis in self.masked() else None
+        self.folded = next(d for d in self.dimensions if d.axis == axis)
         tile = self._tile(s.value)
         if inside is not None:
             tile = f"tl.where({inside}, {tile}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
@@ -179,6 +175,28 @@ class TileEmitter(PointEmitter):
             count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
         return [tile]
+
+    def _checked(self, condition: str) -> str:
+        return f"lib.trap_unless({condition})"
+
+    def _value_text(self, value: Value) -> str:
+        if self.behind and value.op == "round_to" and value.attr is torch.bfloat16 and self.axes(value) == self.level:
+            return f"lib.rounded_to_bfloat16({self.emit(value.args[0])})"
+        return self._picked(value) or super()._value_text(value)
+
+    def _picked(self, value: Value) -> str | None:
+        """``index == number`` along the axis that is folded, for a number that the points of a row share: compared with the
+        place in the tile, which the compiler knows of each register. The points of a tile that is folded are neighbours."""
+        if value.op != "eq" or self.folded is None:
+            return None
+        place, number = value.args
+        place = place.args[0] if place.op == "cast" else place
+        if place.op != "index" or self.folded.loops != (place.attr.atom(),) or self.folded.axis in self.axes(number):
+            return None
+        name = self.emit(number)
+        lift = ", ".join(":" if d is self.folded else "None" for d in self.dimensions)
+        first = f"tl.cast(tl.min({self.folded.index}, 0), {TRITON_TYPES[number.dtype].compute})"
+        return f"tl.arange(0, {self.folded.block})[{lift}] == {name} - {first}"
 
     def finish(self) -> list[str]:
         """The statements, after those that work out the loop variables they need."""
@@ -194,7 +212,6 @@ class TileEmitter(PointEmitter):
             if d.ragged:
                 head.append(f"{self.inside(d.axis)} = {lifted} < ({self.text(self.problem.extent(d.axis))})")
         self.parameters.count = self.counter
-        self.parameters.checks |= self.checks
         return [*head, *lines]
 
     def _loops(self, d: Dimension, index: str) -> list[str]:
