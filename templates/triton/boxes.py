@@ -1,8 +1,8 @@
 """Tiles that the copy engine moves in boxes: from the index of a load or a store to a TMA descriptor.
 
-A descriptor knows where its tensor ends, so a box that reaches past an end needs no mask: what lies beyond reads as zero, and is
-not written. It wants one contiguous dimension, and everything else at multiples of 16 bytes. A batch is a dimension of its own,
-so that the last tile of a matrix never touches the next matrix.
+A descriptor knows where its tensor ends, so a box that reaches past an end needs no mask: what lies beyond reads as zero, and
+is not written. It wants one contiguous dimension, and everything else at multiples of 16 bytes. A batch is a dimension of its
+own, so that the last tile of a matrix never touches the next matrix.
 """
 
 from __future__ import annotations

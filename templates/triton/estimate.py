@@ -49,8 +49,8 @@ IDLE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of which
-    `work` is arithmetic, and of the stores."""
+    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of
+    the stores, and of the epilogue's arithmetic."""
 
     products: float
     step: float

@@ -68,8 +68,8 @@ def seconds(problem: Problem, config: Config) -> float:
 
 
 def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
-    """Bytes of shared memory for each element of the epilogue's tile: of what the copy engine reads, and writes, each in a place
-    of its own, and of all that goes by pointers, one after the other through the same."""
+    """Bytes of shared memory for each element of the epilogue's tile: of what the copy engine reads, and of what it writes,
+    each in a place of its own; and of all that goes by pointers, one after the other through the same."""
     tiles = epilogue_tiles(problem)
     moved = [(size, written) for size, boxed, written in tiles if engine and boxed]
     others = [size for size, boxed, _ in tiles if not (engine and boxed)]

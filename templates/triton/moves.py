@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen import index as ix
@@ -37,24 +37,33 @@ class Move:
         return f"{self.map}.store([{', '.join(self.places)}], {value})"
 
 
-def move(
-    found: Boxes, name: str, order: Sequence[str], starts: Mapping[str, str], loops: Mapping[str, tuple[Var, ...]],
-    sides: Mapping[str, str], text: IndexText, static: bool,
-) -> Move:  # fmt: skip
-    """The way of a tile whose axes are `order`, which begins at `starts`. `sides` are the lengths of the tile, or the knobs that
-    are. Unless all sizes are `static`, places have 64 bits and are cut to the 32 that descriptors take."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A tile as a template says it: its axes in order with their loops, where it begins along each, and the lengths of its
+    sides, or the knobs that are; an axis that is no side has one index."""
+
+    axes: tuple[str, ...]
+    loops: Mapping[str, tuple[Var, ...]]
+    starts: Mapping[str, str]
+    sides: Mapping[str, str]
+
+
+def move(found: Boxes, name: str, tile: Window, text: IndexText, static: bool) -> Move:
+    """The way of a tile through the descriptor `name`. Unless all sizes are `static`, places have 64 bits, and are cut to the
+    32 that descriptors take."""
     places: list[str] = []
     for axis, loop in zip(found.axes, found.loops, strict=True):
-        single = axis not in sides
-        place = _digit(starts[axis], loops[axis], loop, text) if single and loop is not None else starts[axis]
+        single = axis not in tile.sides and loop is not None
+        place = _digit(tile.starts[axis], tile.loops[axis], loop, text) if single else tile.starts[axis]
         places.append(place if static else f"tl.cast({place}, tl.int32)")
     first, second = found.axes[-2:]
-    wanted = tuple(axis for axis in order if axis in (first, second))
-    return Move(name, tuple(places), (sides[first], sides[second]), wanted != (first, second))
+    wanted = tuple(axis for axis in tile.axes if axis in (first, second))
+    return Move(name, tuple(places), (tile.sides[first], tile.sides[second]), wanted != (first, second))
 
 
-def _digit(index: str, loops: tuple[Var, ...], loop: Var, text: IndexText) -> str:
+def _digit(index: str, loops: tuple[Var, ...], loop: Var | None, text: IndexText) -> str:
     """One loop of a composite axis as a digit of its index."""
+    assert loop is not None
     after = ix.product(v.extent for v in loops[loops.index(loop) + 1 :])
     quotient = index if after == 1 else f"({index}) // ({text(after)})"
     return quotient if loop is loops[0] else f"({quotient}) % ({text(loop.extent)})"

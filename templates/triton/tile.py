@@ -17,7 +17,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
 from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
-from kgen.templates.triton.moves import Move, move, name_of
+from kgen.templates.triton.moves import Move, Window, move, name_of
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -241,12 +241,11 @@ def is_wide(problem: Problem) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What of an epilogue goes through the copy engine: tiles that begin at `starts`."""
+    """What of an epilogue goes through the copy engine, for one tile of a result."""
 
     slots: Slots
     result: str
-    starts: Mapping[str, str]
-    lengths: Mapping[str, str]
+    tile: Window
 
     def move(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Move | None:
         """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
@@ -254,9 +253,8 @@ class Engine:
         found = epilogue_boxes(problem, self.result, buffer, offset, dtype)
         if isinstance(found, str):
             return None
-        box = found.map({axis: problem.side(axis, config) for axis in self.starts})
-        axes = problem.template.results[self.result].axes
-        return None if box is None else self.slots.move(found, box, axes, self.starts, problem.loops, self.lengths)
+        box = found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
+        return None if box is None else self.slots.move(found, box, self.tile)
 
 
 @dataclass(slots=True)
@@ -310,7 +308,8 @@ class Slots:
             box = None if isinstance(found, str) else found.map(blocks)
             if box is not None and not isinstance(found, str):
                 starts = dict(zip(one.axes, indices, strict=True))
-                return [f"{name} = {self.move(found, box, one.axes, starts, one.loops, {}).load()}"]
+                window = Window(one.axes, one.loops, starts, self._sides(one.axes, {}))
+                return [f"{name} = {self.move(found, box, window).load()}"]
             indices = [self._indices(axis, start) for axis, start in zip(one.axes, indices, strict=True)]
         emitter = self.emitter(one.axes, indices, one.loops, {})
         emitter.suffix = f"_{name}" if own else ""
@@ -332,16 +331,16 @@ class Slots:
         block = self.problem.template.block(axis)
         return start if block is None else f"({start} + tl.arange(0, {block}))"
 
-    def move(
-        self, found: Boxes, box: TensorMap, axes: Sequence[str], starts: Mapping[str, str],
-        loops: Mapping[str, tuple[Var, ...]], lengths: Mapping[str, str],
-    ) -> Move:  # fmt: skip
-        """A tile's way through the copy engine; `starts` say where it begins."""
+    def move(self, found: Boxes, box: TensorMap, tile: Window) -> Move:
+        """A tile's way through the copy engine."""
         name = name_of(box, self.parameters.maps, clean(box.buffer))
         self.parameters.made_names.add(name)
-        blocks = {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
         static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
-        return move(found, name, axes, starts, loops, blocks, self.emitter((), (), {}, {}).text, static)
+        return move(found, name, tile, self.emitter((), (), {}, {}).text, static)
+
+    def _sides(self, axes: Sequence[str], lengths: Mapping[str, str]) -> dict[str, str]:
+        """The lengths of a tile's sides, which are knobs where nothing else is said."""
+        return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
     def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
@@ -352,7 +351,7 @@ class Slots:
             starts = dict(zip(axes, indices, strict=True))
             lines, indices = self._spread(axes, indices, lengths)
             if self.config.get("ENGINE", True):
-                engine = Engine(self, result, starts, lengths)
+                engine = Engine(self, result, Window(axes, self.problem.loops, starts, self._sides(axes, lengths)))
         emitter = self.emitter(axes, indices, self.problem.loops, lengths)
         emitter.engine, emitter.behind = engine, True
         many = self.problem.template.results[result].many
