@@ -128,7 +128,7 @@ class _Rows(Search):
             return None
         loops = self._along(*place, node)
         length = ix.product(v.extent for v in node.rvars).as_int()
-        if not loops or length is None or length > LONGEST or any(v not in loops and v.extent != 1 for v in node.rvars):
+        if not loops or not length or length > LONGEST or any(v not in loops and v.extent != 1 for v in node.rvars):
             return None
         along = next(k for k, e in enumerate(place[1]) if any(v in ix.free_atoms(e) for v in loops))
         return Row(place[0], frozenset({(node.outs[0], along)}) | (frozenset() if rows is None else rows.reductions))

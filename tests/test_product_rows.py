@@ -20,6 +20,7 @@ from kgen.scheduler.choose import problems
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device
 from kgen.tuning import model
+from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
 from tests.kernels import plans
@@ -208,6 +209,15 @@ def test_padding_does_not_count() -> None:
     """Past the end of a row the tile holds what the epilogue makes of zeros."""
     check(lambda x, w: (lambda y: y - y.amax(-1, keepdim=True))(-5 - (x @ w).square()), *product(33))
     check(lambda x, w: F.layer_norm((x @ w) + 100, (33,)), *product(33), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(0, 40, 30), (20, 0, 30), (20, 40, 0)])
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_resident"])
+def test_without_elements(template: str, sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    with only(template, lambda configs: configs[0]):
+        for f in (lambda x, w: (x @ w).softmax(-1), lambda x, w: F.relu(x @ w) + 1):
+            check(f, r(m, k), r(k, n))
 
 
 @pytest.mark.usefixtures("fused")

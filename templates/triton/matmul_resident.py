@@ -41,6 +41,8 @@ class ResidentMatmul:
     longest: ClassVar = {"n": 1024, "k": 256}
 
     def refuse(self, problem: Problem) -> str | None:
+        if any(problem.extent(axis) == 0 for axis in problem.loops):
+            return "it has no elements"
         return refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
