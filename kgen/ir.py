@@ -33,9 +33,10 @@ For `Scatter`, points are applied in row-major order of `vars`, so the last writ
 *Contraction.* ``out[o...] = scale * (sum over reduced axes of lhs[...] * rhs[...]) + addend``, accumulated in float32 (float64
 for float64, int32 for 8-bit integers); `lhs` and `rhs` are values over the axes, so an operand may be any pointwise
 computation; before it is multiplied it is rounded to `operands`, the type that the program's product has. `scale` and
-`addend` are values over `out_vars`. `vendor` is the equivalent library call, used when no template takes the node; its
-operands are buffers of their own, computed before it. Where `operands` is None the call alone is the definition. `fused` is
-a library call that computes the product and what one later node makes of it: its result is that node's.
+`addend` are values over `out_vars`; `rounded` is set under ``numerics="eager"``. `vendor` is the equivalent library call, used
+when no template takes the node; its operands are buffers of their own, computed before it. Where `operands` is None the call
+alone is the definition. `fused` is a library call that computes the product and what one later node makes of it: its result is
+that node's.
 
 *Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
 over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
@@ -237,6 +238,7 @@ class Contraction:
     addend: Value | None = None
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them, for who would rather not compute them
     fused: Extern | None = None
+    rounded: torch.dtype | None = None  # a type to which the result is rounded before anything reads it
 
 
 @dataclass(frozen=True, slots=True)

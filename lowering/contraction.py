@@ -43,8 +43,14 @@ def _node(b: Builder, product: Product, call: ir.Extern, factors: slice = slice(
     stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
     return ir.Contraction(
         out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
-        product.lhs.dtype if plain else None, product.scale, product.addend, stored,
+        product.lhs.dtype if plain else None, product.scale, product.addend, stored, _rounded(b, out),
     )  # fmt: skip
+
+
+def _rounded(b: Builder, out: str) -> torch.dtype | None:
+    """What eager rounds a product to, even where it would not have to be stored."""
+    kind = b.graph.buffers[out].dtype
+    return kind if b.numerics == "eager" and kind in ops.NARROW_FLOATS else None
 
 
 def loaded(arg: ir.TensorArg, where: tuple[Expr, ...]) -> Value:
@@ -158,7 +164,9 @@ def convolution(
         out = call.outs[0]
         assert out is not None
         kind = x.dtype if x.dtype == weight.dtype else None
-        return ir.Contraction(out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend)
+        return ir.Contraction(
+            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, rounded=_rounded(b, out)
+        )
 
     made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
     return made

@@ -11,6 +11,7 @@ from kgen import values as vs
 from kgen.plan import Launch
 from kgen.scheduler.items import accumulators
 from kgen.scheduler.partials import reduction_of
+from kgen.scheduler.picks import gathered
 
 
 def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
@@ -43,7 +44,8 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
     made = {out for s in step.statements for out in s.outs}
-    made |= {name for name in map(reduction_of, made) if name is not None}
+    reduced = {name for name in map(reduction_of, made) if name is not None}
+    made |= reduced
     wanted: set[str] = set()
     for node in graph.nodes:
         names = {*ir.outs(node), *(accumulators(node) if isinstance(node, ir.Product) else ())}
@@ -53,11 +55,13 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
             wanted |= {load.attr[0] for load in vs.loads(node.stored)}
     kept = [node for node in graph.nodes if wanted & set(ir.outs(node))]
     makers = {name for node in kept if isinstance(node, ir.Contraction) for name in _stored(node)}
-    return [
+    nodes = [
         n
         for n in kept
         if made & set(ir.outs(n)) or isinstance(n, ir.Product) or (isinstance(n, ir.Pointwise) and n.out in makers)
     ]
+    picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
+    return [*nodes, *(pick for pick in picks if pick is not None)]
 
 
 def _stored(node: ir.Contraction) -> set[str]:

@@ -37,6 +37,22 @@ def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str
     return picks
 
 
+def gathered(graph: ir.Graph, name: str) -> ir.Pointwise | None:
+    """What was picked under that name, as its reader among the graph's nodes has it: loaded by an index from data."""
+    for node in graph.nodes:
+        source, between, _ = name.partition(f"_for_{ir.outs(node)[0]}_")
+        if not between or not isinstance(node, ir.Pointwise | ir.Reduction):
+            continue
+        again = with_picks(replace(graph, buffers=dict(graph.buffers)), [node], frozenset([source]))
+        for pick in again.nodes:
+            if isinstance(pick, ir.Reduction) and pick.outs == (name,):
+                [load] = [one for one in vs.loads([pick.value]) if one.attr[0] == source]
+                at: dict[Atom, Expr] = {pick.rvars[0]: again.columns[name]}
+                value = vs.load(source, [ix.substitute(e, at) for e in load.attr[1]], load.attr[2])
+                return ir.Pointwise(name, pick.vars, value, node.origin)
+    return None
+
+
 def checked(column: Expr, length: Expr, value: Value) -> Value:
     """The value, for a column that is one of `length`; what it is worth elsewhere is never seen, for the kernel raises."""
     inside = vs.call("lt", vs.index_value(column - length), vs.const(0, torch.int64))

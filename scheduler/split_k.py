@@ -77,8 +77,9 @@ def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contracti
     graph.buffers[total] = ir.Buffer(total, kind, whole.device, whole.sizes, whole.strides)
     lhs, rhs = (vs.substitute(v, place) for v in (node.lhs, node.rhs))
     product = replace(
-        node, out=name, out_vars=(part, *node.out_vars), reduced=(step,), lhs=lhs, rhs=rhs, scale=None, addend=None, stored=()
-    )
+        node, out=name, out_vars=(part, *node.out_vars), reduced=(step,), lhs=lhs, rhs=rhs, scale=None, addend=None, stored=(),
+        rounded=None,
+    )  # fmt: skip
     row = tuple(v.expr() for v in node.out_vars)
     sums = ir.Reduction((total,), node.out_vars, (part,), "sum", vs.load(name, (part.expr(), *row), kind), node.origin)
     value = vs.cast(finished(node, vs.load(total, row, kind)), ops.compute_dtype(whole.dtype))
@@ -86,7 +87,9 @@ def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contracti
 
 
 def finished(node: ir.Contraction, value: Value) -> Value:
-    """The sum with its scale and its addend."""
+    """The sum with its scale and its addend, rounded where that was asked for."""
     if node.scale is not None:
         value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
-    return value if node.addend is None else vs.call("add", value, vs.cast(node.addend, value.dtype))
+    if node.addend is not None:
+        value = vs.call("add", value, vs.cast(node.addend, value.dtype))
+    return value if node.rounded is None else vs.cast(value, node.rounded)

@@ -380,6 +380,12 @@ EXCERPTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
     "two results": (kept, (r(64, 96), r(96, 128)), 2, 2),
     "reduction on tiles": (lambda x, w: (x @ w).exp().sum(-1), (r(64, 96) * 0.1, r(96, 128)), 2, 1),
     "family": (lambda x, w, v: F.silu(x @ w) * (x @ v), (r(64, 96), r(96, 128), r(96, 128)), 3, 1),
+    "picked elements": (
+        lambda x, w, t: F.cross_entropy(x @ w, t, reduction="none"),
+        (r(64, 96), r(96, 3000), torch.arange(64)),
+        3,
+        3,
+    ),
     "only a part of the graph": (lambda x, w, y: (x @ w + y.exp()).softmax(-1) * y, (r(64, 96), r(96, 128), r(64, 128)), 3, 1),
 }
 
