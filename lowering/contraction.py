@@ -43,7 +43,7 @@ def _node(b: Builder, product: Product, call: ir.Extern, factors: slice = slice(
     stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
     return ir.Contraction(
         out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
-        product.lhs.dtype if plain else None, product.scale, product.addend, stored, _rounded(b, out),
+        product.lhs.dtype if plain else None, product.scale, product.addend, stored, rounded=_rounded(b, out),
     )  # fmt: skip
 
 
