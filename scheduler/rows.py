@@ -18,7 +18,7 @@ import torch
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
-from kgen.plan import Kernel, Schedule
+from kgen.plan import Kernel, Schedule, members
 from kgen.scheduler.partials import Search, Tiles, Traced, parts_of
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -156,11 +156,10 @@ def rows_in(kernel: Kernel, held: Mapping[str, str]) -> set[str]:
 def rows_apart(plan: Schedule, held: Mapping[str, str]) -> dict[str, Verdict]:
     """Products whose rows fusion has not kept in their own kernels."""
     found: dict[str, Verdict] = {}
-    for kernel in plan.kernels:
-        if isinstance(kernel, Kernel):
-            made = {out for s in kernel.statements for out in s.outs}
-            for product in rows_in(kernel, held) - made:
-                found[refusal_of(product)] = _refusal(plan, kernel, product)
+    for kernel in (one for step in plan.kernels for one in members(step)):
+        made = {out for s in kernel.statements for out in s.outs}
+        for product in rows_in(kernel, held) - made:
+            found[refusal_of(product)] = _refusal(plan, kernel, product)
     return found
 
 

@@ -109,6 +109,10 @@ CASES = {
         lambda x, w, b: F.layer_norm(F.linear(x, w, b), w.shape[:1]), lambda n: (r(3, 15, 40), r(n, 40), r(n)), ("welford",)
     ),
     "the_largest": Case(lambda x, w: (lambda y: y == y.amax(-1, keepdim=True))(x @ w), product, ("max",)),
+    "all_but_the_largest": Case(
+        lambda x, w: (lambda y: torch.where(torch.arange(y.shape[1]) == y.argmax(-1, keepdim=True), 0, y))(x @ w),
+        product, ("argmax",),
+    ),
     "normalised_twice": Case(
         lambda x, w: F.layer_norm(x @ w, w.shape[1:]).softmax(-1), product, ("welford", "max", "sum")
     ),
