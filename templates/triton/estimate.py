@@ -21,12 +21,17 @@ from kgen.templates.triton.boxes import boxes
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
 # Additions a second of one processor, in epilogues; bytes a second that reach it from the L2 cache.
-ADDITIONS, L2_RATE = 160 * 1.7e9, 110e9
+ADDITIONS, L2_RATE = 240 * 1.7e9, 110e9
+# Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
+# which warps wait for each other; and for each reduction of whole rows.
+TURN, PART, FOLD = 0.5e-6, 0.05e-6, 1.5e-6
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
 # with little for each warp to do.
 LARGE_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.86, 0.82
+# And of small tiles of two programs on a processor.
+PAIR_RATE = 0.89
 # The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
 # computed, and passes through registers.
 POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
@@ -37,7 +42,7 @@ BYTE_SHARE = 0.8
 LOW_TILE, LOW_RATE = 64, 0.45
 # And of the units that multiply float32 numbers exactly.
 EXACT_RATE = 0.5
-# Bytes of a line of the cache, and how much more a row costs that begins in the middle of one.
+# Bytes of a line of the cache, and how much more a row of an operand costs that begins in the middle of one.
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
@@ -50,36 +55,37 @@ IDLE = 0.15
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of
-    the stores, and of the epilogue's arithmetic."""
+    the stores, of the epilogue's arithmetic, and of what nothing on the same processor hides."""
 
     products: float
     step: float
     epilogue: float
     stores: float
     work: float
+    bare: float
 
 
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
     """The time of a kernel. `shared` and `registers` are what a program needs. A configuration with PROGRAMS has programs that
     stay on their processor, as many on each."""
     device = problem.device
-    tile = tile_of(problem, config)
     tiles = problem.size("b") * _tiles(problem, "m", config.BLOCK_M) * _tiles(problem, "n", config.BLOCK_N)
     each = math.ceil(tiles / device.processors)  # of the processor with most of them
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     stays = config.get("PROGRAMS")
     together = max(1, min(stays or limit, limit, each))
+    tile = tile_of(problem, config, together)
     ahead = config.STAGES - 1  # steps whose operands are on their way
     if not config.get("FLATTEN"):  # none of the next tile's
         ahead = min(ahead, math.ceil(problem.size("k") / config.BLOCK_K))
     covered = ahead * tile.step * together
     products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
-        busy = each * products + (0 if stays else each * START / together) + tile.epilogue + tile.stores
+        busy = each * (products + tile.bare + (0 if stays else START / together)) + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
-        busy = each * (products + tile.epilogue) + tile.stores
+        busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
     else:
-        busy = each * (products + tile.epilogue + tile.stores + START)
+        busy = each * (products + tile.bare + tile.epilogue + tile.stores + START)
     waves = tiles / device.processors / together
     streaming = _streaming(problem, waves)
     return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
@@ -99,7 +105,7 @@ def resident(problem: Problem, config: Config, shared: int, registers: int) -> f
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     together = max(1, min(limit, math.ceil(programs / device.processors)))
     loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
-    walk = config.TILES * (tile.products + tile.work + LATENCY / together)
+    walk = config.TILES * (tile.products + tile.work + tile.bare + LATENCY / together)
     each = math.ceil(programs / device.processors)
     busy = each * (walk + (loading + START) / together)
     return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
@@ -111,20 +117,23 @@ def _streaming(problem: Problem, waves: float) -> float:
     return _traffic(problem) / problem.device.bandwidth / STREAM_RATE * (1 + IDLE * idle)
 
 
-def tile_of(problem: Problem, config: Config) -> Tile:
-    """The parts of one tile's time on a processor that has it to itself."""
+def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
+    """The parts of one tile's time on a processor where `together` programs share the time."""
     device, count = problem.device, len(problem.members)
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     area = config.BLOCK_M * config.BLOCK_N
     rate = problem.rate / device.processors
-    arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count)
+    arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     work = area * _epilogue_cost(problem) / ADDITIONS
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
-    if not _stores_vectors(problem):  # by many instructions, which a program waits for
-        return Tile(steps * step, step, work + read * share + STRADDLING * stores, 0.0, work)
-    return Tile(steps * step, step, work + read * share, stores, work)
+    parts = config.get("PARTS", 1)
+    bare = parts * PART + (sum(s.kind == "partial" for s in problem.epilogue) * FOLD if problem.whole else 0.0)
+    if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
+        row = config.BLOCK_N // parts * problem.accumulator.itemsize
+        return Tile(steps * step, step, work + read * share, 0.0, work, bare + stores * (1 + LINE / row))
+    return Tile(steps * step, step, work + read * share, stores, work, bare)
 
 
 @once
@@ -162,10 +171,12 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
     return size if whole else size * STRADDLING
 
 
-def _share(problem: Problem, config: Config, area: int) -> float:
+def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     """The share of the peak rate that the slowest operand and the tile's size allow."""
-    rate = LARGE_RATE if area >= 128 * 256 else SMALL_RATE if area >= 4096 * config.WARPS else THIN_RATE
-    if problem.main_dtype.itemsize == 1 and area < 128 * 256:
+    large, pair = area >= 128 * 256, together > 1 and area >= 128 * 128
+    small = SMALL_RATE if area >= 4096 * config.WARPS else THIN_RATE
+    rate = LARGE_RATE if large else PAIR_RATE if pair else small
+    if problem.main_dtype.itemsize == 1 and not large and not pair:
         rate *= BYTE_SHARE
     if problem.main_dtype is torch.float32 and problem.rate < problem.device.flops / 2:
         rate = EXACT_RATE
