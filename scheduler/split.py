@@ -53,6 +53,8 @@ def _may_split(kernel: Kernel) -> bool:
     inner = [s for s in kernel.statements if s.inner]
     if kernel.sections != 1 or kernel.rows or not any(s.kind == "reduction" for s in inner):
         return False
+    if any(s.kind == "scatter" and s.section < 0 for s in kernel.statements):
+        return False  # every share would update the memory
     return all(s.kind in ("reduction", "pointwise") for s in inner)
 
 

@@ -7,7 +7,10 @@ reduction is *persistent* when a program holds whole rows in registers, else it 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+
+import torch
 
 from kgen import index as ix
 from kgen import ir
@@ -117,9 +120,21 @@ def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, re
 
 
 def _flattened(kernel: Kernel) -> Kernel:
-    """Every loop an outer one: programs may run the points in any order."""
-    statements = tuple(replace(s, inner=False, section=-1) for s in sorted(kernel.statements, key=lambda s: s.section))
+    """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of them;
+    of an update in place that would be once too often, so it runs at the first one alone."""
+    statements = tuple(
+        replace(_once(s, kernel) if s.kind == "scatter" and not s.inner else s, inner=False, section=-1)
+        for s in sorted(kernel.statements, key=lambda s: s.section)
+    )
     return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())
+
+
+def _once(s: Statement, kernel: Kernel) -> Statement:
+    """The statement at the first inner point alone."""
+    zero = vs.const(0, torch.int64)
+    masks = [vs.call("eq", vs.index_value(v.expr()), zero) for v in kernel.inner if v.extent != 1]
+    masks += [] if s.mask is None else [s.mask]
+    return replace(s, mask=functools.reduce(lambda a, b: vs.call("and", a, b), masks)) if masks else s
 
 
 # ---- pointwise ------------------------------------------------------------------------------------------------------

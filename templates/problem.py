@@ -71,10 +71,12 @@ class Part:
 
     def block(self, tile: int, wanted: int = 0) -> int | None:
         """Points of a part: the tile's, or fewer where it holds several runs, or all of an axis that wants to be one part.
-        None where neither divides the other."""
+        None where neither divides the other, or the run's length is known at run time only."""
         run = self.run.as_int() or 0
         if self.whole:
             return run if self.is_row(wanted) and tile >= run else tile
+        if not run:
+            return None
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 

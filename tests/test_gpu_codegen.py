@@ -181,3 +181,15 @@ def test_training_with_dropout() -> None:
     out.sum().backward()
     assert torch.equal(leaf.grad, out)
     assert 0.5 < (out > 0).float().mean() < 0.7
+
+
+def test_an_update_beside_wider_loops_happens_once() -> None:
+    """They share what they read, and a kernel: in it the update has fewer loops."""
+    make = Maker()
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return z.index_add(0, i, x) - 0.25, x.t() * y
+
+    assert (
+        len(run(f, make(1, 101), make(1, 101), make(1, 101), torch.zeros(1, dtype=torch.int64), gpu_interpreter=True).texts) < 4
+    )

@@ -23,6 +23,7 @@ from kgen.scheduler import Options
 from kgen.sizes import Sizes
 from kgen.templates.contract import Config
 from kgen.tuning import model
+from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 from tests.products import forced
@@ -667,3 +668,16 @@ def test_verdicts_say_that_tiles_reduce() -> None:
     plan = plan_of(CASES["log_sum_exp"].f, *CASES["log_sum_exp"].inputs())
     fused = [v for v in plan.verdicts if v.outcome is Outcome.FUSED and v.reason is Reason.PARTIALS]
     assert [v.producer for v in fused] == ["mm", "mm"]
+
+
+@pytest.mark.interpret
+def test_a_run_whose_length_the_call_knows_is_no_part() -> None:
+    """A part of an axis, for all that is known when the kernel is made: nothing divided by its length then."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(x @ w[..., 2:-3], 2, 1)
+
+    x, w = torch.randn(16, 96), torch.randn(96, 1).expand(96, 22)
+    with only("triton_matmul", lambda configs: configs[0]):
+        got = torch.compile(f, backend="kgen", dynamic=True, options={"cache": False, "gpu_interpreter": True})(x, w)
+    torch.testing.assert_close(got, f(x, w), rtol=1e-4, atol=1e-4)
