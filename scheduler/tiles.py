@@ -16,7 +16,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Expr, Var
-from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Tiling
+from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Statement, Tiling
 from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
 
@@ -120,8 +120,8 @@ def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, re
 
 
 def _flattened(kernel: Kernel) -> Kernel:
-    """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of them;
-    of an update in place that would be once too often, so it runs at the first one alone."""
+    """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of
+    them; for an update in place that would be too often, so it runs at the first one alone."""
     statements = tuple(
         replace(_once(s, kernel) if s.kind == "scatter" and not s.inner else s, inner=False, section=-1)
         for s in sorted(kernel.statements, key=lambda s: s.section)

@@ -465,7 +465,7 @@ def _compare(f: Callable[..., Any], args: list[torch.Tensor], program: Program, 
 
 
 def _has_gradients(f: Callable[..., Any], args: Sequence[torch.Tensor]) -> bool:
-    """Whether eager can: of what it saved for the backward, nothing may be written over. Without casts that can be an argument."""
+    """Whether eager has: of what it saves, nothing may be written over. Without casts that can be an argument."""
     try:
         gradients(f)(*(a.double() if a.is_floating_point() else a for a in copied(args)))
     except RuntimeError as cause:

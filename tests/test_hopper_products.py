@@ -256,6 +256,7 @@ SHAPES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     ),
     "residual": (lambda x, w, y: x @ w + y, [e(4096, 4096, dtype=bf) for _ in range(3)]),
     "wide": (lambda x, w: F.linear(x, w).float(), [e(4096, 768, dtype=bf), e(5025, 768, dtype=bf)]),
+    "computed": (lambda x, w: torch.cat([x, x * 0.5], -1) @ w, [e(4096, 2048), e(4096, 4096)]),
     "gradient": (lambda x, w: x.t() @ w, [e(4096, 4096, dtype=bf) for _ in range(2)]),
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar
 
 import torch
 
+from kgen import index as ix
+from kgen import values as vs
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
@@ -39,6 +42,26 @@ def block_of_row(problem: Problem) -> int:
     """Columns of a tile that holds whole rows, where the epilogue needs that; else 0."""
     row = problem.whole.get("n", 0)
     return 1 << (row - 1).bit_length() if row else 0
+
+
+def operand_bytes(problem: Problem, config: Config, stages: int) -> int:
+    """Shared memory of the operands' tiles: `stages` of one that lies in memory; of one that is computed the tile itself, and
+    of each tile that it is computed from all stages but one."""
+    total = 0
+    for number, member in enumerate(problem.members):
+        for one in member.values():
+            if number and not problem.template.operands[one.name].many:
+                continue
+            sides = [axis for axis in one.axes if problem.template.block(axis)]
+            area = math.prod(config.get(problem.template.block(axis) or "") for axis in sides)
+            if one.load is not None:
+                total += area * one.dtype.itemsize * stages
+                continue
+            loops = [frozenset(one.loops[axis]) for axis in sides]
+            atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
+            tiles = {load for load, found in atoms.items() if all(own & found for own in loops)}
+            total += area * (one.dtype.itemsize + (config.STAGES - 1) * sum(load.attr[2].itemsize for load in tiles))
+    return total
 
 
 def refuse_dot(problem: Problem) -> str | None:
@@ -75,11 +98,10 @@ class Matmul:
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         count = len(problem.members)
-        tile = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize
         area = config.BLOCK_M * config.BLOCK_N
         # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
-        shared = max(tile * stages, 4 * area) + 1024
+        shared = max(operand_bytes(problem, config, stages), 4 * area) + 1024
         return Resources(shared, count * area // (config.WARPS * 32) + 64)
 
     order = staticmethod(order_of_dots)

@@ -18,7 +18,7 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes, epilogue_boxes
-from kgen.templates.triton.matmul import HOPPER, block_of_row, order_of_dots, refuse_dot
+from kgen.templates.triton.matmul import HOPPER, block_of_row, operand_bytes, order_of_dots, refuse_dot
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
 # Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
@@ -52,7 +52,7 @@ def resources(problem: Problem, config: Config) -> Resources:
     tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
     copy engine still writes stays."""
     count = len(problem.members)
-    tiles = (config.BLOCK_M + count * config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize * config.STAGES
+    tiles = operand_bytes(problem, config, config.STAGES)
     area = config.BLOCK_M * config.BLOCK_N // config.PARTS
     read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
     if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
