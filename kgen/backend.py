@@ -12,14 +12,14 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import rng, torch_adapter
+from kgen import errors, rng, torch_adapter
 from kgen.aot_cache import CompiledGraph
 from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
 from kgen.templates import registry
 from kgen.torch_adapter import GraphInfo
-from kgen.tuning import only
+from kgen.tuning import only, unusable
 from kgen.tuning.store import stores
 
 __all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]
@@ -60,7 +60,20 @@ EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)
 
 
 def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
-    """One functional aten graph through every stage."""
+    """One functional aten graph through every stage; once more without a template's configuration that turns out not to run."""
+    found: tuple[unusable.Unusable, ...] = ()
+    while True:
+        try:
+            with unusable.without(found):
+                return _through_stages(gm, info, config)
+        except errors.ConfigurationFailed as failure:
+            one = unusable.Unusable(**failure.details)
+            if one in found:
+                raise
+            found += (one,)
+
+
+def _through_stages(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
     work: Any = gm
     for stage in EAGER_STAGES if "all" in config.fallback else STAGES:
         work = stage(work, info, config)

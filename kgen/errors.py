@@ -18,6 +18,7 @@ class KgenError(Exception):
         self.details = details
         text = self.template.format(**details)
         hint = self.hint.format(**details)
+        self.text = text
         super().__init__(f"{text}\n  try: {hint}" if hint else text)
 
     def __reduce__(self) -> Any:
@@ -79,6 +80,16 @@ class TritonNotFound(UserError):
 class TritonBuildFailed(InternalError):
     template = "Triton failed on kernel {kernel} for sm_{arch} ({how}); the source is kept at {source}\n{output}"
     hint = "see the whole log: {log}"
+
+
+class KernelTooLarge(InternalError):
+    template = "kernel {kernel} needs {needed} bytes of shared memory; a program has {available} on {device}"
+    hint = "report it, with the kernel's text (options={{'debug': True}} keeps it)"
+
+
+class ConfigurationFailed(InternalError):
+    template = "{template} {knobs} cannot run: {why}"
+    hint = "leave the configuration out, or correct what the template's `resources` says of it"
 
 
 class RuntimeBuildFailed(UserError):

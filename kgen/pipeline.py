@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from kgen.build import cpp, toolchain, triton
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
-from kgen.errors import TemplateRefused
+from kgen.errors import ConfigurationFailed, KernelTooLarge, TemplateRefused, TritonBuildFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
-from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members
+from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members, variants
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
@@ -37,16 +37,20 @@ from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
 from kgen.templates.triton import template as triton_template
 from kgen.torch_adapter import GraphInfo
-from kgen.tuning import only
+from kgen.tuning import only, unusable
 from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
-from kgen.verdict import demands
+from kgen.verdict import Outcome, Reason, Verdict, demands
 
 # What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied
 # by instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
 FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
 NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
 BANDWIDTH, MOST_READERS = 10e9, 8
+# Operations a cycle of a GPU's multiprocessor on 16-bit floats added up in float32, by compute capability; what an H200 reaches
+# of that, and of its memory's rate.
+MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
+MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
 REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
 
 
@@ -54,7 +58,15 @@ def gpu_of(graph: ir.Graph) -> Gpu:
     """The GPU that the graph's kernels are made for."""
     devices = (b.device for b in graph.buffers.values())
     device = next((d for d in devices if d.type == "cuda"), None)
-    return Gpu() if device is None else Gpu(*torch_adapter.cuda_properties(device))
+    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
+
+
+def gpu_from(facts: Mapping[str, int]) -> Gpu:
+    """What `torch_adapter.gpu_facts` says of a device as the scheduler wants it."""
+    arch, processors = facts["arch"], facts["processors"]
+    matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
+    flops = MATRIX_SHARE * matrix * processors * facts["clock"]
+    return Gpu(arch, processors, facts["shared"], flops, MEMORY_SHARE * facts["memory"])
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
@@ -136,6 +148,12 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     options = _options(graph, config)
     plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
+    plan.verdicts += [
+        Verdict(
+            one.template, one.knobs, Outcome.DROPPED, Reason.FAILED if one.compiled else Reason.NOT_COMPILED, detail=one.why
+        )
+        for one in unusable.current()
+    ]
     debug.write_schedule(plan, info, config)
     return gm, plan
 
@@ -197,8 +215,27 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     if config.cudagraphs:
         blueprint.recording, verdict = cudagraph.decide(assembled.program, info.static_inputs, info.role)
         plan.verdicts.append(verdict)
+    try:
+        made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
+    except (KernelTooLarge, TritonBuildFailed) as failure:
+        choice = _choice_of(failure.details["kernel"], plan, units)
+        if choice is None or only.current() is not None:
+            raise
+        raise ConfigurationFailed(
+            template=choice.template, config=choice.config, knobs=choice.knobs, why=failure.text,
+            compiled=isinstance(failure, KernelTooLarge),
+        ) from failure  # fmt: skip
     debug.write_code(record(info, plan, units, blueprint, config), gm)
-    return HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
+    return made
+
+
+def _choice_of(kernel: str, plan: Schedule, units: UnitPlan) -> Choice | None:
+    """The template and the configuration that made a kernel, by its name."""
+    for step in (one for whole in plan.kernels for one in variants(whole)):
+        launch = units.calls[step.name].launch
+        if launch is not None and launch.name == kernel:
+            return members(step)[0].choice
+    return None
 
 
 def stages() -> tuple[Any, ...]:

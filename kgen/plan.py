@@ -84,7 +84,11 @@ class Choice:
     config: tuple[tuple[str, Any], ...]
 
     def __str__(self) -> str:
-        return " ".join([self.template, *(f"{name}={value}" for name, value in self.config)])
+        return f"{self.template} {self.knobs}"
+
+    @property
+    def knobs(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,10 +253,17 @@ def uses_cuda(gm: GraphModule) -> bool:
     return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
 
 
-def cuda_properties(device: torch.device) -> tuple[int, int]:
-    """(compute capability as in sm_90, multiprocessors) of a CUDA device."""
+def gpu_facts(device: torch.device) -> dict[str, int]:
+    """Of a CUDA device: `arch`, its compute capability as in sm_90; `processors`; `shared`, bytes of shared memory that a
+    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most."""
     found = torch.cuda.get_device_properties(device)
-    return found.major * 10 + found.minor, found.multi_processor_count
+    return {
+        "arch": found.major * 10 + found.minor,
+        "processors": found.multi_processor_count,
+        "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
+        "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
+        "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
+    }
 
 
 def stride_order(value: torch.Tensor) -> tuple[int, ...]:

@@ -63,7 +63,8 @@ class Options:
         """What templates need to know of the device that a buffer is on."""
         if self.target(str(graph.buffers[buffer].device)) == "cpp":
             return self.cpu
-        return Device("cuda", self.gpu.arch, self.gpu.processors)
+        gpu = self.gpu
+        return Device("cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth)
 
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
         """Of which results on: a CPU's library makes two passes of what is one call."""

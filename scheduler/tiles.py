@@ -55,10 +55,14 @@ INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the choice needs to know of a device: `processors` run programs side by side."""
+    """What the choice needs to know of a device, an H200 unless it is said: `processors` run programs side by side; the rest as
+    in `kgen.templates.problem.Device`."""
 
     arch: int = 90
     processors: int = 132
+    shared: int = 232448
+    flops: float = 790e12
+    bandwidth: float = 4.3e12
 
 
 def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:

@@ -238,6 +238,11 @@ class Problem:
         return total
 
     @property
+    def tf32(self) -> bool:
+        """Whether the operands are of float32, and torch's setting for matrix products lets their last digits go."""
+        return self.main_dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+
+    @property
     def rate(self) -> float:
         """Operations a second of the units that multiply the operands."""
         kind, device = self.main_dtype, self.device
@@ -248,7 +253,7 @@ class Problem:
             return device.flops * 2
         if kind.itemsize == 2:
             return device.flops
-        if kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        if self.tf32:
             return device.flops / 2
         return device.flops / device.narrow
 

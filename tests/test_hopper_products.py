@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -87,6 +87,14 @@ TELLING = (
 )
 
 
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    known = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(known)
+
+
 def smallest(configs: Sequence[Config]) -> Sequence[Config]:
     """With several tiles even of small products, stored in parts where there is such a configuration."""
     return sorted(configs, key=lambda c: (c.BLOCK_M * c.BLOCK_N, -c.PARTS))[:1]
@@ -94,6 +102,7 @@ def smallest(configs: Sequence[Config]) -> Sequence[Config]:
 
 @pytest.mark.interpret
 @pytest.mark.cpu
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize(
     ("name", "template"), [*((name, TEMPLATES[1]) for name in CASES), *((name, TEMPLATES[0]) for name in TELLING)]
 )
@@ -257,20 +266,37 @@ SHAPES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "residual": (lambda x, w, y: x @ w + y, [e(4096, 4096, dtype=bf) for _ in range(3)]),
     "wide": (lambda x, w: F.linear(x, w).float(), [e(4096, 768, dtype=bf), e(5025, 768, dtype=bf)]),
     "computed": (lambda x, w: torch.cat([x, x * 0.5], -1) @ w, [e(4096, 2048), e(4096, 4096)]),
+    "turned": (lambda x, w: x @ w, [e(4096, 2048), e(2048, 4096)]),
+    "computed_to_float32": (lambda x, w: (x.sigmoid() @ w).float(), [e(4096, 2048, dtype=bf), e(2048, 4096, dtype=bf)]),
     "gradient": (lambda x, w: x.t() @ w, [e(4096, 4096, dtype=bf) for _ in range(2)]),
 }
 
 
+# Which configurations: those that keep an accumulator whole and in parts where it leaves as it is.
+PICKED = {"activation": (0, 5, 10), "computed": (0, 9), "turned": (0, 3, 10), "computed_to_float32": (0, 10)}
+
+
 @pytest.mark.ptx
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_fits(name: str, template: str) -> None:
     """The compiler needs no more shared memory than was foreseen, and keeps everything in registers."""
     fn, args = SHAPES[name]
-    picked = range(0, 12, 12 if name != "activation" else 5)
-    for k in picked:
+    for k in PICKED.get(name, (0,)):
         with forced(template, lambda configs, k=k: configs[k : k + 1], runs=False) as made:
             compiled(fn, *args)
         (found,) = triton.compile_kernels(made.products, 90)
         assert found.shared <= made.needs[0].shared, made.configs
         assert found.stack == 0
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_exact_float32_goes_by_pointers(template: str) -> None:
+    """All of a tile in registers would not leave any for the sums."""
+    x, w = r(72, 40, dtype=torch.float32), r(40, 136, dtype=torch.float32)
+    with forced(template) as made:
+        compiled(lambda x, w: x @ w, x, w)
+    assert not made.products

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 import torch
 
+from kgen import torch_adapter
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, triton
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.errors import MixedCapabilities
+from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.errors import KernelTooLarge, MixedCapabilities
 from kgen.host import program as hp
 from kgen.host.cudagraph import Recording, recorded
 from kgen.host.launch import GpuKernel, load_kernel
@@ -72,7 +73,7 @@ class HostGraph:
 def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
 
-    Raises MixedCapabilities."""
+    Raises MixedCapabilities, KernelTooLarge and TritonBuildFailed."""
     if not blueprint.launches:
         return []
     program = blueprint.program
@@ -82,4 +83,16 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     if len(set(capabilities.values())) > 1:
         raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
     major, minor = capabilities[devices[0]]
-    return [load_kernel(kernel, devices) for kernel in triton.compile_kernels(blueprint.launches, 10 * major + minor)]
+    kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
+    for device in devices:
+        check_shared(
+            kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], torch.cuda.get_device_name(device)
+        )
+    return [load_kernel(kernel, devices) for kernel in kernels]
+
+
+def check_shared(kernels: Sequence[CompiledKernel], available: int, device: str) -> None:
+    """Raises KernelTooLarge for the first kernel that needs more bytes of shared memory than a program can have."""
+    for kernel in kernels:
+        if kernel.shared > available:
+            raise KernelTooLarge(kernel=kernel.name, needed=kernel.shared, available=available, device=device)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
+from kgen.tuning.unusable import usable
 
 # A launch, or waking the threads, with what it leaves idle at either end.
 LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
@@ -42,7 +43,8 @@ def feasible(problem: Problem) -> Iterator[Config]:
 def fits(problem: Problem, config: Config) -> bool:
     """Whether the device can run a configuration, and the problem's reductions suit its tiles."""
     device, needs = problem.device, problem.template.resources(problem, config)
-    return needs.shared <= device.shared and needs.registers <= device.registers and problem.admits(config)
+    large = needs.shared > device.shared or needs.registers > device.registers
+    return not large and problem.admits(config) and usable(problem.template.name, config.values)
 
 
 def order(problem: Problem, config: Config) -> Hashable:

@@ -44,24 +44,26 @@ def block_of_row(problem: Problem) -> int:
     return 1 << (row - 1).bit_length() if row else 0
 
 
-def operand_bytes(problem: Problem, config: Config, stages: int) -> int:
-    """Shared memory of the operands' tiles: `stages` of one that lies in memory; of one that is computed the tile itself, and
-    of each tile that it is computed from all stages but one."""
-    total = 0
+def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, int]:
+    """Shared memory of the operands' tiles: of those on their way, and of those that are written there again before they are
+    multiplied, for which a stage less is on its way. The latter are the computed ones, and those of float32 that are not
+    contiguous along k, for the matrix units turn tiles of 16 bits only."""
+    staged = copied = 0
     for number, member in enumerate(problem.members):
         for one in member.values():
             if number and not problem.template.operands[one.name].many:
                 continue
             sides = [axis for axis in one.axes if problem.template.block(axis)]
             area = math.prod(config.get(problem.template.block(axis) or "") for axis in sides)
-            if one.load is not None:
-                total += area * one.dtype.itemsize * stages
+            if one.load is not None and (one.dtype is not torch.float32 or problem.stride(one.name, "k", number) == 1):
+                staged += area * one.dtype.itemsize * stages
                 continue
             loops = [frozenset(one.loops[axis]) for axis in sides]
             atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
             tiles = {load for load, found in atoms.items() if all(own & found for own in loops)}
-            total += area * (one.dtype.itemsize + (config.STAGES - 1) * sum(load.attr[2].itemsize for load in tiles))
-    return total
+            staged += area * (config.STAGES - 1) * sum(load.attr[2].itemsize for load in tiles)
+            copied += area * one.dtype.itemsize
+    return staged, copied
 
 
 def refuse_dot(problem: Problem) -> str | None:
@@ -101,7 +103,7 @@ class Matmul:
         area = config.BLOCK_M * config.BLOCK_N
         # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
-        shared = max(operand_bytes(problem, config, stages), 4 * area) + 1024
+        shared = max(sum(operand_bytes(problem, config, stages)), 4 * area) + 1024
         return Resources(shared, count * area // (config.WARPS * 32) + 64)
 
     order = staticmethod(order_of_dots)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
@@ -40,6 +42,8 @@ def refuse(problem: Problem) -> str | None:
     """Why the copy engine is of no use for a product."""
     if problem.device.arch < HOPPER:
         return f"the copy engine needs compute capability 9.0, not {problem.device.arch / 10}"
+    if problem.main_dtype is torch.float32 and not problem.tf32:
+        return "float32 numbers that are multiplied exactly pass through registers, too few for tiles of the copy engine"
     operands = [one for member in problem.members for one in member.values()]
     reasons = [found for one in operands if isinstance(found := boxes(problem, one), str)]
     if len(reasons) == len(operands):
@@ -50,18 +54,32 @@ def refuse(problem: Problem) -> str | None:
 def resources(problem: Problem, config: Config) -> Resources:
     """Stages of both tiles, and what the epilogue reads and writes on its way between registers and memory. Where the loop over
     tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
-    copy engine still writes stays."""
+    copy engine still writes stays. Where an operand is written to shared memory again, and the accumulator leaves as it is, the
+    stages keep their place until it has left."""
     count = len(problem.members)
-    tiles = operand_bytes(problem, config, config.STAGES)
+    arriving, copied = operand_bytes(problem, config, config.STAGES)
+    tiles = arriving + copied
     area = config.BLOCK_M * config.BLOCK_N // config.PARTS
     read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
     if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
         others = others * config.WARPS // 16
     staged = read + written + others
     flattened = config.get("FLATTEN")
-    shared = max(tiles, staged) if flattened is None else max(tiles + written, staged) if not flattened else tiles + staged
+    if flattened is None:
+        kept = copied and config.PARTS == 1 and _stored_as_it_is(problem)
+        shared = max(tiles, staged, arriving + staged if kept else 0)
+    else:
+        shared = tiles + staged if flattened else max(tiles + written, staged)
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
     return Resources(shared + BARRIERS, sums + 32)
+
+
+@once
+def _stored_as_it_is(problem: Problem) -> bool:
+    """Whether a result is the accumulator itself."""
+    stored = [s for s in problem.epilogue if any(s.stored) and s.kind != "partial"]
+    types = {problem.graph.buffers[s.outs[0]].dtype for s in stored if all(root.op in ("load", "cast") for root in s.roots)}
+    return problem.accumulator in types
 
 
 def seconds(problem: Problem, config: Config) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
-
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.tensor_map import TensorMap
@@ -92,7 +90,10 @@ class _Part:
         problem = self.problem
         lines = ["@triton.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
         constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
-        constants += [("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute), ("PRECISION", repr(_precision(problem)))]
+        constants += [
+            ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
+            ("PRECISION", repr("tf32" if problem.tf32 else "ieee")),
+        ]
         lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
         for axis in problem.template.axes:
             kind = ": tl.constexpr" if problem.static(axis) else ""
@@ -152,9 +153,3 @@ def _facts(problem: Problem, operand: str) -> dict[str, object]:
 def _axes_line(problem: Problem) -> str:
     loops = {axis: "".join(f" {v.name}<{v.extent}" for v in found) or " -" for axis, found in problem.loops.items()}
     return " | ".join(f"{axis}{text}" for axis, text in loops.items())
-
-
-def _precision(problem: Problem) -> str:
-    """How float32 operands are multiplied: as torch's setting for matrix products allows."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if problem.main_dtype is torch.float32 and allowed else "ieee"

@@ -1,0 +1,47 @@
+"""Configurations that turned out not to run on this machine while a graph was compiled, which is then compiled without them.
+
+What a template says of its needs is what it foresees. Where the compiler makes more of it, or fails, another configuration, or
+the library, is as good; a call that cannot be launched is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The values of a template's knobs, also as text, and what went wrong with them; `compiled` says whether they got as far as
+    that."""
+
+    template: str
+    config: tuple[tuple[str, Any], ...]
+    knobs: str
+    why: str
+    compiled: bool
+
+
+_found: ContextVar[tuple[Unusable, ...]] = ContextVar("kgen_unusable", default=())
+
+
+def current() -> tuple[Unusable, ...]:
+    return _found.get()
+
+
+def usable(template: str, config: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether nothing is known against a configuration."""
+    return not any(one.template == template and one.config == config for one in _found.get())
+
+
+@contextmanager
+def without(found: tuple[Unusable, ...]) -> Iterator[None]:
+    """Graphs compiled inside do not use these."""
+    token = _found.set(found)
+    try:
+        yield
+    finally:
+        _found.reset(token)
