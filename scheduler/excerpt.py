@@ -12,6 +12,7 @@ from kgen.plan import Launch
 from kgen.scheduler.items import accumulators
 from kgen.scheduler.partials import reduction_of
 from kgen.scheduler.picks import gathered
+from kgen.scheduler.twice import original_of
 
 
 def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
@@ -43,9 +44,10 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
-    made = {out for s in step.statements for out in s.outs}
+    made = {original_of(graph, out) for s in step.statements for out in s.outs}
     reduced = {name for name in map(reduction_of, made) if name is not None}
     made |= reduced
+    made |= _unfolded(graph, reduced, made)
     wanted: set[str] = set()
     for node in graph.nodes:
         names = {*ir.outs(node), *(accumulators(node) if isinstance(node, ir.Product) else ())}
@@ -62,6 +64,23 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     ]
     picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
     return [*nodes, *(pick for pick in picks if pick is not None)]
+
+
+def _unfolded(graph: ir.Graph, reduced: set[str], made: set[str]) -> set[str]:
+    """Elements that reductions on tiles read of other nodes, and compute themselves, as a sum of exponentials does."""
+    below: set[str] = set(made)
+    for node in graph.nodes:
+        if isinstance(node, ir.Pointwise) and not below.isdisjoint(ir.reads(node)):
+            below.add(node.out)
+    found: set[str] = set()
+    wanted: set[str] = set()
+    for node in reversed(graph.nodes):
+        if isinstance(node, ir.Pointwise) and node.out in wanted & below - made:
+            found.add(node.out)
+            wanted.update(ir.reads(node))
+        elif isinstance(node, ir.Reduction) and not reduced.isdisjoint(node.outs):
+            wanted.update(ir.reads(node))
+    return found
 
 
 def _stored(node: ir.Contraction) -> set[str]:
