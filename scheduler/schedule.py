@@ -122,7 +122,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             pricing = _pricing(graph, known.tiles, options, answers)
             if trial is None:
                 trial = trial_of(result, _triable(graph, offered, options), known.tiles, pricing)
-                settled = answers
+                settled, refusals = answers, [*refusals, *trial.refusals]
                 if trial.around:
                     known = replace(known, tiles=replace(known.tiles, twice=frozenset(trial.around)))
                     answers = {out: answer for out, answer in answers.items() if out not in trial.around}

@@ -6,7 +6,7 @@ to, is compared with what it took before. Where nothing can be won there is no t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kgen import ir
 from kgen.plan import Call, Kernel, Schedule, Step, members
@@ -19,6 +19,9 @@ from kgen.sizes import Sizes
 from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+# How much faster two computations have to be: estimates of three kernels are less sure than those of one or two.
+SURE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,14 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The settled `plan` with its `buffers`, and the products that are tried, with their seconds in that plan."""
+    """The settled `plan` with its `buffers`, the products that are tried, with their seconds in that plan, and why others are
+    not."""
 
     plan: Schedule
-    buffers: Mapping[str, ir.Buffer] = field(default_factory=dict)
-    around: Mapping[str, Around] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    buffers: Mapping[str, ir.Buffer]
+    around: Mapping[str, Around]
+    seconds: Mapping[str, float]
+    refusals: tuple[Verdict, ...]
 
     def given_up(self) -> Schedule:
         """The plan, as it was."""
@@ -47,20 +52,21 @@ class Trial:
 
 
 def trial_of(plan: Schedule, offered: Iterable[str], tiles: Tiles, pricing: Pricing) -> Trial:
-    """The products that may be computed twice and could gain by it. The others' refusals become verdicts of the plan."""
+    """Of the products in `offered`, those that may be computed twice and could gain by it."""
     around: dict[str, Around] = {}
     seconds: dict[str, float] = {}
+    refusals: list[Verdict] = []
     for one in may_be_twice(plan.graph, offered, tiles):
         product = one.node.out
         if one.refusal is not None:
-            plan.verdicts.append(one.refusal)
+            refusals.append(one.refusal)
         elif not _is_settled(plan.graph, one, pricing):
             now, least = _seconds(plan, one, pricing), _least(plan.graph, one, pricing.device(product))
-            if least < now:
+            if least * SURE < now:
                 around[product], seconds[product] = one, now
             else:
-                plan.verdicts.append(_dear(product, least, now))
-    return Trial(plan, dict(plan.graph.buffers), around, seconds)
+                refusals.append(_dear(product, least, now))
+    return Trial(plan, dict(plan.graph.buffers), around, seconds, tuple(refusals))
 
 
 def judged(plan: Schedule, trial: Trial, tiles: Tiles, pricing: Pricing) -> dict[str, Verdict]:
@@ -69,7 +75,7 @@ def judged(plan: Schedule, trial: Trial, tiles: Tiles, pricing: Pricing) -> dict
     refused: dict[str, Verdict] = {}
     for product in sorted(tiles.twice):
         twice, once = _seconds(plan, trial.around[product], pricing), trial.seconds[product]
-        if twice >= once:
+        if twice * SURE >= once:
             refused[second_of(product)] = _dear(product, twice, once)
         else:
             times = (twice * 1e6, once * 1e6)

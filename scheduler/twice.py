@@ -8,7 +8,8 @@ A graph is rewritten before fusion: the product, and what is made of its element
 the reductions read. Here is which products may be, and how; whether it pays is asked elsewhere (`kgen.scheduler.trials`).
 
 The two computations may have tiles of different shapes, and so differ in the last bits. Where that could be told by more than
-the last bits of a result, as where elements are compared with their maximum, a product is computed once.
+the last bits of a result, a product is computed once: an element may be larger than the maximum of its row by a bit, and what
+is rounded, or chosen by a comparison, need not be what its row's sum was made of.
 """
 
 from __future__ import annotations
@@ -26,25 +27,10 @@ from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Operations without steps or poles: a small change of an argument is a small change of the result, whatever the argument.
-SMOOTH = frozenset(
-    (
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "abs",
-        "square",
-        "maximum",
-        "minimum",
-        "exp",
-        "exp2",
-        "expm1",
-        "sigmoid",
-        "tanh",
-        "erf",
-        "erfc",
-    )
-) | {"sin", "cos", "atan", "fma", "round_to"}
+SMOOTH = frozenset({
+    "add", "sub", "mul", "neg", "abs", "square", "maximum", "minimum", "fma", "exp", "exp2", "expm1", "sigmoid", "tanh", "erf",
+    "erfc", "sin", "cos", "atan",
+})  # fmt: skip
 # What a value is made of: elements of a product, reductions of its rows, or both.
 ELEMENT, OF_ROW, BOTH = 1, 2, 3
 
@@ -94,6 +80,8 @@ def may_be_twice(graph: ir.Graph, offered: Iterable[str], tiles: Tiles) -> list[
     """Those of the products in `offered` whose rows are reduced and read again, with a refusal where they may not be computed
     twice."""
     wanted = frozenset(offered)
+    if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
+        return []
     nodes = [replace(n, vendor=None) if isinstance(n, ir.Contraction) and n.out in wanted else n for n in graph.nodes]
     found = [around for around in _Elements(graph, tiles, nodes).around.values() if around.reductions and around.late]
     return [around for around in found if around.node.out not in tiles.cuts]
@@ -193,7 +181,7 @@ class _Elements(Search):
             self.around[own.product].early.add(node.out)
         for product in late | waiting:
             self.around[product].late.add(node.out)
-        self.late[node.out] = late | waiting
+        self.late[node.out] = late | waiting if own is None else frozenset()  # another product's epilogue reads memory
         picked = any(isinstance(a, ix.Indirect) for v in vs.loads([node.value]) for e in v.attr[1] for a in ix.free_atoms(e))
         for product in early:
             if len(early) > 1:
@@ -204,16 +192,23 @@ class _Elements(Search):
     # ---- the last bits ----------------------------------------------------------------------------------------------
 
     def _compare(self, around: Around) -> None:
-        """Refuses a product if something that is made of an element and a reduction of its row is no smooth function of them:
-        an element may then be larger than its row's maximum, by a bit."""
-        for name in sorted(around.late):
-            kinds: dict[Value, int] = {}
-            for value in vs.topological([self.made[name].value]):
-                kinds[value] = self._kind(value, around)
-                for child in vs.children(value):
-                    kinds[value] |= kinds[child]
-                if kinds[value] == BOTH and not _is_smooth(value, kinds):
-                    around.refuse(name, Reason.UNEQUAL)
+        """Refuses a product if something that is made of its elements is no smooth function of them. Only what was made of an
+        element and a reduction of its row may be rounded."""
+        if around.node.rounded is not None:
+            around.refuse(around.node, Reason.UNEQUAL)
+        for name in sorted((around.early | around.late) & self.made.keys()):
+            if not self._changes_little(self.made[name].value, around):
+                around.refuse(name, Reason.UNEQUAL)
+
+    def _changes_little(self, root: Value, around: Around) -> bool:
+        kinds: dict[Value, int] = {}
+        for value in vs.topological([root]):
+            kinds[value] = self._kind(value, around)
+            for child in vs.children(value):
+                kinds[value] |= kinds[child]
+            if kinds[value] & ELEMENT and not _is_smooth(value, kinds):
+                return False
+        return True
 
     def _kind(self, value: Value, around: Around) -> int:
         if value.op != "load":
@@ -225,16 +220,16 @@ class _Elements(Search):
 
 
 def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
-    """Whether a value of both kinds changes but little where what it is made of does."""
+    """Whether a value that is made of elements changes but little where these do."""
     if value.op == "load":
-        return all(kinds[child] != BOTH for child in vs.children(value))
+        return not any(kinds[child] & ELEMENT for child in vs.children(value))
     if value.op == "where":
-        return kinds[value.args[0]] != BOTH
+        return not kinds[value.args[0]] & ELEMENT
     if value.op == "truediv":
-        return kinds[value.args[1]] != BOTH
+        return not kinds[value.args[1]] & ELEMENT
     if value.op == "cast":
         return value.dtype.is_floating_point
-    return value.op in SMOOTH
+    return value.op in SMOOTH or (value.op == "round_to" and kinds[value] == BOTH)
 
 
 # ---- what fusion made of it -------------------------------------------------------------------------------------------
