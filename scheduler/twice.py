@@ -237,13 +237,13 @@ def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
 
 def computations(tiles: Tiles) -> dict[str, str]:
     """Both computations of the products that are computed twice, with the products."""
-    return {name: product for product in tiles.twice for name in (product, first_of(product))}
+    return {name: product for product in sorted(tiles.twice) for name in (product, first_of(product))}
 
 
 def stored(plan: Schedule, tiles: Tiles) -> dict[str, Verdict]:
     """Products that are to be computed twice, but of which fusion stores elements, or which share a kernel with others."""
     kernels = [one for step in plan.kernels for one in members(step)]
-    return {second_of(p): verdict for p in tiles.twice if (verdict := _stored(plan, kernels, p)) is not None}
+    return {second_of(p): verdict for p in sorted(tiles.twice) if (verdict := _stored(plan, kernels, p)) is not None}
 
 
 def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | None:
@@ -256,6 +256,7 @@ def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | No
     kept += [out for s in again.statements for out, on in zip(s.outs, s.stored, strict=True) if on and out in early]
     if not kept and sum(s.kind == "contraction" for s in (*first.statements, *again.statements)) == 2:
         return None
-    refused = [v for v in plan.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE) and v.producer == again.name]
+    names = {origin.name for origin in (*first.origins, *again.origins)}
+    refused = [v for v in plan.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE) and v.producer in names]
     reason = refused[-1].reason if refused else Reason.NOT_IN_TILES
     return Verdict(product, kept[0] if kept else "", Outcome.STORED, reason)

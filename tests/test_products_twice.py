@@ -23,6 +23,7 @@ from kgen.plan import Kernel, Schedule, members
 from kgen.record import recording
 from kgen.scheduler import Options, schedule, trials
 from kgen.scheduler.excerpt import excerpt
+from kgen.scheduler.twice import Around
 from kgen.sizes import Sizes
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
@@ -349,6 +350,21 @@ def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.Monk
     names = {out for k in kernels(tried) for s in k.statements for out in s.outs}
     assert all(tried.graph.buffers[name] == untried.graph.buffers[name] for name in names)
     check(softmax, *args)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_each_product_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def priced(plan: Schedule, around: Around, pricing: Any) -> float:
+        twice = 1.0 if around.node.out == "mm" else 9.0
+        return twice if first_kernels(plan) else 5.0
+
+    monkeypatch.setattr(trials, "_seconds", priced)
+    case = CASES["two_at_once"]
+    plan = plan_of(case.f, *case.inputs(260))
+    assert len(first_kernels(plan)) == 1
+    said = {v.producer: v.reason for v in plan.verdicts if v.reason in (Reason.PRODUCT_CHEAP, Reason.PRODUCT_DEAR)}
+    assert said == {"mm": Reason.PRODUCT_CHEAP, "mm_1": Reason.PRODUCT_DEAR}
+    check(case.f, *case.inputs(260), tolerance=5e-5)
 
 
 # ---- measured -------------------------------------------------------------------------------------------------------------
