@@ -380,6 +380,8 @@ def test_each_computation_is_measured_as_what_it_is() -> None:
     operands = {i.buffer for i in plan.graph.inputs}
     assert {i.buffer for i in part.inputs} == operands
     assert {o.buffer for o in part.outputs} == {"amax", "sum_1"}
+    measured = schedule(replace(part, buffers=dict(part.buffers)), replace(GPU, twice=False))
+    assert [s.op for k in kernels(measured) if k.contracts for s in k.statements if s.kind == "partial"] == ["max", "sum"]
     part = excerpt(plan.graph, again)
     assert part is not None
     assert {i.buffer for i in part.inputs} == operands | {"amax", "sum_1"}
