@@ -63,7 +63,7 @@ def problems_of(product: Product) -> list[Problem]:
     ]
     with mode:
         gm = make_fx(product.fn, decomposition_table=decompositions())(*args)
-    options = Options()
+    options = Options(twice=False)
     with _disable_current_modes(), patch.object(model, "vendor_seconds", lambda problem: math.inf):
         plan = schedule(lower(reinplace(gm), LoweringContext()), options)
     kernels = [kernel for step in plan.kernels for kernel in members(step) if kernel.contracts]

@@ -76,6 +76,12 @@ class Reason(Enum):
     NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
     NOT_WHOLE = "no tile of the product holds the whole rows that are reduced and read again"
+    PRODUCT_CHEAP = "computing the product a second time takes less than a trip of its result through memory"
+    PRODUCT_DEAR = "computing the product a second time takes longer than a trip of its result through memory"
+    NEEDED = "something else needs the product in memory"
+    MORE_THAN_TWICE = "one reduction of its rows waits for another, so that the product would be computed more than twice"
+    UNEQUAL = "two computations of the product may differ in the last bit, and what is made of them may then differ by more"
+    UNKNOWN_SIZES = "sizes are symbols, and how often it is best computed depends on them"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 
@@ -94,6 +100,7 @@ CHANGES: dict[Reason, str] = {
     Reason.SIBLINGS_OFF: "set options={'siblings': True}",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
+    Reason.UNKNOWN_SIZES: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",

@@ -14,6 +14,7 @@ from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.scheduler.rows import whole_rows
 from kgen.scheduler.split_k import cut, finished
+from kgen.scheduler.twice import computed_twice
 from kgen.verdict import FusionDemand
 
 # Products that one kernel makes: each has accumulators of its own.
@@ -47,7 +48,7 @@ def offer(
             if out is not None:
                 buffer = graph.buffers[out]
                 graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
-    nodes, held = whole_rows(graph, nodes, tiles)
+    nodes, held = whole_rows(graph, computed_twice(graph, nodes, tiles), tiles)
     return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes), held
 
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
+from kgen.index import Atom, Expr
 from kgen.plan import Launch
 from kgen.scheduler.items import accumulators
 from kgen.scheduler.partials import reduction_of
 from kgen.scheduler.picks import gathered
+from kgen.scheduler.twice import original_of
+from kgen.values import Value
 
 
 def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
@@ -43,7 +46,7 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
-    made = {out for s in step.statements for out in s.outs}
+    made = {original_of(graph, out) for s in step.statements for out in s.outs}
     reduced = {name for name in map(reduction_of, made) if name is not None}
     made |= reduced
     wanted: set[str] = set()
@@ -60,8 +63,28 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
         for n in kept
         if made & set(ir.outs(n)) or isinstance(n, ir.Product) or (isinstance(n, ir.Pointwise) and n.out in makers)
     ]
+    nodes = [_unfolded(graph, node, made) if reduced & set(ir.outs(node)) else node for node in nodes]
     picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
     return [*nodes, *(pick for pick in picks if pick is not None)]
+
+
+def _unfolded(graph: ir.Graph, node: ir.Node, made: set[str]) -> ir.Node:
+    """A reduction on tiles without elements that other nodes make, as the exponentials of a softmax are: it computes them
+    itself."""
+    makers = {n.out: n for n in graph.nodes if isinstance(n, ir.Pointwise) and n.out not in made}
+
+    def computed(load: Value) -> Value | None:
+        source = makers.get(load.attr[0])
+        if source is None or load.args or made.isdisjoint(ir.reads(source)):
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
+        [value] = vs.replace_loads([vs.substitute(source.value, mapping)], computed)
+        return value
+
+    if not isinstance(node, ir.Reduction):
+        return node
+    [value] = vs.replace_loads([node.value], computed)
+    return replace(node, value=value)
 
 
 def _stored(node: ir.Contraction) -> set[str]:

@@ -38,13 +38,15 @@ class Tiles:
     """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
     part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
     products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
-    fused. `rows` are products whose tiles may hold whole rows (`kgen.scheduler.rows`)."""
+    fused. `rows` are products whose tiles may hold whole rows (`kgen.scheduler.rows`), `twice` those that are computed twice
+    (`kgen.scheduler.twice`)."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
     cuts: Mapping[str, int] = field(default_factory=dict)
     rows: frozenset[str] = frozenset()
+    twice: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
+from kgen.scheduler.trials import Pricing, Trial, judged, trial_of
+from kgen.scheduler.twice import computations, second_of, stored
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
@@ -53,6 +55,7 @@ class Options:
     prologues: bool = True  # operands may be computed in a product's kernel
     siblings: bool = True  # what needs nothing of each other may share a kernel
     joint: bool = True  # products too, with an operand in common
+    twice: bool = True  # products may be computed again for what needs their elements and reductions of these
     fused_calls: bool = True  # the library may compute a product and what follows in one call
 
     def target(self, device: str) -> str:
@@ -102,10 +105,12 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     known = _Known(offered, tiles=Tiles(demanded=demanded, rows=_with_rows(graph, offered, options)))
     refusals: list[Verdict] = []
     answers: Answers = {}
+    settled: Answers = {}  # before the trial
+    trial: Trial | None = None
     while True:
         apart = frozenset[str]() if options.stable else kept_apart(answers)
         result = _attempt(graph, known, options, apart)
-        refused = rows_apart(result, result.extra["held"]) or alone(result)
+        refused = stored(result, known.tiles) or rows_apart(result, result.extra["held"]) or alone(result)
         if not refused:
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
@@ -115,11 +120,28 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))
         blocks = {} if refused or cuts else _blocks(result, options)
         if not refused and not cuts and not blocks:
-            result.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
-            return plan_memory(result)
+            pricing = _pricing(graph, known.tiles, options, answers)
+            if trial is None:
+                trial = trial_of(result, _triable(graph, offered, options), known.tiles, pricing)
+                settled, refusals = answers, [*refusals, *trial.refusals]
+                if trial.around:
+                    known = replace(known, tiles=replace(known.tiles, twice=frozenset(trial.around)))
+                    answers = {out: answer for out, answer in answers.items() if out not in trial.around}
+                    continue
+            refused = judged(result, trial, known.tiles, pricing)
+            if not refused:
+                return _finished(result, refusals, options)
         answers = {out: answer for out, answer in answers.items() if refusal_of(out) not in refused}
+        answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
         known = known.after(refused, blocks, cuts)
+        if trial is not None and not known.tiles.twice:
+            return _finished(trial.given_up(), refusals, options)
+
+
+def _finished(plan: Schedule, refusals: list[Verdict], options: Options) -> Schedule:
+    plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
+    return plan_memory(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +159,8 @@ class _Known:
         gone = set(refused) - apart
         cuts = {**self.tiles.cuts, **cuts}
         rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows)
+        twice = frozenset(out for out in self.tiles.twice if second_of(out) not in gone)
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice)
         return _Known(self.offered - gone, self.single | apart, tiles)
 
 
@@ -155,6 +178,11 @@ def _with_rows(graph: ir.Graph, offered: frozenset[str], options: Options) -> fr
     if options.stable:
         return frozenset()
     return frozenset(out for out in offered if options.device(graph, out).kind == "cuda")
+
+
+def _triable(graph: ir.Graph, offered: frozenset[str], options: Options) -> frozenset[str]:
+    """Products that may be computed twice: what each computation adds up depends on its tile."""
+    return _with_rows(graph, offered, options) if options.fusion and options.twice and options.only is None else frozenset()
 
 
 def _offerable(node: ir.Node) -> bool:
@@ -190,17 +218,20 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
     held: Mapping[str, str] = plan.extra["held"]
-    whole = {partial_of(out): out for out in tiles.cuts}
+    whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
         device = options.device(plan.graph, out)
-        given = Given(options.demands, options.only, out not in whole, answers.get(whole.get(out, out), {}), options.stable)
+        vendor, known = out not in whole and out not in twice, answers.get(whole.get(out, out), {})
+        given = Given(options.demands, options.only, vendor, known, options.stable)
         chosen = choose_template(step, plan.graph, device, given)
         if isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(_chosen(out, chosen, given.answers))
+        elif out in twice:
+            refused[second_of(twice[out])] = replace(chosen, producer=twice[out], outcome=Outcome.STORED)
         elif rows := rows_in(step, held):
             refused |= {refusal_of(product): _not_whole(product, chosen) for product in rows}
         elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
@@ -229,16 +260,22 @@ def _chosen(out: str, kernel: Kernel, answers: Mapping[Place, Answer]) -> Verdic
 
 
 def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
-    whole = set(map(partial_of, tiles.cuts))
+    pricing = _pricing(graph, tiles, options, {})
+    return Joining(pricing.device, pricing.best, options.demands, options.only)
+
+
+def _pricing(graph: ir.Graph, tiles: Tiles, options: Options, answers: Answers) -> Pricing:
+    apart = {*map(partial_of, tiles.cuts), *computations(tiles)}
 
     def device(out: str) -> Device:
         return options.device(graph, out)
 
     def alone(kernel: Kernel) -> Best | None:
         out = product_of(kernel)
-        return best(problems(kernel, graph, device(out), None)[0], Given(vendor=out not in whole, stable=options.stable))
+        given = Given(vendor=out not in apart, answers=answers.get(out, {}), stable=options.stable)
+        return best(problems(kernel, graph, device(out), None)[0], given)
 
-    return Joining(device, alone, options.demands, options.only)
+    return Pricing(device, alone, options.demands)
 
 
 def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
@@ -253,7 +290,8 @@ def _blocks(plan: Schedule, options: Options) -> dict[str, int]:
 def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[str]) -> Schedule:
     """A schedule without a memory plan, in which templates are to compute what they may; the library computes the products in
     `apart` without what follows."""
-    offered, held = offer(graph, known.offered, known.tiles, options.demands, options.prologues)
+    taken = known.offered | known.tiles.twice
+    offered, held = offer(graph, taken, known.tiles, options.demands, options.prologues)
     nodes, graph.nodes = graph.nodes, with_fused_calls(offered, apart)
     try:
         result = _scheduled(graph, options, known.single, held)

@@ -7,12 +7,13 @@ reduction adds the parts up, with the epilogue. Two launches, and always the sam
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Atom, Expr
+from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device, Problem
@@ -35,9 +36,14 @@ def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
     the call knows, and what operators make of their operands, stay whole."""
     if any(s.kind == "contraction" and s.op != "sum" for s in kernel.statements):
         return False
-    tiles = -(-sizes.points(kernel.outer) // TILE)
     single = len(kernel.inner) == 1 and kernel.inner[0].extent.as_int() is not None
-    return device.kind == "cuda" and single and 2 * tiles <= device.processors and sizes.points(kernel.inner) >= 2 * CHUNK
+    return single and leaves_idle(kernel.outer, kernel.inner, sizes, device)
+
+
+def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device: Device) -> bool:
+    """Whether a product with such loops has few tiles and long sums."""
+    tiles = -(-sizes.points(outer) // TILE)
+    return device.kind == "cuda" and 2 * tiles <= device.processors and sizes.points(inner) >= 2 * CHUNK
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:

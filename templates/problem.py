@@ -42,6 +42,19 @@ class Device:
     narrow: float = 12
     bandwidth: float = 4.3e12
 
+    def rate(self, kind: torch.dtype) -> float:
+        """Operations a second of the units that multiply numbers of a type."""
+        if self.kind == "cpu":
+            wide = self.flops / self.narrow
+            return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
+        if kind.itemsize == 1:
+            return self.flops * 2
+        if kind.itemsize == 2:
+            return self.flops
+        if kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+            return self.flops / 2
+        return self.flops / self.narrow
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
@@ -245,17 +258,7 @@ class Problem:
     @property
     def rate(self) -> float:
         """Operations a second of the units that multiply the operands."""
-        kind, device = self.main_dtype, self.device
-        if device.kind == "cpu":
-            wide = device.flops / device.narrow
-            return device.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
-        if kind.itemsize == 1:
-            return device.flops * 2
-        if kind.itemsize == 2:
-            return device.flops
-        if self.tf32:
-            return device.flops / 2
-        return device.flops / device.narrow
+        return self.device.rate(self.main_dtype)
 
     @property
     def size_of_result(self) -> int:

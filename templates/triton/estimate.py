@@ -46,7 +46,7 @@ EXACT_RATE = 0.5
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
-# How much of the shorter of computing and streaming does not happen during the other.
+# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other.
 APART = 0.05
 # How much of the time in which only a part of the programs is left is lost.
 IDLE = 0.15
@@ -81,7 +81,9 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     covered = ahead * tile.step * together
     products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
-        busy = each * (products + tile.bare + (0 if stays else START / together)) + tile.epilogue + tile.stores
+        multiplying = products + tile.bare + (0 if stays else START / together)
+        hiding = max(multiplying, tile.work) + APART * min(multiplying, tile.work)  # all programs add on the same units
+        busy = each * hiding + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
         busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
     else:
@@ -148,10 +150,8 @@ def _stores_vectors(problem: Problem) -> bool:
 
 @once
 def _epilogue_cost(problem: Problem) -> int:
-    """Elementary operations for each result. Where rows are read again, what was computed is still there."""
-    if problem.whole:
-        return vs.total_cost([root for s in problem.epilogue for root in s.roots])
-    return sum(vs.total_cost(s.roots) for s in problem.epilogue)
+    """Elementary operations for each result. What several statements need is computed once."""
+    return vs.total_cost([root for s in problem.epilogue for root in s.roots])
 
 
 def _operands(problem: Problem) -> list[Input]:

@@ -1,0 +1,432 @@
+"""Products that are computed twice, so that nobody stores them: values, what is launched, what is kept in memory, and what may
+only be computed once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from kgen.build import triton
+from kgen.decompositions import table
+from kgen.host.interpret import Interpreted
+from kgen.lowering import LoweringContext, lower, reinplace
+from kgen.plan import Kernel, Schedule, members
+from kgen.record import recording
+from kgen.scheduler import Options, schedule, trials
+from kgen.scheduler.excerpt import excerpt
+from kgen.scheduler.twice import Around
+from kgen.sizes import Sizes
+from kgen.tuning import model
+from kgen.verdict import FusionDemand, Outcome, Reason
+from tests.codegen import gradients
+from tests.kernels import plans
+from tests.products import compiled
+
+pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::UserWarning")]
+
+GPU = Options(gpu_everywhere=True)
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates win over the library, and products are cheap to compute."""
+    seconds = trials._seconds
+
+    def priced(plan: Schedule, *rest: Any) -> float:
+        return seconds(plan, *rest) * (1e-3 if first_kernels(plan) else 1.0)
+
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+    monkeypatch.setattr(trials, "_least", lambda *args: 0.0)
+    monkeypatch.setattr(trials, "_seconds", priced)
+
+
+def r(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(*sizes) / 4).to(dtype)
+
+
+def wide(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.double() if tree.is_floating_point() else tree
+    return type(tree)(wide(t) for t in tree) if isinstance(tree, list | tuple) else tree
+
+
+def near(got: Any, wanted: Any, tolerance: float) -> None:
+    for one, other in zip(*([t if isinstance(t, list | tuple) else (t,) for t in (got, wanted)]), strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def check(f: Callable[..., Any], *args: Any, tolerance: float = 2e-5, dynamic: bool | None = None) -> None:
+    """Against eager in float64."""
+    torch._dynamo.reset()
+    near(compiled(f, *args, dynamic=dynamic), f(*wide(args)), tolerance)
+
+
+def plan_of(f: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedule:
+    return plans(f, *args, options=options).forward
+
+
+def kernels(plan: Schedule) -> list[Kernel]:
+    return [k for step in plan.kernels for k in members(step)]
+
+
+def first_kernels(plan: Schedule) -> list[Kernel]:
+    """Those that compute products only to reduce them."""
+    made = [(k, out) for k in kernels(plan) if k.contracts for s in k.statements for out in s.outs]
+    return [k for k, out in made if out.endswith("_first_sum")]
+
+
+def products(plan: Schedule) -> int:
+    return sum(k.contracts for k in kernels(plan))
+
+
+def largest(plan: Schedule) -> list[str]:
+    """What is stored in memory with as many elements as the largest of it."""
+    sizes = Sizes(plan.graph.size_hints)
+    stored = {o for k in kernels(plan) for s in k.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    numbers = {o: sizes.bytes(plan.graph.buffers[o]) // plan.graph.buffers[o].dtype.itemsize for o in stored}
+    return sorted(o for o, number in numbers.items() if number == max(numbers.values()))
+
+
+def reasons(plan: Schedule) -> set[Reason]:
+    return {v.reason for v in plan.verdicts if v.outcome in (Outcome.STORED, Outcome.RECOMPUTED)}
+
+
+def softmax(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    return (torch.bmm(q, k.mT) * 0.125).masked_fill(mask, -math.inf).softmax(-1)
+
+
+def causal(q: Tensor, k: Tensor) -> Tensor:
+    y = q @ k.mT
+    return y.masked_fill(torch.ones(y.shape[-2:], dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+
+
+def rms_norm(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    y = x @ w
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * g
+
+
+def by_heads(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    y = (x @ w).view(x.shape[0], -1, 64)
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * g
+
+
+@dataclass(frozen=True)
+class Case:
+    """`inputs` by the length of a row."""
+
+    f: Callable[..., Any]
+    inputs: Callable[[int], tuple[Any, ...]]
+
+
+def product(n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return r(21, 24, dtype=dtype), r(24, n, dtype=dtype)
+
+
+half = torch.bfloat16
+CASES = {
+    "softmax": Case(softmax, lambda n: (r(2, 21, 24), r(2, n, 24), r(21, n) > 0.1)),
+    "causal": Case(causal, lambda n: (r(2, n, 24), r(2, n, 24))),
+    "log_softmax": Case(lambda x, w, b: F.log_softmax(x @ w + b, -1), lambda n: (*product(n), r(n))),
+    "layer_norm": Case(
+        lambda x, w, y, g, b: F.layer_norm(x @ w + y, w.shape[1:], g, b),
+        lambda n: (*product(n), r(21, n), r(n), r(n)),
+    ),
+    "rms_norm": Case(rms_norm, lambda n: (*product(n), r(n))),
+    "means": Case(lambda x, w: (lambda y: y - y.mean(-1, keepdim=True))(x @ w), product),
+    "columns": Case(lambda x, w: (lambda y: y - y.mean(0))(x @ w), product),
+    "three_dimensions": Case(
+        lambda x, w, b: F.layer_norm(F.linear(x, w, b), w.shape[:1]), lambda n: (r(3, 7, 24), r(n, 24), r(n))
+    ),
+    "all_but_the_largest": Case(
+        lambda x, w: (lambda y: torch.where(torch.arange(y.shape[1]) == y.argmax(-1, keepdim=True), 0, y))(x @ w), product
+    ),
+    "statistics_kept": Case(
+        lambda x, w: torch.ops.aten.native_layer_norm(x @ w, w.shape[1:], None, None, 1e-5), product
+    ),
+    "log_sum_exp_kept": Case(lambda x, w: (lambda y: (torch.logsumexp(y, -1), y.softmax(-1)))(x @ w), product),
+    "result_transposed": Case(lambda x, w: (x @ w).softmax(-1).t().contiguous(), product),
+    "activation_after": Case(lambda x, w, g: F.silu(rms_norm(x, w, g)) + 1, lambda n: (*product(n), r(n))),
+    "activation_before": Case(lambda x, w: F.gelu(x @ w).softmax(-1), product),
+    "bfloat16": Case(softmax, lambda n: (r(2, 21, 24, dtype=half), r(2, n, 24, dtype=half), r(21, n) > 0.1)),
+    "two_at_once": Case(
+        lambda x, w, v: ((x @ w).softmax(-1), F.layer_norm(x @ v, v.shape[1:])), lambda n: (*product(n), r(24, n)),
+    ),
+    "one_after_the_other": Case(
+        lambda x, w, v: ((x @ w).softmax(-1) @ v).softmax(-1), lambda n: (*product(n), r(n, 70))
+    ),
+    "backward_of_softmax": Case(
+        lambda dy, v, p: (lambda g: (g - (g * p).sum(-1, keepdim=True)) * p)(dy @ v), lambda n: (*product(n), r(21, n))
+    ),
+}  # fmt: skip
+TWO = ("two_at_once", "one_after_the_other")
+LENGTHS = [*((name, n) for name in CASES for n in (33, 260)), ("softmax", 1100), ("layer_norm", 1100)]
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize(("name", "n"), LENGTHS[1:])
+def test_plans(name: str, n: int) -> None:
+    """Two kernels of each product and one that joins what the first has reduced; but for the result, nothing as large as the
+    product is stored."""
+    case = CASES[name]
+    plan = plan_of(case.f, *case.inputs(n))
+    assert not plan.calls
+    count = 2 if name in TWO else 1
+    assert (len(first_kernels(plan)), products(plan)) == (count, 2 * count)
+    assert len(plan.kernels) == (3 * count if name != "two_at_once" else len(plan.kernels))
+    results = {getattr(o, "buffer", "") for o in plan.graph.outputs}
+    assert name == "one_after_the_other" or set(largest(plan)) <= results
+    assert Reason.PRODUCT_CHEAP in reasons(plan)
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize(("name", "n"), LENGTHS)
+def test_values(name: str, n: int) -> None:
+    check(CASES[name].f, *CASES[name].inputs(n), tolerance=2e-2 if name == "bfloat16" else 5e-5)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_heads() -> None:
+    args = (r(21, 24), r(24, 256), r(64))
+    plan = plan_of(by_heads, *args)
+    assert (len(first_kernels(plan)), products(plan)) == (1, 2)
+    check(by_heads, *args)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_rows_without_anything_in_them() -> None:
+    mask = torch.zeros(40, 300, dtype=torch.bool)
+    mask[3] = True
+    mask[4, 1:] = True
+    mask[:, 128:] = True
+    check(softmax, r(2, 40, 24), r(2, 300, 24), mask)
+    x, w = product(300)
+    x[5, 3], x[6, 3] = math.inf, math.nan
+    for name in ("log_softmax", "layer_norm"):
+        f, (_, _, *rest) = CASES[name].f, CASES[name].inputs(300)
+        check(f, x, w, *rest)
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("sizes", [(0, 40, 30), (20, 0, 30), (1, 40, 30), (20, 40, 1), (20, 1, 30)])
+def test_short_axes(sizes: tuple[int, int, int]) -> None:
+    m, k, n = sizes
+    check(lambda x, w: (x @ w).softmax(-1), r(m, k), r(k, n))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_a_dropped_element_is_dropped_in_both() -> None:
+    """Random numbers are functions of their place: what the second computation drops was not in the first one's sum."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = F.dropout(x @ w, 0.5)
+        return y / (1 + y.square().sum(-1, keepdim=True))
+
+    args = product(300)
+    with recording() as recorder:
+        got = compiled(f, *args)
+    assert [len(first_kernels(graph.plan)) for graph in recorder.graphs] == [1]
+    y = 2 * torch.where(got == 0, 0, args[0] @ args[1])
+    near(got, y / (1 + y.square().sum(-1, keepdim=True)), 1e-5)
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
+def test_gradients(name: str) -> None:
+    inputs = [a.requires_grad_() if a.is_floating_point() else a for a in CASES[name].inputs(300)]
+    torch._dynamo.reset()
+    fast = torch.compile(CASES[name].f, backend="kgen", options={"gpu_interpreter": True, "cache": False})
+    got = gradients(fast)(*inputs)
+    doubles = [a.detach().double().requires_grad_() if a.is_floating_point() else a for a in inputs]
+    near(got, gradients(CASES[name].f)(*doubles), 1e-4)
+
+
+# ---- what is computed once ------------------------------------------------------------------------------------------------
+
+ONCE: dict[str, tuple[Callable[..., Any], Reason | None]] = {
+    "product kept": (lambda x, w: (lambda y: (y, y.softmax(-1)))(x @ w), Reason.NEEDED),
+    "elements kept": (lambda x, w: (lambda y: (y, F.layer_norm(y, w.shape[1:])))(F.gelu(x @ w)), Reason.NEEDED),
+    "read by a product": (lambda x, w: (lambda y: (y @ w.t(), y.softmax(-1)))(x @ w), Reason.NEEDED),
+    "read by a scan": (lambda x, w: (lambda y: y.softmax(-1) + y.cumsum(-1))(x @ w), Reason.NEEDED),
+    "compared with its row": (lambda x, w: (lambda y: y == y.amax(-1, keepdim=True))(x @ w), Reason.UNEQUAL),
+    "distance to its row": (
+        lambda x, w: (lambda y: (y.amax(-1, keepdim=True) - y).sqrt())(x @ w), Reason.UNEQUAL,
+    ),
+    "logarithm of what is left": (lambda x, w: torch.log(1 - (x @ w).softmax(-1)), Reason.UNEQUAL),
+    "sign of a difference": (lambda x, w: (lambda y: y - y.amax(-1, keepdim=True))(x @ w).relu().ceil(), Reason.UNEQUAL),
+    "to integers": (
+        lambda x, w: (lambda y: y / y.abs().amax(-1, keepdim=True) * 127)(x @ w).to(torch.int8), Reason.UNEQUAL,
+    ),
+    "rounded before": (lambda x, w: (x @ w).to(half).float().softmax(-1), Reason.UNEQUAL),
+    "chosen by a comparison": (lambda x, w: (lambda y: y.where(y > 0, -math.inf).softmax(-1))(x @ w), Reason.UNEQUAL),
+    "normalised twice": (lambda x, w: F.layer_norm(x @ w, w.shape[1:]).softmax(-1), Reason.MORE_THAN_TWICE),
+    "deviations": (
+        lambda x, w: (lambda y: y / (y - y.mean(-1, keepdim=True)).abs().sum(-1, keepdim=True))(x @ w),
+        Reason.MORE_THAN_TWICE,
+    ),
+    "gated": (lambda x, w: (F.silu(x @ w) * (x @ (w + 1))).softmax(-1), Reason.TWO_PRODUCTS),
+    "reduced only": (lambda x, w: (x @ w).logsumexp(-1), None),
+    "not reduced": (lambda x, w: F.gelu(x @ w), None),
+    "another row": (lambda x, w: (lambda y: y - y.amax(-1, keepdim=True).flip(0))(x @ w), None),
+    "elements of another row": (lambda x, w: (lambda y: y.flip(0) - y.amax(-1, keepdim=True))(x @ w), None),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("name", ONCE)
+def test_what_is_computed_once(name: str) -> None:
+    f, reason = ONCE[name]
+    args = product(260)
+    plan = plan_of(f, *args)
+    if reason is not None or "reduced" in name:
+        assert not first_kernels(plan)
+    assert reason is None or reason in reasons(plan)
+    if reason is not Reason.UNEQUAL:  # results may differ by more than a bit from those in float64
+        check(f, *args, tolerance=1e-3)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_stable_results_depend_on_no_tile() -> None:
+    assert not first_kernels(plan_of(rms_norm, *product(300), r(300), options=replace(GPU, stable=True)))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_rounding_as_eager_does_is_done_once() -> None:
+    with recording() as recorder:
+        options = {"gpu_interpreter": True, "cache": False, "numerics": "eager"}
+        torch.compile(rms_norm, backend="kgen", options=options)(*product(300, half), r(300, dtype=half))
+    assert not any(first_kernels(graph.plan) for graph in recorder.graphs)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_switches() -> None:
+    for off in ({"twice": False}, {"fusion": False}, {"templates": False}, {"gpu_everywhere": False}):
+        assert not first_kernels(plan_of(rms_norm, *product(300), r(300), options=replace(GPU, **off)))
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("wanted", [True, False])
+def test_demands_are_left_as_they_are(wanted: bool) -> None:
+    demands = (FusionDemand("aten.mm", "aten.mean", wanted),)
+    assert not first_kernels(plan_of(rms_norm, *product(100), r(100), options=replace(GPU, demands=demands)))
+
+
+@pytest.mark.usefixtures("cheap")
+def test_sizes_that_the_call_knows() -> None:
+    f = torch.compile(rms_norm, backend="kgen", dynamic=True, options={"gpu_interpreter": True, "cache": False})
+    torch._dynamo.reset()
+    for m in (21, 7):
+        args = (r(m, 24), r(24, 300), r(300))
+        near(f(*args), rms_norm(*wide(args)), 2e-5)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_what_no_template_takes_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole parts of a run that is no power of two are in no tile."""
+    args = (r(21, 24), r(24, 36 * 20), r(36))
+    f = lambda x, w, g: (lambda y: y * y.square().mean(-1, keepdim=True) * g)((x @ w).view(21, 20, 36))  # noqa: E731
+    assert not first_kernels(plan_of(f, *args))
+    check(f, *args)
+
+
+def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole rows in a tile have buffers of the same names as parts of them."""
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+    monkeypatch.setattr(trials, "_least", lambda *args: 0.0)
+    args = CASES["softmax"].inputs(100)
+    tried, untried = (plan_of(softmax, *args, options=replace(GPU, twice=on)) for on in (True, False))
+    assert Reason.PRODUCT_DEAR in reasons(tried)
+    assert [(s.outs, s.stored) for k in kernels(tried) for s in k.statements] == [
+        (s.outs, s.stored) for k in kernels(untried) for s in k.statements
+    ]
+    names = {out for k in kernels(tried) for s in k.statements for out in s.outs}
+    assert all(tried.graph.buffers[name] == untried.graph.buffers[name] for name in names)
+    check(softmax, *args)
+
+
+@pytest.mark.usefixtures("cheap")
+def test_each_product_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def priced(plan: Schedule, around: Around, pricing: Any) -> float:
+        twice = 1.0 if around.node.out == "mm" else 9.0
+        return twice if first_kernels(plan) else 5.0
+
+    monkeypatch.setattr(trials, "_seconds", priced)
+    case = CASES["two_at_once"]
+    plan = plan_of(case.f, *case.inputs(260))
+    assert len(first_kernels(plan)) == 1
+    said = {v.producer: v.reason for v in plan.verdicts if v.reason in (Reason.PRODUCT_CHEAP, Reason.PRODUCT_DEAR)}
+    assert said == {"mm": Reason.PRODUCT_CHEAP, "mm_1": Reason.PRODUCT_DEAR}
+    check(case.f, *case.inputs(260), tolerance=5e-5)
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cheap")
+def test_each_computation_is_measured_as_what_it_is() -> None:
+    """The first one as a function of the operands to the reductions, the second as one of operands and reductions."""
+    plan = plan_of(softmax, *CASES["softmax"].inputs(1100))
+    first, again = [k for k in kernels(plan) if k.contracts]
+    part = excerpt(plan.graph, first)
+    assert part is not None
+    operands = {i.buffer for i in plan.graph.inputs}
+    assert {i.buffer for i in part.inputs} == operands
+    assert {o.buffer for o in part.outputs} == {"amax", "sum_1"}
+    measured = schedule(replace(part, buffers=dict(part.buffers)), replace(GPU, twice=False))
+    assert [s.op for k in kernels(measured) if k.contracts for s in k.statements if s.kind == "partial"] == ["max", "sum"]
+    part = excerpt(plan.graph, again)
+    assert part is not None
+    assert {i.buffer for i in part.inputs} == operands | {"amax", "sum_1"}
+
+
+# ---- for a GPU that is not here -------------------------------------------------------------------------------------------
+
+
+def scores(k: int, n: int = 1024) -> Schedule:
+    """Of a softmax on an H200, without tensors."""
+    mode = FakeTensorMode()
+    sizes = (((64, n, k), half), ((64, n, k), half), ((n, n), torch.bool))
+    device = torch.device("cuda:0")
+    args = [FakeTensor(mode, torch.empty(size, dtype=dtype, device="meta"), device) for size, dtype in sizes]
+    with mode:
+        gm = make_fx(softmax, decomposition_table=table())(*args)
+    return schedule(lower(reinplace(gm), LoweringContext()), Options())
+
+
+def test_the_estimate_computes_short_sums_twice() -> None:
+    """Where rows of 1024 scores are made of 64 products each, but not where of 4096."""
+    plan = scores(64)
+    assert (len(first_kernels(plan)), len(plan.kernels), len(plan.calls)) == (1, 3, 0)
+    assert all(k.choice.template.startswith("triton_matmul_") for k in kernels(plan) if k.contracts)
+    [said] = [v for v in plan.verdicts if v.reason is Reason.PRODUCT_CHEAP]
+    assert 50 < said.measured[0] < 95 < said.measured[1]
+    plan = scores(4096)
+    assert not first_kernels(plan)
+    assert any(v.reason is Reason.PRODUCT_DEAR for v in plan.verdicts)
+
+
+def test_there_is_no_trial_without_anything_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "judged", lambda *args: pytest.fail("it was tried"))
+    scores(4096)
+    plan_of(lambda x, w: F.gelu(x @ w), r(300, 64), r(64, 300))
+    plan_of(lambda x, w: (x @ w).logsumexp(-1), r(300, 64), r(64, 300))
+
+
+@pytest.mark.ptx
+def test_both_kernels_compile_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(Interpreted, "__call__", lambda self, *args: (made.append(self.kernel), ())[1])
+    torch._dynamo.reset()
+    compiled(softmax, *(torch.empty(64, 1024, 64, dtype=half) for _ in range(2)), torch.empty(1024, 1024, dtype=torch.bool))
+    assert len(made) == 3
+    for kernel, built in zip(made, triton.compile_kernels(made, 90), strict=True):
+        assert built.stack == 0
+        assert ("map_" in kernel.source) == ("ACCUMULATOR" in kernel.source)
