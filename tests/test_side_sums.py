@@ -63,7 +63,7 @@ def of_rows(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def computed_operand(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    dz = dy * torch.sigmoid(dy)
+    dz = dy * 3
     return dz.t() @ x, dz.sum(0)
 
 
@@ -87,7 +87,6 @@ def of_a_family(dy: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
     "gradients": (gradients, ((136, 72), (136, 40))),
     "odd sizes": (gradients, ((131, 67), (131, 35))),
-    "one row": (gradients, ((1, 72), (1, 40))),
     "rows of a longer operand": (of_rows, ((67, 131), (35, 131))),
     "computed": (computed_operand, ((131, 67), (131, 40))),
     "worked on": (worked_on, ((136, 72), (136, 40))),
@@ -153,7 +152,7 @@ def test_of_a_linear_layer_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def near(fn: Function, got: tuple[Tensor, ...], args: list[Tensor]) -> None:
     wanted = fn(*(a.double() for a in args))
     for one, other in zip(got, wanted, strict=True):
-        assert error(one, other) < (4e-3 if args[0].dtype is bf else 1e-6)
+        assert error(one, other) < (4e-3 if args[0].dtype.itemsize == 2 else 1e-6)
 
 
 @pytest.mark.interpret
@@ -234,7 +233,8 @@ def test_products_still_overlap(taker: str, fn: Function) -> None:
     products = re.findall(r"HGMMA\S*", code)
     assert any("64x16x16" in line for line in products)
     assert sum("gsb" in line for line in re.findall("HGMMA.*", code)) < len(products)
-    assert 0.9 * made.needs[0].shared < found.shared <= made.needs[0].shared
+    said = made.needs[0].shared + 64 * 16 * bf.itemsize  # asked last without the sums, which need a tile of ones
+    assert 0.9 * said < found.shared <= said
     registers, stack = triton.resource_usage(found.cubin)
     assert stack == 0
     assert registers <= 255
@@ -284,8 +284,11 @@ def test_other_sums(fn: Function) -> None:
 
 
 def test_the_product_needs_the_sum() -> None:
-    plan = planned(lambda dy, x: (dy.t() @ (x + dy.sum(0)), dy.sum(0)), r(72, 72), r(72, 72))
-    assert not summing(plan)
+    def fn(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        sums = dy.sum(0)
+        return dy.t() @ (x + sums), sums
+
+    assert not summing(planned(fn, r(72, 72), r(72, 72)))
 
 
 def test_the_operand_changes_in_between() -> None:
@@ -310,7 +313,8 @@ def test_a_result_without_elements_has_sums(interpreted: bool) -> None:
 def test_a_kernel_without_its_sums() -> None:
     plan = planned(worked_on, r(136, 72), r(136, 40))
     (kernel,) = summing(plan)
-    assert [s.outs for s in without_sums(kernel).statements] == [s.outs for s in kernel.statements[:2]]
+    (first, *_) = side_sums(kernel)
+    assert without_sums(kernel).statements == kernel.statements[: kernel.statements.index(first)]
 
 
 # ---- the contract ---------------------------------------------------------------------------------------------------------
