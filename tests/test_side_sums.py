@@ -255,6 +255,14 @@ def test_forbidden() -> None:
     assert not summing(plan)
 
 
+def test_a_kernel_of_its_own_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "sums_seconds", lambda problem: -1.0)
+    plan = planned(gradients, r(136, 72), r(136, 40))
+    assert not summing(plan)
+    together, apart = verdict(plan, Reason.APART_FASTER).measured
+    assert apart < together
+
+
 def test_tf32_rounds() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     plan = planned(gradients, r(136, 72), r(136, 40))
