@@ -33,6 +33,7 @@ class Reason(Enum):
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     SIBLINGS = "they read the same data in one pass"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"
+    SIDE_SUM = "the kernel of the product has every element of that operand in hand, and adds them up as well"
     INDEX_MISMATCH = "the consumer reads other elements than the producer has just written"
     SPACE_MISMATCH = "their loops cover different index spaces"
     REDUCED_AXES_DIFFER = "they reduce over different axes"
@@ -82,6 +83,9 @@ class Reason(Enum):
     MORE_THAN_TWICE = "one reduction of its rows waits for another, so that the product would be computed more than twice"
     UNEQUAL = "two computations of the product may differ in the last bit, and what is made of them may then differ by more"
     UNKNOWN_SIZES = "sizes are symbols, and how often it is best computed depends on them"
+    NOT_SIDE_SUM = "no template of the product adds up that operand as well"
+    APART_FASTER = "a kernel of its own for the sum is estimated to be faster"
+    STABLE_ORDER = "numerics='stable' keeps the order of additions, which would depend on the product's tile"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 

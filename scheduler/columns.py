@@ -17,10 +17,10 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import Call, Kernel, Statement, Step
+from kgen.plan import Kernel, Statement, Step
 from kgen.scheduler.batch import forbids
 from kgen.scheduler.loops import stride_along
-from kgen.scheduler.memory import lends, reads, root, writes
+from kgen.scheduler.memory import hides, reads, root, writes
 from kgen.scheduler.tiles import Gpu, persistent, shares
 from kgen.sizes import Sizes
 from kgen.values import Value
@@ -134,7 +134,7 @@ class _Carrier:
 
     def _moved(self, rows: Kernel, kernel: Kernel) -> _Moved | None:
         """The sums' statements over the loops of the rows; None where the two touch nothing at the same point."""
-        down, across = _placed(kernel.inner, rows.outer), _placed(kernel.outer, rows.inner)
+        down, across = placed(kernel.inner, rows.outer), placed(kernel.outer, rows.inner)
         if down is None or across is None:
             return None
         mapping = {**down, **across}
@@ -197,7 +197,7 @@ class _Carrier:
     def _earlier(self, where: int, at: int, walked: set[str]) -> Reason | None:
         """The walk moves up, to the rows: what it reads must be there by then, and nothing between may change it."""
         for step in self._between(where, at):
-            if _hides(step):
+            if hides(step):
                 return Reason.CYCLE
             if walked & self._roots(writes(step)):
                 return Reason.CYCLE
@@ -207,7 +207,7 @@ class _Carrier:
         """All of the kernel moves down: nobody before that may need what it makes, or change what it reads."""
         made, read = self._roots(writes(kernel)), self._roots(reads(kernel))
         for step in (*self._between(at, where), rows):
-            if _hides(step) or made & self._roots(reads(step)):
+            if hides(step) or made & self._roots(reads(step)):
                 return Reason.CYCLE
             if (made | read) & self._roots(writes(step)):
                 return Reason.MUTATION
@@ -293,7 +293,7 @@ class _Carrier:
         return replace(kernel, statements=statements)
 
 
-def _placed(loops: tuple[Var, ...], at: tuple[Var, ...]) -> Mapping | None:
+def placed(loops: tuple[Var, ...], at: tuple[Var, ...]) -> Mapping | None:
     """Loops in terms of others that count as many points in the same order; None where they do not."""
     if [v.extent for v in loops] == [v.extent for v in at]:
         return dict(zip(loops, (v.expr() for v in at), strict=True))
@@ -311,8 +311,3 @@ def _held(rows: Kernel) -> set[Element]:
 
 def _uses(index: Iterable[Expr], loops: tuple[Var, ...]) -> bool:
     return any(v in ix.free_atoms(e) for e in index for v in loops)
-
-
-def _hides(step: Step) -> bool:
-    """Whether a call may change or lend memory under names that the plan does not know, or finds out sizes."""
-    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds)

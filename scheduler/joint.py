@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from kgen import ir
 from kgen import values as vs
-from kgen.plan import Batch, BySize, Call, Choice, Kernel, Schedule
+from kgen.plan import Batch, BySize, Choice, Kernel, Schedule
 from kgen.scheduler.alike import remembered
 from kgen.scheduler.batch import forbids
 from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.choose import prepared, product_of
-from kgen.scheduler.memory import lends, reads, root, writes
+from kgen.scheduler.memory import hides, reads, root, writes
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Device, Problem, problem_of
@@ -102,7 +102,7 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
         return False
     read, written = _roots(graph, reads(step)), _roots(graph, writes(step))
     for between in plan.steps[first:k]:
-        if isinstance(between, Call) and (lends(between) or between.node.mutates or between.node.binds):
+        if hides(between):
             return False
         if _roots(graph, writes(between)) & (read | written) or written & _roots(graph, reads(between)):
             return False
@@ -176,6 +176,8 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
             return []
         found.append(problem)
     common = [name for name, one in template.operands.items() if not one.many]
+    if template.joins == "parts" and any(problem.side_sums for problem in found):
+        return []  # sums belong to one of the parts
     if template.joins == "parts" and any(len({p.inputs[name].value for p in found}) > 1 for name in common):
         return []
     return found

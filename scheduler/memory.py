@@ -121,6 +121,11 @@ def lends(call: Call) -> bool:
     return schema is None or any(r.alias_info is not None for r in schema.returns)
 
 
+def hides(step: Step) -> bool:
+    """Whether a call may change or lend memory under names that the plan does not know, or finds out sizes."""
+    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds)
+
+
 def _by_call(schedule: Schedule, name: str) -> bool:
     return name in schedule.extra.get("call_results", ())
 

@@ -26,6 +26,9 @@ from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.rows import refusal_of, rows_apart, rows_in
 from kgen.scheduler.sections import make_kernel
+from kgen.scheduler.side_sums import Setting as Beside
+from kgen.scheduler.side_sums import carry_sums, why_apart
+from kgen.scheduler.side_sums import refusal_of as sums_refusal
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
@@ -131,7 +134,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             refused = judged(result, trial, known.tiles, pricing)
             if not refused:
                 return _finished(result, refusals, options)
-        answers = {out: answer for out, answer in answers.items() if refusal_of(out) not in refused}
+        answers = {out: one for out, one in answers.items() if refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))}
         answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
         known = known.after(refused, blocks, cuts)
@@ -227,7 +230,10 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
         vendor, known = out not in whole and out not in twice, answers.get(whole.get(out, out), {})
         given = Given(options.demands, options.only, vendor, known, options.stable)
         chosen = choose_template(step, plan.graph, device, given)
-        if isinstance(chosen, Kernel):
+        apart = why_apart(step, chosen, plan.graph, device, given)
+        if apart is not None:
+            refused[sums_refusal(out)] = apart
+        elif isinstance(chosen, Kernel):
             plan.steps[k] = chosen
             plan.verdicts.append(_chosen(out, chosen, given.answers))
         elif out in twice:
@@ -294,14 +300,14 @@ def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[
     offered, held = offer(graph, taken, known.tiles, options.demands, options.prologues)
     nodes, graph.nodes = graph.nodes, with_fused_calls(offered, apart)
     try:
-        result = _scheduled(graph, options, known.single, held)
+        result = _scheduled(graph, options, known, held)
     finally:
         made, graph.nodes = graph.nodes, nodes
     result.verdicts += verdicts(made, graph)
     return result
 
 
-def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str], held: Mapping[str, str]) -> Schedule:
+def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[str, str]) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
@@ -309,7 +315,7 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str], held: 
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
-    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, single, options.siblings, held)
+    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held)
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -325,6 +331,8 @@ def _scheduled(graph: ir.Graph, options: Options, single: frozenset[str], held: 
     shared = _storage_shared(graph)
     steps = [_step(g, fuser, outputs, shared, verdicts, options) for g in _ordered(alive, fuser)]
     steps = [step for step in steps if not _is_dead(step)]
+    if options.fusion and options.siblings:
+        steps = carry_sums(steps, Beside(graph, known.tiles.apart, options.demands, options.stable), verdicts)
     if options.fusion:
         setting = Setting(graph, sizes, options.gpu, outputs | shared, options.demands)
         steps = carry_columns(steps, setting, verdicts)

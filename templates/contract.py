@@ -52,11 +52,13 @@ JOINING = ("program", "parts")
 @dataclass(frozen=True, slots=True)
 class Operand:
     """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
-    When it is `many`, each of the products that share a kernel has its own; their other operand they have in common."""
+    When it is `many`, each of the products that share a kernel has its own; their other operand they have in common. With
+    `sums` the template can also add up its elements over the axes that no result has, a slot for a side sum."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
     many: bool = False
+    sums: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class Knob:
     values: tuple[Any, ...]
 
 
-def operand(*axes: str, access: str = "pointer", many: bool = False) -> Operand:
+def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False) -> Operand:
     """An operand over the named axes, outermost first."""
-    return Operand(axes, access, many)
+    return Operand(axes, access, many, sums)
 
 
 def result(*axes: str, access: str = "pointer", many: bool = False) -> Result:
@@ -281,6 +283,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     if unknown:
         raise fail(f"it says how long axis {unknown[0]!r} may be, but its axes are {', '.join(implements.axes)}")
     _check_family(operands, results, fail)
+    _check_sums(operands, implements, fail)
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
@@ -295,8 +298,14 @@ def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result]
         raise fail("of a family of products, one operand and the result are many")
 
 
+def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Callable[[str], Exception]) -> None:
+    for name, one in operands.items():
+        if one.sums and (implements.operator or set(one.axes) <= set(implements.results[0])):
+            raise fail(f"it adds up {name}, but a side sum is over the axes that a sum of products goes over")
+
+
 def _check_source(
-    path: Path, operands: Iterable[str], results: Sequence[str], names: Iterable[str], fail: Callable[[str], Exception]
+    path: Path, operands: Mapping[str, Operand], results: Sequence[str], names: Iterable[str], fail: Callable[[str], Exception]
 ) -> set[str]:
     """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
     names that are used."""
@@ -309,6 +318,9 @@ def _check_source(
     for slot in operands:
         if slot not in rendered:
             raise fail(f"{path.name} never renders the slot {slot}")
+    summed = [slot for slot, one in operands.items() if one.sums]
+    if summed and "store_sum" not in rendered:
+        raise fail(f"it adds up {' and '.join(summed)}, but {path.name} never calls store_sum")
     stored = [slot for slot in results if slot in rendered]
     if not stored:
         raise fail(f"{path.name} never renders the slot {results[0]}")

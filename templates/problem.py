@@ -70,6 +70,16 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class SideSum:
+    """The sum of an operand, the one of product `number` of a family, over all that the products are summed over. `statements`
+    are the reductions, of equal values, and what is made of their results, in order."""
+
+    operand: str
+    number: int
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What a partial reduction folds of a tile: points along `axis`, of which `run` neighbours have one result. `whole`: all of
     the axis has one, so that a tile makes a part of it."""
@@ -154,7 +164,43 @@ class Problem:
     @property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
-        return tuple(s for s in self.kernel.statements if s.kind != "contraction")
+        return tuple(s for s in self.kernel.statements if s.kind != "contraction" and self._beside.isdisjoint(s.outs))
+
+    @cached_property
+    def _beside(self) -> frozenset[str]:
+        """What sums of operands make, and what follows from them."""
+        found: set[str] = set()
+        for s in self.kernel.statements:
+            if s.kind == "reduction" or any(load.attr[0] in found for load in vs.loads(s.roots)):
+                found.update(s.outs)
+        return frozenset(found)
+
+    @cached_property
+    def side_sums(self) -> tuple[SideSum, ...]:
+        """The operands that are summed as well."""
+        beside = [s for s in self.kernel.statements if not self._beside.isdisjoint(s.outs)]
+        found: dict[tuple[str, int], list[Statement]] = {}
+        maker: dict[str, tuple[str, int]] = {}
+        for s in beside:
+            if s.kind == "reduction":
+                key = self._operand_of(s.value)
+            else:
+                key = next(maker[load.attr[0]] for load in vs.loads(s.roots) if load.attr[0] in maker)
+            maker |= dict.fromkeys(s.outs, key)
+            found.setdefault(key, []).append(s)
+        return tuple(SideSum(name, number, tuple(own)) for (name, number), own in found.items())
+
+    def _operand_of(self, value: Value) -> tuple[str, int]:
+        """The name of an operand and the number of the first product that has it."""
+        for number, s in enumerate(self.mains):
+            for name, one in zip(self.template.operands, (s.value, *s.factors), strict=True):
+                if one is value:
+                    return name, number
+        raise AssertionError("a side sum adds up an operand")
+
+    def sums(self, operand: str, number: int = 0) -> bool:
+        """Whether an operand is summed as well."""
+        return any((one.operand, one.number) == (operand, number) for one in self.side_sums)
 
     @cached_property
     def has_fused_call(self) -> bool:
@@ -328,7 +374,8 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
     if isinstance(problem, str):
         return problem
     reasons = (_part(s, problem) for s in problem.epilogue if s.kind == "partial")
-    return next((reason for reason in reasons if isinstance(reason, str)), problem)
+    beside = (_no_sum(one, problem) for one in problem.side_sums)
+    return next((reason for reason in (*reasons, *beside) if isinstance(reason, str)), problem)
 
 
 def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
@@ -369,6 +416,18 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
     if len(main[0].factors) + 1 != len(pattern.operands):
         return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
     return None
+
+
+def _no_sum(one: SideSum, problem: Problem) -> str | None:
+    """Why a template cannot sum an operand as well."""
+    operand, value = problem.template.operands[one.operand], one.statements[0].value
+    if not operand.sums:
+        return f"it does not add up {one.operand} as well"
+    results = problem.template.implements.results[0]
+    if any(ix.lower_bound(problem.extent(axis)) < 1 for axis in results):
+        return "without a tile of the result nothing makes the sums"
+    kept = [v for axis in operand.axes if axis in results for v in problem.loops[axis]]
+    return None if value.variables().issuperset(kept) else f"{one.operand} repeats along what its sums are of"
 
 
 def _part(s: Statement, problem: Problem) -> Part | str:

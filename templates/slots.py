@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -36,19 +36,33 @@ class OperandSlot:
     """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
     an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
     ``{% for one in B %}`` goes through the operands of a family, ``one.number`` counts them from 0. A tile in front of a loop
-    that holds other slots, ``{{ A.tile("a", "rm", "rk", own=True) }}``, has variables of its own: Triton's have one type."""
+    that holds other slots, ``{{ A.tile("a", "rm", "rk", own=True) }}``, has variables of its own: Triton's have one type.
+
+    Of an operand declared with ``sums``, ``{% if A.summed %}`` says whether its elements are to be added up as well, and
+    ``{{ A.store_sum("sums", "rm") }}`` stores the sums `sums`, with what is made of them: each exactly once. Of a family's
+    operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which."""
 
     name: str
     fill: Callable[..., Lines]
     facts: dict[str, Any]
     count: int = 1
     number: int = 0
+    sums: frozenset[int] = frozenset()
+    fill_sum: Callable[..., Lines] | None = None
+
+    @property
+    def summed(self) -> bool:
+        return bool(self.sums & set(range(self.number, self.number + self.count)))
+
+    def store_sum(self, name: str, *indices: str) -> str:
+        assert self.fill_sum is not None
+        return "\n".join(self.fill_sum(self.name, self.number, name, indices))
 
     def tile(self, name: str, *indices: str, **how: bool) -> str:
         return "\n".join(self.fill(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[OperandSlot]:
-        return (OperandSlot(self.name, self.fill, self.facts, 1, number) for number in range(self.count))
+        return (replace(self, count=1, number=number) for number in range(self.count))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -92,6 +106,10 @@ class Filler(Protocol):
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
 
     @property
+    def store_sum(self) -> Callable[..., Lines]:
+        """Of an operand, its number in a family, the name of its sums and their indices."""
+
+    @property
     def store(self) -> Callable[..., Lines]:
         """Of a result, its name and its indices; what else a store may be told is the language's."""
 
@@ -121,7 +139,11 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     problem, template = filler.problem, filler.problem.template
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
     names: dict[str, Any] = dict(filler.config.values)
-    names |= {name: OperandSlot(name, filler.tile, facts(problem, name), count[name]) for name in template.operands}
+    sums = {name: frozenset(one.number for one in problem.side_sums if one.operand == name) for name in template.operands}
+    names |= {
+        name: OperandSlot(name, filler.tile, facts(problem, name), count[name], 0, sums[name], filler.store_sum)
+        for name in template.operands
+    }
     names |= {name: ResultSlot(name, filler.store) for name in template.results}
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
     return names

@@ -28,6 +28,7 @@ FUSED = {
     "raw result kept", "to float32", "to float16", "added in place", "transposed", "columns in parts", "rows in parts", "cast",
     "times a row", "of all operands", "sum of two", "gathered rows", "padded", "dequantised from int8",
     "dequantised from 4 bits", "int8, scaled behind", "normalised", "and epilogue",
+    *(f"sum of {what} (A)" for what in ("an operand", "an operand, worked on", "a computed operand")),
 }  # fmt: skip
 # One in so many problems for the tests that run each time: a prime, so that it falls upon all kinds.
 EVERY = 9

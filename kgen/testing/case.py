@@ -37,8 +37,8 @@ class Spec:
 @dataclass(frozen=True, slots=True)
 class Case:
     """A problem: `function` is compiled for `inputs`. `kind` is what it tries ("size", "layout", "dtype", "epilogue",
-    "prologue", "dynamic"); `kernels` are the launches of a complete fusion; `dynamic` compiles for sizes that are symbols.
-    `reference` gets the inputs with all floats as float64; without one that is `function`."""
+    "prologue", "side sum", "dynamic"); `kernels` are the launches of a complete fusion; `dynamic` compiles for sizes that are
+    symbols. `reference` gets the inputs with all floats as float64; without one that is `function`."""
 
     name: str
     kind: str

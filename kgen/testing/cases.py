@@ -10,7 +10,7 @@ import torch
 
 from kgen.templates.contract import Template
 from kgen.testing.case import LAYOUTS, Case
-from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion
+from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion, side_sums
 from kgen.testing.products import Roles, product_of, reference_of, shapes_of
 
 __all__ = ["DTYPES", "cases", "cases_of_dtype", "large", "plain"]
@@ -45,6 +45,7 @@ def cases(template: Template, dtype: torch.dtype = torch.float32) -> Iterator[Ca
     yield from maker.slots("prologue", PROLOGUES)
     if template.many is not None:
         yield from maker.slots("family", FAMILIES)
+    yield from maker.sums()
     yield from maker.dynamic()
 
 
@@ -68,6 +69,7 @@ def cases_of_dtype(template: Template, dtype: torch.dtype) -> Iterator[Case]:
     for fusion in (*EPILOGUES, *PROLOGUES):
         if fusion.name in TYPED:
             yield from (replace(c, name=f"{_name(dtype)}, {c.name}") for c in maker.slots("dtype", [fusion], batches=False))
+    yield from (replace(c, name=f"{_name(dtype)}, {c.name}") for c in maker.sums())
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -152,6 +154,16 @@ class _Maker:
         if batches and self.roles.batches:
             made = (self.fused(kind, fusion, batched=True) for fusion in fusions if fusion.name in BATCHED)
             yield from (replace(case, name=f"{case.name}, batched") for case in made if case)
+
+    def sums(self) -> Iterator[Case]:
+        """Of each operand that the template can sum as well."""
+        for number, (name, operand) in enumerate(self.template.operands.items()):
+            for batched in (False, True)[: 1 + self.roles.batches] if operand.sums else ():
+                present = [a for a in operand.axes if a in self.roles.lengths(self.for_slots, batched)]
+                along = tuple(k for k, axis in enumerate(present) if axis not in self.pattern.results[0])
+                made = (self.fused("side sum", fusion, batched) for fusion in side_sums(number, along))
+                suffix = f" ({name}, batched)" if batched else f" ({name})"
+                yield from (replace(case, name=f"{case.name}{suffix}") for case in made if case)
 
     def dynamic(self) -> Iterator[Case]:
         """Sizes that are symbols."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from kgen.testing.case import Spec
 
-__all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes"]
+__all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes", "side_sums"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,3 +286,26 @@ FAMILIES: tuple[Fusion, ...] = (
     Fusion("gate and up", _gated, lambda s: s.operands()[-1:]),
     Fusion("three projections", _projected, lambda s: (_narrow(s), _narrow(s))),
 )
+
+
+# ---- side sums --------------------------------------------------------------------------------------------------------
+
+
+def side_sums(number: int, along: tuple[int, ...]) -> tuple[Fusion, ...]:
+    """An operand that is summed along what the product sums over as well: alone, with work on both, and computed."""
+
+    def alone(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+        return product(*operands), operands[number].sum(along)
+
+    def worked_on(product: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
+        return F.relu(product(*operands)) * v, operands[number].sum(along, keepdim=True) * 0.5 + v
+
+    def computed(product: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
+        changed = [a * v if k == number else a for k, a in enumerate(operands)]
+        return product(*changed), changed[number].sum(along)
+
+    return (
+        Fusion("sum of an operand", alone, fits=_any),
+        Fusion("sum of an operand, worked on", worked_on, _scalar, fits=_any),
+        Fusion("sum of a computed operand", computed, _scalar, fits=_any),
+    )

@@ -33,6 +33,8 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
+# Sums that one program of a GPU makes, column by column.
+SUMS_OF_PROGRAM = 64
 
 
 def feasible(problem: Problem) -> Iterator[Config]:
@@ -104,6 +106,18 @@ def vendor_seconds(problem: Problem) -> float:
     for name, read in problem.inputs.items():
         if read.load is None:
             total += (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
+    return total + sums_seconds(problem)
+
+
+def sums_seconds(problem: Problem) -> float:
+    """The time of kernels of their own for the sums of operands that the product's kernel makes as well. On a GPU few long sums
+    are made in parts, and a second kernel joins these."""
+    device, total = problem.device, 0.0
+    for one in problem.side_sums:
+        operand = problem.members[one.number][one.operand]
+        kept = math.prod(problem.size(axis) for axis in operand.axes if axis in problem.template.implements.results[0])
+        launches = 2 if device.kind == "cuda" and kept < SUMS_OF_PROGRAM * device.processors else 1
+        total += problem.bytes_read(one.operand) / (device.bandwidth * STREAM_RATE) + launches * LAUNCH[device.kind]
     return total
 
 
@@ -116,7 +130,8 @@ def cut_seconds(problem: Problem, parts: int) -> float:
     exchanged = 4 * parts * results / (2 * stream)
     operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
     product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands) + exchanged
-    return product + exchanged + problem.epilogue_bytes / stream + 2 * LAUNCH[device.kind] + DRAIN
+    joining = exchanged + problem.epilogue_bytes / stream + LAUNCH[device.kind] + DRAIN
+    return product + LAUNCH[device.kind] + joining + sums_seconds(problem)
 
 
 def _call(problem: Problem, streaming: float) -> float:

@@ -20,6 +20,8 @@ START = 2e-6
 RATE, PAIRS_RATE, PAIRS_COLUMNS_RATE = 0.95, 0.8, 0.56
 # Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
 PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
+# Adding up rows that were just packed, from the cache, to bringing them there from memory.
+SUMMING = 0.25
 # Rows of a rectangle whose products take as long as bringing its columns into order.
 PACKED_ROWS = 16
 
@@ -33,6 +35,7 @@ def seconds(problem: Problem, config: Config) -> float:
     compute = problem.flops / problem.rate / (PAIRS_COLUMNS_RATE if apart else PAIRS_RATE if pairs else RATE)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = sum(problem.bytes_read(name) for name in problem.inputs) / problem.device.bandwidth / share
+    compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if not few and not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)

@@ -25,7 +25,7 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k; of a
     family, with one A packed for all."""
 
-    A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
+    A, B, C = operand("b", "m", "k", sums=True), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
 
@@ -35,8 +35,9 @@ class Matmul:
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        """The rule's cut, then narrower rectangles for whoever measures."""
+        """The rule's cut, then narrower rectangles for whoever measures. A few rows are not packed, and so not summed."""
         first = estimate.rule(problem)
+        few = 0 if problem.side_sums else first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS
         parts = [problem.part(s) for s in problem.epilogue if s.kind == "partial"]
         seen: set[tuple[int, int]] = set()
         for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2)):
@@ -45,7 +46,7 @@ class Matmul:
                 yield {
                     "ROWS": -(-first.rows // tile[0]) * tile[0], "BLOCK_M": tile[0], "BLOCK_N": tile[1],
                     "PARTS": first.parts,
-                    "FEW_ROWS": first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS,
+                    "FEW_ROWS": few,
                 }  # fmt: skip
             seen.add(tile)
 

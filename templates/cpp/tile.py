@@ -90,6 +90,20 @@ class Slots:
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{buffer}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
 
+    def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the
+        operand's own axis, and how many sums there are."""
+        one = self.problem.members[number][operand]
+        own, summed = self._sides(one)
+        batch = [a for a in one.axes if a not in (own, summed)]
+        fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
+        first, count = indices[len(batch) :]
+        found = next(s for s in self.problem.side_sums if (s.operand, s.number) == (operand, number))
+        total = f"{found.statements[0].outs[0]}_total"
+        self.parameters.made_names.add(f"p_{clean(total)}")
+        side = Block(own, self.problem.loops[own], first, count, "j")
+        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]
+
     # ---- results ----------------------------------------------------------------------------------------------------
 
     def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:

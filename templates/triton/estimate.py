@@ -42,6 +42,8 @@ BYTE_SHARE = 0.8
 LOW_TILE, LOW_RATE = 64, 0.45
 # And of the units that multiply float32 numbers exactly.
 EXACT_RATE = 0.5
+# Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
+ONES = 32
 # Bytes of a line of the cache, and how much more a row of an operand costs that begins in the middle of one.
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
@@ -88,6 +90,7 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
         busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
     else:
         busy = each * (products + tile.bare + tile.epilogue + tile.stores + START)
+    busy += _summing(problem, config, tiles)
     waves = tiles / device.processors / together
     streaming = _streaming(problem, waves)
     return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
@@ -111,6 +114,20 @@ def resident(problem: Problem, config: Config, shared: int, registers: int) -> f
     each = math.ceil(programs / device.processors)
     busy = each * (walk + (loading + START) / together)
     return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
+
+
+def _summing(problem: Problem, config: Config, tiles: int) -> float:
+    """Seconds by which sums of operands hold up the processors. One tile of each row or column of tiles takes longer: all
+    others wait for the last of these, unless as many processors have nothing to do in the last round of tiles."""
+    processors, total = problem.device.processors, 0.0
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    for one in problem.side_sums:
+        axis = "m" if one.operand == "A" else "n"
+        rows = config.get(f"BLOCK_{axis.upper()}")
+        longer = problem.size("b") * _tiles(problem, axis, rows)
+        own = 2 * rows * ONES * config.BLOCK_K * steps / (problem.rate / processors)
+        total += own * max(longer / processors, 1.0 if longer > -tiles % processors else 0.0)
+    return total
 
 
 def _streaming(problem: Problem, waves: float) -> float:

@@ -122,7 +122,16 @@ from kgen.templates.triton.functions import (
     tanh,
 )
 from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal, rounded_to_bfloat16
-from kgen.templates.triton.products import column_halves, column_parts, dot, grouped_tile, trap_unless
+from kgen.templates.triton.products import (
+    add_rows,
+    column_halves,
+    column_parts,
+    dot,
+    grouped_tile,
+    no_sums,
+    sums_of,
+    trap_unless,
+)
 from kgen.templates.triton.random import (
     box_muller,
     halves,

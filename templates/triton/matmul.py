@@ -19,6 +19,8 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
 FLOAT8_ARCH = 89
 MIN_BLOCK = 16
+# Columns of ones that tiles are multiplied by to add up their rows, as in `templates/triton/products.py`.
+ONES = 16
 # Tiles, steps along k, warps and stages where a tile holds whole rows, by its columns: about 128 sums a thread at most, which
 # leave registers for an epilogue.
 WIDE = {
@@ -66,20 +68,39 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
     return staged, copied
 
 
+def sums_needs(problem: Problem, config: Config) -> Resources:
+    """What sums of operands need besides: each a tile of ones, and as many columns of sums."""
+    block = {"A": config.BLOCK_M, "B": config.BLOCK_N}
+    ones = config.BLOCK_K * ONES * problem.main_dtype.itemsize * len(problem.side_sums)
+    sums = sum(block[one.operand] * ONES for one in problem.side_sums)
+    return Resources(ones, sums // (config.WARPS * 32))
+
+
+def refuse_sums(problem: Problem) -> str | None:
+    """Why the matrix units cannot add up an operand: what they multiply by ones has to stay what it is."""
+    if problem.tf32:
+        return "TF32 would round what is added up"
+    return "partial sums of 8-bit floats are rounded on the way" if problem.main_dtype in FLOAT8 else None
+
+
 def refuse_dot(problem: Problem) -> str | None:
-    """Why the matrix units cannot compute a product."""
+    """Why the matrix units cannot compute a product, or a side sum."""
     if problem.main_dtype not in DOT_TYPES:
         return f"no matrix unit multiplies {problem.main_dtype}"
     if problem.main_dtype in FLOAT8 and problem.device.arch < FLOAT8_ARCH:
         return f"8-bit floats need compute capability {FLOAT8_ARCH / 10}"
-    return None
+    return refuse_sums(problem) if problem.side_sums else None
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="triton_matmul")
 class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
 
-    A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
+    A, B, C = (
+        operand("b", "m", "k", sums=True),
+        operand("b", "k", "n", many=True, sums=True),
+        result("b", "m", "n", many=True),
+    )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
     GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
 
@@ -103,8 +124,9 @@ class Matmul:
         area = config.BLOCK_M * config.BLOCK_N
         # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
-        shared = max(sum(operand_bytes(problem, config, stages)), 4 * area) + 1024
-        return Resources(shared, count * area // (config.WARPS * 32) + 64)
+        sums = sums_needs(problem, config)
+        shared = max(sum(operand_bytes(problem, config, stages)) + sums.shared, 4 * area) + 1024
+        return Resources(shared, count * area // (config.WARPS * 32) + sums.registers + 64)
 
     order = staticmethod(order_of_dots)
 

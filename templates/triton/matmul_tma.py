@@ -20,7 +20,7 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes, epilogue_boxes
-from kgen.templates.triton.matmul import HOPPER, block_of_row, operand_bytes, order_of_dots, refuse_dot
+from kgen.templates.triton.matmul import HOPPER, block_of_row, operand_bytes, order_of_dots, refuse_dot, sums_needs
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
 # Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
@@ -57,8 +57,9 @@ def resources(problem: Problem, config: Config) -> Resources:
     copy engine still writes stays. Where an operand is written to shared memory again, and the accumulator leaves as it is, the
     stages keep their place until it has left."""
     count = len(problem.members)
+    summing = sums_needs(problem, config)
     arriving, copied = operand_bytes(problem, config, config.STAGES)
-    tiles = arriving + copied
+    tiles = arriving + copied + summing.shared
     area = config.BLOCK_M * config.BLOCK_N // config.PARTS
     read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
     if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
@@ -71,7 +72,7 @@ def resources(problem: Problem, config: Config) -> Resources:
     else:
         shared = tiles + staged if flattened else max(tiles + written, staged)
     sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
-    return Resources(shared + BARRIERS, sums + 32)
+    return Resources(shared + BARRIERS, sums + summing.registers + 32)
 
 
 @once
@@ -187,8 +188,8 @@ class TilesMatmul:
     """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
 
     A, B, C = (
-        operand("b", "m", "k", access="tma"),
-        operand("b", "k", "n", access="tma", many=True),
+        operand("b", "m", "k", access="tma", sums=True),
+        operand("b", "k", "n", access="tma", many=True, sums=True),
         result("b", "m", "n", access="tma", many=True),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)

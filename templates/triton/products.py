@@ -23,6 +23,26 @@ def dot(left, right, acc, precision: tl.constexpr):
 
 
 @triton.jit
+def no_sums(rows: tl.constexpr, kind: tl.constexpr):
+    """What `add_rows` begins with."""
+    return tl.zeros([rows, 16], kind)
+
+
+@triton.jit
+def add_rows(tile, sums, precision: tl.constexpr):
+    """`sums` and each row of `tile` added up, as a product with ones: matrix units read the tile where it lies, while a
+    reduction would bring it to registers, and wait for the products before. Every column of the result is the same."""
+    ones = tl.full([tile.shape[1], sums.shape[1]], 1.0, tl.float32).to(tile.dtype)
+    return dot(tile, ones, sums, precision)
+
+
+@triton.jit
+def sums_of(sums):
+    """One column of `add_rows`."""
+    return tl.max(sums, 1)
+
+
+@triton.jit
 def column_halves(x):
     """The left and the right half of a tile's columns."""
     rows: tl.constexpr = x.shape[0]

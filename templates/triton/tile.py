@@ -151,6 +151,13 @@ class TileEmitter(PointEmitter):
         apart = self._bind("apart", f"tl.where({self.inside(axis)}, {apart}, 0)" if axis in self.masked() else apart)
         self._line(f"{m2} = tl.sum({apart} * {apart}, {at})")
 
+    def sum_up(self, s: Statement, name: str) -> None:
+        """Defines the results of a sum that the author has made, on a tile of the sums."""
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            self._define(out, name, self.level, False)
+            if stored:
+                self._store(out, s.store[0], name)
+
     def _pointwise(self, s: Statement) -> None:
         """What there is one of for each row is stored once a row."""
         tile = self.level
@@ -325,6 +332,24 @@ class Slots:
             text = f"({value}).to({TRITON_TYPES[one.dtype].storage})"
         emitter.outer.lines.append(f"{name} = {text}")
         return emitter.finish()
+
+    def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
+        without those of the axes that are summed over."""
+        template = self.problem.template
+        axes = [axis for axis in template.operands[operand].axes if axis in template.implements.results[0]]
+        lines = list[str]()
+        if template.operands[operand].access == "tma":
+            lines, indices = self._spread(axes, indices, {})
+        emitter = self.emitter(axes, indices, self.problem.loops, {})
+        emitter.suffix = "_of_sums"
+        found = next(one for one in self.problem.side_sums if (one.operand, one.number) == (operand, number))
+        for s in found.statements:
+            if s.kind == "reduction":
+                emitter.sum_up(s, name)
+            else:
+                emitter._pointwise(s)
+        return [*lines, *emitter.finish()]
 
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""

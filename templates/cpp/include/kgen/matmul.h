@@ -20,6 +20,9 @@
 // by several threads at once, each for its own rectangles. Results do not depend on timing: a sum over k has a fixed order, given
 // by the sizes and the blocking alone.
 //
+// `matmul(..., summed(x, end), ...)` also gives `end(m0, rows, sums)` the sums of x's rows over k, as numbers of the same type: all
+// of them once, whatever the columns, in an order that depends on k alone.
+//
 // Memory: two buffers a thread, which grow to the largest product that it has run and are reused by the next one.
 #pragma once
 
@@ -196,8 +199,11 @@ class PackedProduct {
 
   void run(int threads) {
     const int64_t words = rows_ * depths_ * kDepth<U>, tiles = all_.total([&](int64_t n) { return tiles_of(n, rows_); });
-    Rooms shared(scratch<0>(Rooms::bytes<Word>(words) + (parts_ > 1 ? tiles * parts_ * sheets_ * sizeof(Acc) : 0)));
+    const int64_t sums = all_.sums.store != nullptr ? round_up(rows_, kPackRows) * depths_ : 0;
+    Rooms shared(scratch<0>(Rooms::bytes<Word>(words) + Rooms::bytes<Acc>(sums) +
+                            (parts_ > 1 ? tiles * parts_ * sheets_ * sizeof(Acc) : 0)));
     packed_ = shared.take<Word>(words);
+    sums_ = shared.take<Acc>(sums);
     partial_ = shared.take<Acc>(0);
     parallel_team(threads, [&] {
       for (int64_t m = 0; m < all_.m; m += rows_) {
@@ -242,8 +248,12 @@ class PackedProduct {
       const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
       Word* const to = packed_ + (unit / chunks * padded + r) * kDepth<U>;
       all_.left.pack_row_panels(all_.left.self, block, smaller(kPackRows, padded - r), to, room.block);
+      if (all_.sums.store != nullptr) {
+        sum_row_panels<U>(to, smaller(kPackRows, padded - r), words_of<U>(block.nk), sums_ + unit * kPackRows);
+      }
     });
     team_wait();
+    if (all_.sums.store != nullptr) store_sums(m, rows, chunks);
     team_share(tiles * parts_, [&](int64_t task) {
       const int64_t part = task % parts_;
       with_tile(task / parts_, rows, [&](const Tile& tile) {
@@ -259,6 +269,17 @@ class PackedProduct {
       team_wait();
       add_parts(m, rows, tiles);
     }
+  }
+
+  // Adds up what the blocks along k of each row make, in their order.
+  void store_sums(int64_t m, int64_t rows, int64_t chunks) {
+    team_share(chunks, [&](int64_t chunk) {
+      alignas(64) Acc sums[kPackRows] = {};
+      for (int64_t d = 0; d < depths_; ++d) {
+        for (int64_t i = 0; i < kPackRows; ++i) sums[i] += sums_[(d * chunks + chunk) * kPackRows + i];
+      }
+      all_.sums.store(all_.sums.self, m + chunk * kPackRows, smaller(kPackRows, rows - chunk * kPackRows), sums);
+    });
   }
 
   void add_parts(int64_t m, int64_t rows, int64_t tiles) {
@@ -310,6 +331,7 @@ class PackedProduct {
   bool whole_;
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
+  Acc* sums_ = nullptr;  // of the packed rows, block by block
 };
 
 // ---- entries --------------------------------------------------------------------------------------------------------
@@ -323,7 +345,7 @@ template <class U>
   if (all.m <= 0 || n <= 0) return;
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
-  if (how.few_rows > 0) {
+  if (how.few_rows > 0 && all.sums.store == nullptr) {
     const int64_t piece = how.whole ? how.tile_columns : 0;
     if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, piece).run(useful);
     if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
@@ -337,7 +359,7 @@ KGEN_FN void matmul(int threads, int64_t m, int64_t k, const Blocking& how, cons
   using U = typename First::template unit<A>;
   const bool few = how.few_rows > 0;
   const Family<U> families[] = {first.template family<U>(few), more.template family<U>(few)...};
-  multiply<U>(threads, how, {m, k, operand_of<U>(a, few), families, 1 + int(sizeof...(Columns))});
+  multiply<U>(threads, how, {m, k, operand_of<U>(a, few), families, 1 + int(sizeof...(Columns)), sums_of<U>(a)});
 }
 
 // Calls f(batch, threads) for every batch of products of `work` pairs of numbers each: as many of them at a time as there are

@@ -51,6 +51,15 @@ struct Numbers {
       return (R)((U)sum + (U)a * (U)b);
     }
   }
+  template <class R>
+  KGEN_FN static R add(R sum, R a) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return sum + a;
+    } else {
+      using U = Register<std::make_unsigned_t<T>, sizeof(R) / sizeof(T)>;
+      return (R)((U)sum + (U)a);
+    }
+  }
 };
 
 // Two 16-bit integers a word: exact sums of products of 8-bit integers.
@@ -73,6 +82,10 @@ struct IntegerPairs {
     return sum + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
   }
+  template <class R>
+  KGEN_FN static R add(R sum, R a) {
+    return sum + ((a << 16) >> 16) + (a >> 16);
+  }
 };
 
 #if KGEN_BF16_DOT
@@ -86,6 +99,9 @@ struct Bfloat16Pairs {
 
   KGEN_FN static Register<float, 16> step(Register<float, 16> sum, Register<int32_t, 16> a, Register<int32_t, 16> b) {
     return (Register<float, 16>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
+  }
+  KGEN_FN static Register<float, 16> add(Register<float, 16> sum, Register<int32_t, 16> a) {
+    return sum + (Register<float, 16>)(a << 16) + (Register<float, 16>)(a & ~0xffff);
   }
 };
 #endif

@@ -156,6 +156,27 @@ template <class U, class T>
   });
 }
 
+// The sums of `rows` packed rows, each of `words`: what pack_row_panels has just written is still in L1.
+template <class U>
+[[gnu::noinline]] void sum_row_panels(const typename U::Word* from, int64_t rows, int64_t words, typename U::Acc* to) {
+  constexpr int L = word_lanes<U>, Rows = smaller(4, int(U::row_step));
+  using R = Register<typename U::Word, L>;
+  using S = Register<typename U::Acc, L>;
+  for (int64_t i = 0; i < rows; i += Rows) {
+    const int64_t first = i / kRows<U> * kRows<U>, step = panel_rows<U>(rows - first) * L;
+    const typename U::Word* row = from + first * kDepth<U> + (i - first) * L;
+    S sums[Rows] = {};
+    for (int64_t k = 0; k < words; k += L, row += step) {
+      KGEN_UNROLL for (int r = 0; r < Rows; ++r) sums[r] = U::add(sums[r], register_at<R>(row + r * L));
+    }
+    KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
+      typename U::Acc sum = 0;
+      for (int lane = 0; lane < L; ++lane) sum += sums[r][lane];
+      to[i + r] = sum;
+    }
+  }
+}
+
 // Panels of columns: word k of column i at to[i / kPanel * kPanel * kDepth + k * kPanel + i % kPanel], for whole panels.
 template <class U, class T>
 [[gnu::noinline]] void pack_panels(Words<U, T> from, typename U::Word* to) {

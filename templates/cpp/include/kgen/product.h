@@ -61,6 +61,40 @@ KGEN_FN Operand<U> operand_of(const S& from, bool few) {
           F::panels, few ? F::multiply : nullptr};
 }
 
+// Sums of the left operand's rows over k, which are made as these are packed: `store(m0, rows, sums)` gets each exactly once.
+template <class S, class F>
+struct Summed {
+  using Element = typename S::Element;
+  const S& operand;
+  const F& store;
+};
+template <class S, class F>
+KGEN_FN Summed<S, F> summed(const S& operand, const F& store) {
+  return {operand, store};
+}
+
+template <class U>
+struct RowSums {
+  const void* self = nullptr;
+  void (*store)(const void* self, int64_t m0, int64_t rows, const typename U::Acc* sums) = nullptr;
+};
+template <class U, class F>
+void store_sums(const void* self, int64_t m0, int64_t rows, const typename U::Acc* sums) {
+  (*static_cast<const F*>(self))(m0, rows, sums);
+}
+template <class U, class S>
+KGEN_FN RowSums<U> sums_of(const S&) {
+  return {};
+}
+template <class U, class S, class F>
+KGEN_FN RowSums<U> sums_of(const Summed<S, F>& from) {
+  return {&from.store, store_sums<U, F>};
+}
+template <class U, class S, class F>
+KGEN_FN Operand<U> operand_of(const Summed<S, F>& from, bool few) {
+  return operand_of<U>(from.operand, few);
+}
+
 // ---- results --------------------------------------------------------------------------------------------------------
 
 // Products with `count` right operands of n columns each, and what becomes of a rectangle of their results: `store` gets the
@@ -130,6 +164,7 @@ struct Products {
   Operand<U> left;
   const Family<U>* families;
   int count;
+  RowSums<U> sums = {};
 
   int most_rights() const {
     int most = 1;
