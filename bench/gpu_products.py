@@ -19,6 +19,7 @@ import argparse
 import atexit
 import io
 import json
+import sys
 import logging
 import math
 import tempfile
@@ -209,6 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --device cpu --shrink 64 tries the command out")
+    if "kgen" not in torch.compiler.list_backends():  # peers alone take minutes, and are of no use
+        raise SystemExit(f"kgen is not installed for {sys.executable}: {sys.executable} -m pip install --no-deps -e .")
     console = Console(width=200)
     rows: list[dict[str, Any]] = []
     if options.append and options.json and options.json.exists():

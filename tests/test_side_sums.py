@@ -156,9 +156,8 @@ def near(fn: Function, got: tuple[Tensor, ...], args: list[Tensor]) -> None:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("dtype", [torch.float32, bf], ids=str)
 @pytest.mark.parametrize("name", [*CASES, *OF_THE_RIGHT])
-@pytest.mark.parametrize("taker", SUMMING)
+@pytest.mark.parametrize(("taker", "dtype"), [*((taker, bf) for taker in SUMMING), ("triton_matmul", torch.float32)], ids=str)
 def test_in_tiles(taker: str, name: str, dtype: torch.dtype) -> None:
     fn, shapes = (CASES | OF_THE_RIGHT)[name]
     args = [r(*shape, dtype=dtype) for shape in shapes]
