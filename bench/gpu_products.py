@@ -19,9 +19,9 @@ import argparse
 import atexit
 import io
 import json
-import sys
 import logging
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
