@@ -30,6 +30,7 @@ class Reason(Enum):
     EPILOGUE = "the consumer runs on the result while it is in registers"
     PARTIALS = "each tile of the product reduces its part, and a small kernel joins the parts"
     ROWS = "each tile of the product holds whole rows, which are reduced and read again in registers"
+    PIECES = "the consumer reads pieces of the product side by side, and one kernel makes them as products of their own"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     SIBLINGS = "they read the same data in one pass"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"

@@ -12,6 +12,8 @@ from kgen import values as vs
 from kgen.ir import Buffer, Origin
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
+from kgen.scheduler.pieces import cut as cut_pieces
+from kgen.scheduler.pieces import pieces_of, reading
 from kgen.scheduler.rows import whole_rows
 from kgen.scheduler.split_k import cut, finished
 from kgen.scheduler.twice import computed_twice
@@ -30,8 +32,12 @@ def offer(
     and without what nobody reads then; and what of it has to be in which product's kernel, for it needs whole rows. Without
     `prologues` templates read what the library call would."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
+    pieces = pieces_of(graph, taken, tiles)
     nodes: list[ir.Node] = []
     for node in graph.nodes:
+        if isinstance(node, ir.Pointwise):
+            nodes.append(reading(node, pieces))
+            continue
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
             nodes.append(_from_memory(node) if isinstance(node, ir.Product) else node)
             continue
@@ -43,13 +49,21 @@ def offer(
         node = replace(node, vendor=None)
         if isinstance(node, ir.Contraction) and tiles.cuts.get(node.out, 1) > 1:
             node, joining = cut(graph, node, tiles.cuts[node.out])
-        nodes += [node, *joining]
-        for out, name in zip(_results(node), accumulators(node), strict=True):
-            if out is not None:
-                buffer = graph.buffers[out]
-                graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
+        own = [node]
+        if isinstance(node, ir.Contraction) and node.out in pieces:
+            own = [*cut_pieces(graph, node, pieces[node.out])]
+        nodes += [*own, *joining]
+        for one in own:
+            _make_accumulators(graph, one)
     nodes, held = whole_rows(graph, computed_twice(graph, nodes, tiles), tiles)
     return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes), held
+
+
+def _make_accumulators(graph: ir.Graph, node: ir.Product) -> None:
+    for out, name in zip(_results(node), accumulators(node), strict=True):
+        if out is not None:
+            buffer = graph.buffers[out]
+            graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
 
 
 def _results(node: ir.Product) -> tuple[str | None, ...]:

@@ -13,6 +13,7 @@ from kgen.plan import Launch
 from kgen.scheduler.items import accumulators
 from kgen.scheduler.partials import reduction_of
 from kgen.scheduler.picks import gathered
+from kgen.scheduler.pieces import whole_of
 from kgen.scheduler.twice import original_of
 from kgen.values import Value
 
@@ -46,7 +47,7 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
-    made = {original_of(graph, out) for s in step.statements for out in s.outs}
+    made = {original_of(graph, whole_of(graph, out)) for s in step.statements for out in s.outs}
     reduced = {name for name in map(reduction_of, made) if name is not None}
     made |= reduced
     wanted: set[str] = set()

@@ -24,6 +24,8 @@ from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.measured import Answers, ask
 from kgen.scheduler.memory import plan_memory, reads
 from kgen.scheduler.partials import Tiles, alone, partials
+from kgen.scheduler.pieces import in_pieces, left_apart, whole_of
+from kgen.scheduler.pieces import refusal_of as pieces_refusal
 from kgen.scheduler.rows import refusal_of, rows_apart, rows_in
 from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.side_sums import Setting as Beside
@@ -113,7 +115,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
     while True:
         apart = frozenset[str]() if options.stable else kept_apart(answers)
         result = _attempt(graph, known, options, apart)
-        refused = stored(result, known.tiles) or rows_apart(result, result.extra["held"]) or alone(result)
+        refused = left_apart(result) or stored(result, known.tiles) or rows_apart(result, result.extra["held"]) or alone(result)
         if not refused:
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
@@ -144,6 +146,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
 
 def _finished(plan: Schedule, refusals: list[Verdict], options: Options) -> Schedule:
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
+    plan.verdicts += in_pieces(plan)
     return plan_memory(plan)
 
 
@@ -202,7 +205,7 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
     for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
         out = product_of(kernel)
         device = options.device(plan.graph, out)
-        if out in asked or not may_cut(kernel, sizes, device):
+        if out in asked or whole_of(plan.graph, out) != out or not may_cut(kernel, sizes, device):
             continue
         takers = problems(kernel, plan.graph, device, None)[0]
         if options.only is not None:
@@ -220,7 +223,6 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
-    held: Mapping[str, str] = plan.extra["held"]
     whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
     for k, step in enumerate(plan.steps):
         if not isinstance(step, Kernel) or not step.contracts:
@@ -238,16 +240,23 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
             plan.verdicts.append(_chosen(out, chosen, given.answers))
         elif out in twice:
             refused[second_of(twice[out])] = replace(chosen, producer=twice[out], outcome=Outcome.STORED)
-        elif rows := rows_in(step, held):
-            refused |= {refusal_of(product): _not_whole(product, chosen) for product in rows}
-        elif chosen.reason is Reason.NO_TEMPLATE and partials(step):
-            for s in partials(step):
-                refused[s.outs[0]] = Verdict(out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail)
-        elif len(products := products_of(step)) > 1:
-            refused |= {one: replace(chosen, producer=one, reason=Reason.TWO_PRODUCTS) for one in products}
         else:
-            refused[whole.get(out, out)] = chosen
+            refused |= _without(step, chosen, plan) or {whole.get(out, out): chosen}
     return refused
+
+
+def _without(step: Kernel, chosen: Verdict, plan: Schedule) -> dict[str, Verdict]:
+    """What a product that no template has as it is should do without, before the library has it."""
+    out = product_of(step)
+    if (product := whole_of(plan.graph, out)) != out:
+        return {pieces_refusal(product): replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)}
+    if rows := rows_in(step, plan.extra["held"]):
+        return {refusal_of(product): _not_whole(product, chosen) for product in rows}
+    if chosen.reason is Reason.NO_TEMPLATE and partials(step):
+        reason = Reason.NOT_IN_TILES
+        return {s.outs[0]: Verdict(out, s.outs[0], Outcome.ILLEGAL, reason, detail=chosen.detail) for s in partials(step)}
+    products = products_of(step)
+    return {one: replace(chosen, producer=one, reason=Reason.TWO_PRODUCTS) for one in products} if len(products) > 1 else {}
 
 
 def _not_whole(product: str, chosen: Verdict) -> Verdict:
