@@ -14,8 +14,9 @@ from op_case import capture
 from stub_driver import compiled
 
 from kgen import index as ix
+from kgen import torch_adapter
 from kgen.aot_cache import NotSerializable
-from kgen.errors import MixedCapabilities
+from kgen.errors import KernelTooLarge, MixedCapabilities
 from kgen.host import launch, native
 from kgen.host import program as hp
 from kgen.host.assemble import Assembled, KernelCall, assemble
@@ -154,6 +155,7 @@ def test_kernels_are_compiled_for_the_device_and_loaded_there(stub, monkeypatch)
         return [compiled("add", kernel.signature) for kernel in kernels]
 
     monkeypatch.setattr("kgen.build.triton.compile_kernels", compile_kernels)
+    monkeypatch.setattr(torch_adapter, "gpu_facts", lambda device: {"shared": 232_448})
     blueprint = Blueprint([], program, launches=[tk.add()])
     [kernel] = _load_launches(pickle.loads(pickle.dumps(blueprint)))
     assert asked == [([tk.add()], 90)]
@@ -161,3 +163,6 @@ def test_kernels_are_compiled_for_the_device_and_loaded_there(stub, monkeypatch)
     on_both = replace(program, slots=(b, replace(b, device="cuda:0")), code=(*program.code, hp.Launch(0, (1,), (), (1, 1, 1))))
     with pytest.raises(MixedCapabilities, match=r"cuda:0 is 8.0, cuda:1 is 9.0"):
         _load_launches(Blueprint([], on_both, launches=[tk.add()]))
+    monkeypatch.setattr(torch_adapter, "gpu_facts", lambda device: {"shared": -1})
+    with pytest.raises(KernelTooLarge, match="-1 on cuda:1"):
+        _load_launches(blueprint)

@@ -85,9 +85,7 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     major, minor = capabilities[devices[0]]
     kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
     for device in devices:
-        check_shared(
-            kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], torch.cuda.get_device_name(device)
-        )
+        check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
     return [load_kernel(kernel, devices) for kernel in kernels]
 
 
