@@ -84,7 +84,7 @@ class Choice:
     config: tuple[tuple[str, Any], ...]
 
     def __str__(self) -> str:
-        return f"{self.template} {self.knobs}"
+        return f"{self.template} {self.knobs}".rstrip()
 
     @property
     def knobs(self) -> str:

@@ -28,6 +28,8 @@ WIDE = {
     512: ((64, 512, 64, 8, 3), (64, 512, 32, 8, 4), (32, 512, 64, 8, 3), (16, 512, 64, 4, 3)),
     1024: ((32, 1024, 32, 8, 2), (32, 1024, 32, 16, 2), (32, 1024, 32, 16, 3), (16, 1024, 32, 8, 3)),
 }
+# Points of the largest tile for which exact products of float32 numbers have registers enough.
+LARGEST_EXACT = 128 * 128
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS, HOPPER = 64, 90
 
@@ -109,6 +111,8 @@ class Matmul:
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
+        exact = problem.main_dtype is torch.float32 and not problem.tf32  # operands pass through registers, which are few then
+        largest = LARGEST_EXACT if exact else math.inf
         if problem.size("m") <= MIN_BLOCK:
             yield from _few_rows(problem, wide)
         for m, n, k, warps, stages in (
@@ -117,7 +121,8 @@ class Matmul:
             (64, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (16, 64, 128, 4, 4), (16, 128, 64, 4, 4),
             (32, 32, 64, 2, 4),
         ):  # fmt: skip
-            yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+            if m * n <= largest or n == block_of_row(problem):
+                yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         count = len(problem.members)
