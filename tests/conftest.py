@@ -113,3 +113,14 @@ def stub(stub_library: Path) -> Iterator[Any]:
 
     with stub_driver.installed(stub_library) as made:
         yield made
+
+
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Products of float32 numbers on GPUs may round these: exact ones are not for the copy engine's templates."""
+    import torch
+
+    known = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -85,14 +85,6 @@ TELLING = (
     "heads",
     "misaligned_part",
 )
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    known = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(known)
 
 
 def smallest(configs: Sequence[Config]) -> Sequence[Config]:

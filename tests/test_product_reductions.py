@@ -220,6 +220,7 @@ def test_tiles_of_any_shape(name: str, tiles: tuple[int, int]) -> None:
     check(case.f, *case.inputs(), tolerance=2e-5)
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "heads_in_tile", "loss"])
 @pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
 def test_templates_whose_epilogues_get_tiles_in_parts(name: str, template: str) -> None:
@@ -248,6 +249,7 @@ def test_products_with_an_operand_in_common() -> None:
     check(f, *args)
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent"])
 def test_kernels_compile_for_a_gpu(template: str) -> None:
     cases = [CASES[name].f for name in ("log_sum_exp", "argmax", "variance")]
@@ -400,6 +402,7 @@ def test_a_pick_of_each_column(options: dict[str, Any]) -> None:
     check(f, *args, options=options)
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", ["triton_matmul_persistent", "triton_matmul_tiles"])
 def test_a_cross_entropy_of_tiles_in_parts(template: str) -> None:
     def smallest(configs: Sequence[Config]) -> Sequence[Config]:

@@ -169,6 +169,7 @@ def smallest(configs: Sequence[Config]) -> Sequence[Config]:
     return sorted(configs, key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("name", ["softmax", "layer_norm", "statistics_kept", "gated", "bfloat16"])
 @pytest.mark.parametrize("template", ["triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_resident"])
 def test_values_of_each_template(name: str, template: str) -> None:

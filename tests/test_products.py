@@ -113,6 +113,7 @@ def test_rows_of_two_dimensions_with_no_elements(back_end: str) -> None:
         assert torch.compile(f, backend="kgen", options=BACK_ENDS[back_end])(x).shape == f(x).shape
 
 
+@pytest.mark.usefixtures("tf32")
 @pytest.mark.ptx
 @pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent", "triton_matmul_tiles"])
 def test_sizes_that_are_symbols_compile_for_a_gpu(template: str) -> None:
