@@ -281,14 +281,3 @@ def test_fits(name: str, template: str) -> None:
         (found,) = triton.compile_kernels(made.products, 90)
         assert found.shared <= made.needs[0].shared, made.configs
         assert found.stack == 0
-
-
-@pytest.mark.interpret
-@pytest.mark.cpu
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_exact_float32_goes_by_pointers(template: str) -> None:
-    """All of a tile in registers would not leave any for the sums."""
-    x, w = r(72, 40, dtype=torch.float32), r(40, 136, dtype=torch.float32)
-    with forced(template) as made:
-        compiled(lambda x, w: x @ w, x, w)
-    assert not made.products

@@ -51,7 +51,7 @@ def block_of_row(problem: Problem) -> int:
 def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, int]:
     """Shared memory of the operands' tiles: of those on their way, and of those that are written there again before they are
     multiplied, for which a stage less is on its way. The latter are the computed ones, and those of float32 that are not
-    contiguous along k, for the matrix units turn tiles of 16 bits only."""
+    contiguous along k, for the matrix units turn tiles of 16 bits only, or are multiplied exactly, by other units."""
     staged = copied = 0
     for number, member in enumerate(problem.members):
         for one in member.values():
@@ -59,7 +59,8 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
                 continue
             sides = [axis for axis in one.axes if problem.template.block(axis)]
             area = math.prod(config.get(problem.template.block(axis) or "") for axis in sides)
-            if one.load is not None and (one.dtype is not torch.float32 or problem.stride(one.name, "k", number) == 1):
+            direct = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
+            if one.load is not None and direct:
                 staged += area * one.dtype.itemsize * stages
                 continue
             loops = [frozenset(one.loops[axis]) for axis in sides]
