@@ -25,12 +25,11 @@ from kgen.templates.contract import Config
 from kgen.tuning import model
 from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
-from tests.kernels import plans
 from tests.products import forced
+from tests.rows_of_products import GPU, plan_of, r, wide
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
-GPU = Options(gpu_everywhere=True)
 OPTIONS = {"gpu_interpreter": True, "cache": False}
 CPP, CPP_OPTIONS = Options(), {"cache": False}
 
@@ -44,16 +43,6 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     return wanted
 
 
-def r(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return (torch.randn(*sizes) / 4).to(dtype)
-
-
-def wide(tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.double() if tree.is_floating_point() else tree
-    return type(tree)(wide(t) for t in tree) if isinstance(tree, list | tuple) else tree
-
-
 def compiled(f: Callable[..., Any], *args: Any, options: dict[str, Any] = OPTIONS) -> Any:
     torch._dynamo.reset()
     return torch.compile(f, backend="kgen", fullgraph=True, options=options)(*args)
@@ -64,10 +53,6 @@ def check(f: Callable[..., Any], *args: Any, tolerance: float = 1e-5, options: d
     got, wanted = compiled(f, *args, options=options), f(*wide(args))
     for one, other in zip(*([t if isinstance(t, tuple) else (t,) for t in (got, wanted)]), strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def plan_of(f: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedule:
-    return plans(f, *args, options=options).forward
 
 
 def kernels(plan: Schedule) -> list[Kernel]:

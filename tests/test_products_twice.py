@@ -28,12 +28,10 @@ from kgen.sizes import Sizes
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
-from tests.kernels import plans
 from tests.products import compiled
+from tests.rows_of_products import GPU, check, near, plan_of, r, rms_norm, softmax, wide
 
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::UserWarning")]
-
-GPU = Options(gpu_everywhere=True)
 
 
 @pytest.fixture
@@ -47,31 +45,6 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
     monkeypatch.setattr(trials, "_least", lambda *args: 0.0)
     monkeypatch.setattr(trials, "_seconds", priced)
-
-
-def r(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return (torch.randn(*sizes) / 4).to(dtype)
-
-
-def wide(tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.double() if tree.is_floating_point() else tree
-    return type(tree)(wide(t) for t in tree) if isinstance(tree, list | tuple) else tree
-
-
-def near(got: Any, wanted: Any, tolerance: float) -> None:
-    for one, other in zip(*([t if isinstance(t, list | tuple) else (t,) for t in (got, wanted)]), strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def check(f: Callable[..., Any], *args: Any, tolerance: float = 2e-5, dynamic: bool | None = None) -> None:
-    """Against eager in float64."""
-    torch._dynamo.reset()
-    near(compiled(f, *args, dynamic=dynamic), f(*wide(args)), tolerance)
-
-
-def plan_of(f: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedule:
-    return plans(f, *args, options=options).forward
 
 
 def kernels(plan: Schedule) -> list[Kernel]:
@@ -100,18 +73,9 @@ def reasons(plan: Schedule) -> set[Reason]:
     return {v.reason for v in plan.verdicts if v.outcome in (Outcome.STORED, Outcome.RECOMPUTED)}
 
 
-def softmax(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    return (torch.bmm(q, k.mT) * 0.125).masked_fill(mask, -math.inf).softmax(-1)
-
-
 def causal(q: Tensor, k: Tensor) -> Tensor:
     y = q @ k.mT
     return y.masked_fill(torch.ones(y.shape[-2:], dtype=torch.bool).triu(1), -math.inf).softmax(-1)
-
-
-def rms_norm(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
-    y = x @ w
-    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-5) * g
 
 
 def by_heads(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
