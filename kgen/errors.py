@@ -88,7 +88,7 @@ class KernelTooLarge(InternalError):
 
 
 class ConfigurationFailed(InternalError):
-    template = "{template} {knobs} cannot run: {why}"
+    template = "{choice} cannot run: {why}"
     hint = "leave the configuration out, or correct what the template's `resources` says of it"
 
 

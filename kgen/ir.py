@@ -313,6 +313,12 @@ def call_of(node: Node) -> Extern | None:
     return node if isinstance(node, Extern) else None
 
 
+def visible(graph: Graph) -> set[str]:
+    """Buffers that are needed whatever the nodes read: outputs, and those of which others are aliases."""
+    aliased = {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+    return aliased | {o.buffer for o in graph.outputs if isinstance(o, TensorArg)}
+
+
 def outs(node: Node) -> tuple[str, ...]:
     """Names of the buffers (or buffer versions) that the node defines."""
     if isinstance(node, Pointwise | Scatter | Contraction):

@@ -148,12 +148,9 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     options = _options(graph, config)
     plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
-    plan.verdicts += [
-        Verdict(
-            one.template, one.knobs, Outcome.DROPPED, Reason.FAILED if one.compiled else Reason.NOT_COMPILED, detail=one.why
-        )
-        for one in unusable.current()
-    ]
+    for one in unusable.current():
+        reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
+        plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     debug.write_schedule(plan, info, config)
     return gm, plan
 
@@ -221,10 +218,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         choice = _choice_of(failure.details["kernel"], plan, units)
         if choice is None or only.current() is not None:
             raise
-        raise ConfigurationFailed(
-            template=choice.template, config=choice.config, knobs=choice.knobs, why=failure.text,
-            compiled=isinstance(failure, KernelTooLarge),
-        ) from failure  # fmt: skip
+        compiled = isinstance(failure, KernelTooLarge)
+        raise ConfigurationFailed(choice=choice, why=failure.text, compiled=compiled) from failure
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return made
 

@@ -32,7 +32,7 @@ def offer(
     and without what nobody reads then; and what of it has to be in which product's kernel, for it needs whole rows. Without
     `prologues` templates read what the library call would."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
-    pieces = pieces_of(graph, taken, tiles)
+    pieces = pieces_of(graph, taken, tiles, MAX_FAMILY)
     nodes: list[ir.Node] = []
     for node in graph.nodes:
         if isinstance(node, ir.Pointwise):
@@ -106,8 +106,7 @@ def _from_memory(node: ir.Product) -> ir.Product:
 
 def _needed(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
     """Without pointwise nodes that nobody reads."""
-    read = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
-    read |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+    read = ir.visible(graph)
     kept: list[ir.Node] = []
     for node in reversed(nodes):
         if isinstance(node, ir.Pointwise) and node.out not in read:

@@ -40,6 +40,11 @@ def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
     return part
 
 
+def source_of(graph: ir.Graph, name: str) -> str:
+    """The buffer of which scheduling made another one, a copy or a piece, or the buffer."""
+    return original_of(graph, whole_of(graph, name))
+
+
 def _whole(buffer: ir.Buffer) -> ir.TensorArg:
     loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(buffer.sizes))
     return ir.TensorArg(buffer.name, loops, tuple(v.expr() for v in loops), buffer.dtype)
@@ -47,7 +52,7 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
-    made = {original_of(graph, whole_of(graph, out)) for s in step.statements for out in s.outs}
+    made = {source_of(graph, out) for s in step.statements for out in s.outs}
     reduced = {name for name in map(reduction_of, made) if name is not None}
     made |= reduced
     wanted: set[str] = set()

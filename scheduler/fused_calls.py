@@ -17,8 +17,7 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
     the library's, somebody needs the product alone, `allowed` is not true of its result, or a demand says what kernels there
     are to be."""
     readers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
-    visible = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
-    visible |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+    visible = ir.visible(graph)
 
     def fits(node: ir.Contraction, call: ir.Extern) -> bool:
         reader = readers.get(call.outs[0] or "")

@@ -9,10 +9,9 @@ from kgen import ir
 from kgen.plan import Batch, Kernel, Launch, Schedule, Step, members
 from kgen.scheduler.buckets import buckets_of, length_of
 from kgen.scheduler.choose import problems, product_of
+from kgen.scheduler.excerpt import source_of
 from kgen.scheduler.joint import problems_of_joint
-from kgen.scheduler.pieces import whole_of
 from kgen.scheduler.split_k import may_cut, partial_of, possible_parts
-from kgen.scheduler.twice import original_of
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
@@ -64,7 +63,7 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the product."""
-    out = original_of(graph, whole_of(graph, out))
+    out = source_of(graph, out)
     return any(isinstance(node, ir.Product) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
 
 

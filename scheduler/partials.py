@@ -140,8 +140,7 @@ class Search:
         self.stored: set[str] = set()  # products of which something else than reductions on tiles needs each element
         for node in nodes:
             self.visit(node)
-        kept = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
-        kept |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+        kept = ir.visible(graph)
         self.stored |= {traced.product for name, traced in self.traced.items() if name in kept}
 
     def visit(self, node: ir.Node) -> None:

@@ -12,7 +12,7 @@ graph is scheduled anew with the product whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
@@ -25,8 +25,6 @@ from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
 _PIECE = "_piece"
-# Products that one kernel makes (`kgen.scheduler.contractions.MAX_FAMILY`).
-MOST = 3
 
 
 def refusal_of(product: str) -> str:
@@ -48,7 +46,6 @@ def whole_of(graph: ir.Graph, name: str) -> str:
 class Pieces:
     """Runs of equal length along a dimension of a product, by where they begin."""
 
-    product: str
     dimension: int
     starts: tuple[int, ...]
     length: int
@@ -59,16 +56,14 @@ class Pieces:
         return next(k for k, start in enumerate(self.starts) if start <= low < start + self.length)
 
 
-def pieces_of(graph: ir.Graph, taken: Iterable[str], tiles: Tiles) -> dict[str, Pieces]:
-    """Those of the products in `taken` that are read in pieces, and only so, some of these together."""
+def pieces_of(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, most: int) -> dict[str, Pieces]:
+    """Those of the products in `taken` that are read in pieces, at `most` so many, and only so, some of these together."""
     candidates = {
         node.out: node for node in graph.nodes
-        if isinstance(node, ir.Contraction) and node.operands is not None and refusal_of(node.out) not in tiles.apart
-        and tiles.cuts.get(node.out, 1) == 1 and node.out not in tiles.twice
+        if isinstance(node, ir.Contraction) and node.out in taken and refusal_of(node.out) not in tiles.apart
+        and tiles.cuts.get(node.out, 1) == 1 and node.out not in tiles.twice and graph.buffers[node.out].alias_of is None
     }  # fmt: skip
-    candidates = {out: candidates[out] for out in taken if out in candidates}
-    kept = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
-    kept |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+    kept = ir.visible(graph)
     reads: dict[str, list[list[Value]]] = {}
     for node in graph.nodes:
         if isinstance(node, ir.Pointwise):
@@ -76,23 +71,23 @@ def pieces_of(graph: ir.Graph, taken: Iterable[str], tiles: Tiles) -> dict[str, 
                 reads.setdefault(out, []).append([load for load in vs.loads([node.value]) if load.attr[0] == out])
         else:
             kept.update(ir.reads(node))
-    found = {out: _pieces(candidates[out], graph.buffers[out], loads) for out, loads in reads.items() if out not in kept}
+    found = {out: _pieces(candidates[out], loads, most) for out, loads in reads.items() if out not in kept}
     return {out: pieces for out, pieces in found.items() if pieces is not None}
 
 
-def _pieces(node: ir.Contraction, buffer: ir.Buffer, readers: Sequence[Sequence[Value]]) -> Pieces | None:
+def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], most: int) -> Pieces | None:
     left, right = node.lhs.variables(), node.rhs.variables()
     for k, v in enumerate(node.out_vars):
         length = v.extent.as_int()
-        if length is None or (v in left) == (v in right) or buffer.alias_of is not None:
+        if length is None or (v in left) == (v in right):
             continue
-        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers])
+        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers], most)
         if found is not None:
-            return Pieces(node.out, k, *found)
+            return Pieces(k, *found)
     return None
 
 
-def _along(length: int, readers: Sequence[Sequence[Expr]]) -> tuple[tuple[int, ...], int] | None:
+def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[tuple[int, ...], int] | None:
     """Where pieces begin along a dimension, and how long they are, by the indices of each reader."""
     ranges: list[tuple[int, int]] = []
     for place in {place for places in readers for place in places}:
@@ -107,7 +102,7 @@ def _along(length: int, readers: Sequence[Sequence[Expr]]) -> tuple[tuple[int, .
         else:
             pieces.append((low, high))
     lengths = {high - low + 1 for low, high in pieces}
-    if not 1 < len(pieces) <= MOST or len(lengths) > 1:
+    if not 1 < len(pieces) <= most or len(lengths) > 1:
         return None
     together = max(sum(any(low <= ix.lower_bound(p) <= high for p in places) for low, high in pieces) for places in readers)
     return (tuple(low for low, _ in pieces), lengths.pop()) if together > 1 else None

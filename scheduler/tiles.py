@@ -19,6 +19,7 @@ from kgen.index import Expr, Var
 from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Statement, Tiling
 from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
+from kgen.templates.problem import Device
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -53,16 +54,19 @@ HELD = 16384
 INT32 = 2**31 - 1
 
 
+H200 = Device()
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """What the choice needs to know of a device, an H200 unless it is said: `processors` run programs side by side; the rest as
     in `kgen.templates.problem.Device`."""
 
-    arch: int = 90
-    processors: int = 132
-    shared: int = 232448
-    flops: float = 790e12
-    bandwidth: float = 4.3e12
+    arch: int = H200.arch
+    processors: int = H200.processors
+    shared: int = H200.shared
+    flops: float = H200.flops
+    bandwidth: float = H200.bandwidth
 
 
 def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:

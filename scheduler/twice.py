@@ -138,8 +138,7 @@ class _Elements(Search):
         self.around: dict[str, Around] = {}
         self.late: dict[str, frozenset[str]] = {}  # buffer -> products of which it has late elements
         super().__init__(graph, tiles, nodes)
-        kept = {o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)}
-        kept |= {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
+        kept = ir.visible(graph)
         for name, traced in self.traced.items():
             if name in kept or graph.buffers[name].alias_of is not None:
                 self.around[traced.product].refuse(name, Reason.NEEDED)

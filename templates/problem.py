@@ -24,6 +24,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def is_rounded(kind: torch.dtype) -> bool:
+    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matrix products allows."""
+    return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
@@ -51,9 +56,7 @@ class Device:
             return self.flops * 2
         if kind.itemsize == 2:
             return self.flops
-        if kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
-            return self.flops / 2
-        return self.flops / self.narrow
+        return self.flops / 2 if is_rounded(kind) else self.flops / self.narrow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,9 +201,9 @@ class Problem:
                     return name, number
         raise AssertionError("a side sum adds up an operand")
 
-    def sums(self, operand: str, number: int = 0) -> bool:
-        """Whether an operand is summed as well."""
-        return any((one.operand, one.number) == (operand, number) for one in self.side_sums)
+    def side_sum(self, operand: str, number: int) -> SideSum:
+        """The sum of an operand that is summed as well."""
+        return next(one for one in self.side_sums if (one.operand, one.number) == (operand, number))
 
     @cached_property
     def has_fused_call(self) -> bool:
@@ -299,7 +302,12 @@ class Problem:
     @property
     def tf32(self) -> bool:
         """Whether the operands are of float32, and torch's setting for matrix products lets their last digits go."""
-        return self.main_dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+        return is_rounded(self.main_dtype)
+
+    @property
+    def exact_float32(self) -> bool:
+        """Whether the operands are of float32, and multiplied as they are."""
+        return self.main_dtype is torch.float32 and not self.tf32
 
     @property
     def rate(self) -> float:

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kgen.plan import Choice
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The values of a template's knobs, also as text, and what went wrong with them; `compiled` says whether they got as far as
-    that."""
+    """A template with values of its knobs, and what went wrong with them; `compiled` says whether they got as far as that."""
 
-    template: str
-    config: tuple[tuple[str, Any], ...]
-    knobs: str
+    choice: Choice
     why: str
     compiled: bool
 
@@ -34,7 +34,7 @@ def current() -> tuple[Unusable, ...]:
 
 def usable(template: str, config: tuple[tuple[str, Any], ...]) -> bool:
     """Whether nothing is known against a configuration."""
-    return not any(one.template == template and one.config == config for one in _found.get())
+    return not any((one.choice.template, one.choice.config) == (template, config) for one in _found.get())
 
 
 @contextmanager

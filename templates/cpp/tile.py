@@ -98,7 +98,7 @@ class Slots:
         batch = [a for a in one.axes if a not in (own, summed)]
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
-        found = next(s for s in self.problem.side_sums if (s.operand, s.number) == (operand, number))
+        found = self.problem.side_sum(operand, number)
         total = f"{found.statements[0].outs[0]}_total"
         self.parameters.made_names.add(f"p_{clean(total)}")
         side = Block(own, self.problem.loops[own], first, count, "j")

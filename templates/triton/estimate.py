@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
@@ -195,7 +193,7 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     rate = LARGE_RATE if large else PAIR_RATE if pair else small
     if problem.main_dtype.itemsize == 1 and not large and not pair:
         rate *= BYTE_SHARE
-    if problem.main_dtype is torch.float32 and problem.rate < problem.device.flops / 2:
+    if problem.exact_float32:
         rate = EXACT_RATE
     if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
         rate = min(rate, LOW_RATE)

@@ -112,8 +112,7 @@ class Matmul:
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
-        exact = problem.main_dtype is torch.float32 and not problem.tf32  # operands pass through registers, which are few then
-        largest = LARGEST_EXACT if exact else math.inf
+        largest = LARGEST_EXACT if problem.exact_float32 else math.inf  # operands pass through registers, which are few then
         if problem.size("m") <= MIN_BLOCK:
             yield from _few_rows(problem, wide)
         for m, n, k, warps, stages in (

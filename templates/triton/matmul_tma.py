@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
@@ -85,7 +83,7 @@ def _stored_as_it_is(problem: Problem) -> bool:
 
 def seconds(problem: Problem, config: Config) -> float:
     needs = resources(problem, config)
-    spills = SPILLED if problem.main_dtype is torch.float32 and not problem.tf32 else 1.0
+    spills = SPILLED if problem.exact_float32 else 1.0
     return estimate.seconds(problem, config, needs.shared, needs.registers) * spills
 
 

@@ -343,8 +343,7 @@ class Slots:
             lines, indices = self._spread(axes, indices, {})
         emitter = self.emitter(axes, indices, self.problem.loops, {})
         emitter.suffix = "_of_sums"
-        found = next(one for one in self.problem.side_sums if (one.operand, one.number) == (operand, number))
-        for s in found.statements:
+        for s in self.problem.side_sum(operand, number).statements:
             if s.kind == "reduction":
                 emitter.sum_up(s, name)
             else:
