@@ -237,7 +237,15 @@ class Problem:
     def part_blocks(self, config: Config) -> dict[str, int | None]:
         """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
         found = {s.outs[0]: (self.part(s), s.block) for s in self.epilogue if s.kind == "partial"}
-        return {out: part.block(self.side(part.axis, config), wanted) for out, (part, wanted) in found.items()}
+        return {out: self._part_block(part, wanted, config) for out, (part, wanted) in found.items()}
+
+    def _part_block(self, part: Part, wanted: int, config: Config) -> int | None:
+        """A tile that the epilogue gets in several sides has a whole row in the first at most, and the others, with nothing of
+        it, would write its results as well."""
+        side = self.side(part.axis, config)
+        if part.is_row(wanted) and side < config.get(self.template.block(part.axis) or "", 1):
+            return None
+        return part.block(side, wanted)
 
     @cached_property
     def whole(self) -> dict[str, int]:

@@ -151,6 +151,17 @@ def test_values_of_each_template(name: str, template: str) -> None:
     assert len(made.kernels) == 1
 
 
+def test_tiles_in_sides_hold_no_rows() -> None:
+    """Sides past the first have nothing of a row, and would write its reductions too."""
+
+    def most(configs: Sequence[Config]) -> Config:
+        assert {c.PARTS for c in configs} == {1}
+        return min(configs, key=lambda c: -c.BLOCK_N)
+
+    with only("triton_matmul_persistent", most):
+        check(softmax, *CASES["softmax"].inputs(104), tolerance=3e-5)
+
+
 @pytest.mark.usefixtures("fused")
 def test_heads_in_a_tile() -> None:
     args = (r(45, 40), r(40, 64), r(16))
