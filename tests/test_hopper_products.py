@@ -140,6 +140,37 @@ def test_a_check_does_not_keep_products_from_overlapping(template: str) -> None:
     assert "TRAP" in code
 
 
+IN_REGISTERS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "scaled": (lambda x, s, w: (x * s + 1) @ w, [r(512, 520, dtype=bf), r(512, 1, dtype=bf), r(520, 512, dtype=bf)]),
+    "cast": (lambda x, w: x.to(bf) @ w, [r(512, 520, dtype=torch.float32), r(520, 512, dtype=bf)]),
+    "gathered": (lambda x, i, w: x[i] @ w, [r(512, 520), torch.zeros(512, dtype=torch.int64), r(520, 512)]),
+    "integers": (lambda x, s, w: (x * s).to(bf) @ w, [r(512, 520).to(torch.int8), r(520), r(520, 512, dtype=bf)]),
+    "turned": (lambda x, w: x.t() @ w, [r(520, 512), r(520, 512)]),
+    "misaligned": (lambda x, w: x[:, 1:] @ w, [r(512, 521), r(520, 512)]),
+    "tf32": (lambda x, w: x.square() @ w, [r(512, 520, dtype=torch.float32), r(520, 512, dtype=torch.float32)]),
+}
+
+
+@pytest.mark.ptx
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("template", ["triton_matmul", *TEMPLATES, "triton_matmul_resident"])
+@pytest.mark.parametrize(
+    "name", [name if name in ("scaled", "tf32") else pytest.param(name, marks=pytest.mark.slow) for name in IN_REGISTERS]
+)
+def test_registers_are_kept_until_they_are_multiplied(name: str, template: str) -> None:
+    """A multiplication reads its left operand out of registers while the program goes on, and no compiler keeps these."""
+    fn, args = IN_REGISTERS[name]
+    with forced(template, lambda configs: [c for c in configs if c.BLOCK_M >= 64][:1], runs=False) as made:
+        compiled(fn, *args)
+    if not made.products:
+        return
+    (found,) = triton.compile_kernels(made.products, 90)
+    code = disassembled(found.cubin)
+    assert "HGMMA" in code
+    if re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", code):
+        assert set(re.findall(r"DEPBAR.LE gsb0, (\w+)", code)) == {"0x0"}
+
+
 def disassembled(cubin: bytes) -> str:
     tool = Path(triton_package.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -32,3 +32,11 @@ def rounded_to_bfloat16(x):
         }""",
         "=f,=f,f,f", [x], tl.float32, True, 2,
     )  # fmt: skip
+
+
+@triton.jit
+def finished(acc):
+    """`acc` itself, of 32-bit numbers, once it is there. A Hopper GPU reads the left operand of an asynchronous multiplication
+    out of registers while the program goes on, and neither Triton nor the assembler keeps these registers until it has
+    (https://github.com/triton-lang/triton/issues/9433): the next tile overwrites them. To ask for the result is to wait."""
+    return tl.inline_asm_elementwise("", "=r,0", [acc], acc.dtype, True, 1)

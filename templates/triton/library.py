@@ -121,7 +121,7 @@ from kgen.templates.triton.functions import (
     tan,
     tanh,
 )
-from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal, rounded_to_bfloat16
+from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal, finished, rounded_to_bfloat16
 from kgen.templates.triton.products import (
     add_rows,
     column_halves,

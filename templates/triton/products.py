@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kgen.templates.triton.hardware import finished
+
 
 @triton.jit
 def grouped_tile(program, tiles_m, tiles_n, group: tl.constexpr):
@@ -18,8 +20,14 @@ def grouped_tile(program, tiles_m, tiles_n, group: tl.constexpr):
 
 @triton.jit
 def dot(left, right, acc, precision: tl.constexpr):
-    """acc + left right, in acc's type."""
-    return tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
+    """acc + left right, in acc's type. `precision` is the kernel's PRECISION: "ieee" or "tf32", with "+wait" where a computed
+    operand may be multiplied out of registers."""
+    if precision == "ieee+wait":
+        return finished(tl.dot(left, right, acc, input_precision="ieee", out_dtype=acc.dtype))
+    elif precision == "tf32+wait":
+        return finished(tl.dot(left, right, acc, input_precision="tf32", out_dtype=acc.dtype))
+    else:
+        return tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
 
 
 @triton.jit

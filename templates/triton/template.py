@@ -21,6 +21,8 @@ from kgen.templates.triton.table import TRITON_TYPES
 from kgen.templates.triton.tile import Parameters, Slots
 
 WARPS, STAGES = 4, 3
+# Compute capabilities whose matrix units work on their own, out of registers, while the program goes on: 9.x.
+ASYNCHRONOUS = 9
 
 
 def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
@@ -92,13 +94,21 @@ class _Part:
         constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
         constants += [
             ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
-            ("PRECISION", repr("tf32" if problem.tf32 else "ieee")),
+            ("PRECISION", repr(_precision(problem))),
         ]
         lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
         for axis in problem.template.axes:
             kind = ": tl.constexpr" if problem.static(axis) else ""
             lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
         return "\n".join(lines)
+
+
+def _precision(problem: Problem) -> str:
+    """What `lib.dot` has to know: how exact float32 numbers are multiplied, and whether an operand may be in registers while
+    they are."""
+    computed = any(one.load is None for member in problem.members for one in member.values())
+    waits = computed and problem.device.arch // 10 == ASYNCHRONOUS and problem.accumulator.itemsize == 4
+    return ("tf32" if problem.tf32 else "ieee") + ("+wait" if waits else "")
 
 
 def _names(pointers: Iterable[str], maps: Iterable[str], sizes: Iterable[str]) -> list[str]:
