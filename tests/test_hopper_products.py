@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import triton as triton_package
 from products import compiled, error, forced
+from slow import slow_but
 from torch import Tensor
 
 from kgen.build import triton
@@ -70,6 +71,10 @@ CASES["scaled_rows"] = (scaled, [r(64, 96, dtype=f8), r(80, 96, dtype=f8), r(64,
 CASES["integers"] = (lambda x, w: torch._int_mm(x, w) * 3, [r(64, 96).mul(30).to(i8), r(96, 80).mul(30).to(i8)], 2)
 CASES["residual_of_a_batch"] = (lambda x, w, y: torch.bmm(x, w) + y, [r(3, 72, 40), r(3, 40, 136), r(3, 72, 136)], 3)
 CASES["residual_by_columns"] = (lambda x, w, y: x @ w + y.t(), [r(72, 40), r(40, 136), r(136, 72)], 3)
+CASES["masked"] = (lambda x, w, m: (x @ w).masked_fill(m, 2), [r(72, 40), r(40, 144), r(72, 144) > 0], 3)
+CASES["masked_batch"] = (lambda x, w, m: torch.bmm(x, w).masked_fill(m, 2), [r(3, 72, 40), r(3, 40, 144), r(72, 144) > 0], 3)
+CASES["bytes"] = (lambda x, w, y: x @ w + y, [r(72, 40), r(40, 144), r(72, 144).mul(30).to(i8)], 3)
+CASES["misaligned_mask"] = (lambda x, w, m: (x @ w).masked_fill(m, 2), [r(72, 40), r(40, 136), r(72, 136) > 0], 2)
 CASES["misaligned_residual"] = (lambda x, w, y: x @ w + y[:, 3:], [r(72, 40), r(40, 136), r(72, 139)], 2)
 # Results that are stored by pointers: rows that do not begin at multiples of 16 bytes, integers, and parts of sums.
 BY_POINTERS = ("odd_rows", "odd_columns", "integers", "row_sums", "column_sums")
@@ -154,9 +159,7 @@ IN_REGISTERS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 @pytest.mark.ptx
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", ["triton_matmul", *TEMPLATES, "triton_matmul_resident"])
-@pytest.mark.parametrize(
-    "name", [name if name in ("scaled", "tf32") else pytest.param(name, marks=pytest.mark.slow) for name in IN_REGISTERS]
-)
+@pytest.mark.parametrize("name", slow_but(lambda name: name in ("scaled", "tf32"), IN_REGISTERS))
 def test_registers_are_kept_until_they_are_multiplied(name: str, template: str) -> None:
     """A multiplication reads its left operand out of registers while the program goes on, and no compiler keeps these."""
     fn, args = IN_REGISTERS[name]

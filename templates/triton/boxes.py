@@ -21,8 +21,12 @@ from kgen.templates.triton.table import TRITON_TYPES
 
 # The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
 MAX_SIDE = 256
-# Of what epilogues read and write through the engine: what they compute in is no narrower, and a bool has no descriptor.
-ENGINE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Of what epilogues read and write through the engine. Bytes are only read: they are a quarter of what the registers hold that
+# they come to or from, and by pointers a warp would touch eight lines for 64 of them; but written they are made in registers.
+WRITTEN_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+READ_TYPES = (*WRITTEN_TYPES, torch.bool, torch.uint8, torch.int8)
+# A bool has no descriptor: it is read as the byte that it is.
+_BYTE = "u8"
 # Elements that a descriptor may have along a dimension, as a kernel counts them.
 MAX_SIZE = 2**31 - 1
 
@@ -48,7 +52,7 @@ class Boxes:
         if rows > MAX_SIDE or columns * self.dtype.itemsize < ALIGNMENT:
             return None
         block = (*(1 for _ in self.axes[:-2]), rows, columns)
-        kind = TRITON_TYPES[self.dtype].pointer.removeprefix("*")
+        kind = _BYTE if self.dtype is torch.bool else TRITON_TYPES[self.dtype].pointer.removeprefix("*")
         return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
 
 
@@ -61,9 +65,9 @@ def boxes(problem: Problem, one: Input) -> Boxes | str:
 
 
 @once
-def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dtype: torch.dtype) -> Boxes | str:
+def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Boxes | str:
     """How an epilogue may move what it reads or writes for each element of a result, or why it goes by pointers."""
-    if dtype not in ENGINE_TYPES:
+    if dtype not in (WRITTEN_TYPES if written else READ_TYPES):
         return f"elements of {buffer} are {dtype}"
     axes = problem.template.results[result].axes
     return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))

@@ -131,6 +131,7 @@ from kgen.templates.triton.products import (
     no_sums,
     sums_of,
     trap_unless,
+    waited,
 )
 from kgen.templates.triton.random import (
     box_muller,

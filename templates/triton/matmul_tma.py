@@ -17,7 +17,7 @@ from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import boxes, epilogue_boxes
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
 from kgen.templates.triton.matmul import HOPPER, block_of_row, operand_bytes, order_of_dots, refuse_dot, sums_needs
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
@@ -114,7 +114,7 @@ def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
             found |= {(o, s.store[0]): True for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     types = {name: problem.graph.buffers[name].dtype for name, _ in found}
     return tuple(
-        (types[name].itemsize, not isinstance(epilogue_boxes(problem, "C", name, offset, types[name]), str), written)
+        (types[name].itemsize, isinstance(epilogue_boxes(problem, "C", name, offset, types[name], written), Boxes), written)
         for (name, offset), written in found.items()
     )
 

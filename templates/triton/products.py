@@ -23,11 +23,18 @@ def dot(left, right, acc, precision: tl.constexpr):
     """acc + left right, in acc's type. `precision` is the kernel's PRECISION: "ieee" or "tf32", with "+wait" where a computed
     operand may be multiplied out of registers."""
     if precision == "ieee+wait":
-        return finished(tl.dot(left, right, acc, input_precision="ieee", out_dtype=acc.dtype))
+        return waited(left, right, acc, "ieee")
     elif precision == "tf32+wait":
-        return finished(tl.dot(left, right, acc, input_precision="tf32", out_dtype=acc.dtype))
+        return waited(left, right, acc, "tf32")
     else:
         return tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
+
+
+@triton.jit
+def waited(left, right, acc, precision: tl.constexpr):
+    """The product once it is there, where a GPU multiplies tiles of as many rows on its own."""
+    total = tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
+    return finished(total) if left.shape[0] >= 64 else total
 
 
 @triton.jit

@@ -98,7 +98,7 @@ class TileEmitter(PointEmitter):
 
     def _store(self, out: str, offset: Expr, name: str, axes: Axes | None = None) -> None:
         dtype = self.graph.buffers[out].dtype
-        way = self.engine.move(out, offset, dtype) if self.engine is not None else None
+        way = self.engine.move(out, offset, dtype, written=True) if self.engine is not None else None
         if way is None:
             super()._store(out, offset, name, axes)
             return
@@ -107,9 +107,11 @@ class TileEmitter(PointEmitter):
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
-        way = self.engine.move(name, offset, dtype) if self.engine is not None and not value.args else None
+        way = self.engine.move(name, offset, dtype, written=False) if self.engine is not None and not value.args else None
         if way is None:
             return super()._load(value)
+        if dtype is torch.bool:
+            return f"{way.load()} != 0"
         wide = ops.compute_dtype(dtype)
         return way.load() if wide == dtype else WIDEN.format(way.load(), type=TRITON_TYPES[wide].compute)
 
@@ -254,10 +256,10 @@ class Engine:
     result: str
     tile: Window
 
-    def move(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Move | None:
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | None:
         """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
         problem, config = self.slots.problem, self.slots.config
-        found = epilogue_boxes(problem, self.result, buffer, offset, dtype)
+        found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
         if isinstance(found, str):
             return None
         box = found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
