@@ -142,7 +142,8 @@ class Matmul:
 
 def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
     """The matrix is read once, and nothing else counts: enough programs, long runs of memory, and many bytes on their way."""
-    rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4))
+    rows: tuple[tuple[int, ...], ...]
+    rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 512, 4, 3))
     if problem.contiguous("B") == "n":
         rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
     for m, n, k, warps, stages in rows:
