@@ -27,6 +27,7 @@ from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.products import forced
 from tests.rows_of_products import GPU, plan_of, r, wide
+from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -150,6 +151,13 @@ CASES = {
 }  # fmt: skip
 
 
+# Of the cases, those that are compiled for a CPU each time.
+TELLING = (
+    "any", "log_sum_exp", "argmax", "min_and_place", "norm", "variance", "columns", "batch_rows", "heads_in_tile",
+    "heads_log_sum_exp", "kept_transposed", "rms_norm", "layer_norm",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [pytest.param(GPU, id="triton"), pytest.param(CPP, id="cpp")])
 @pytest.mark.parametrize("name", CASES)
 def test_plans(name: str, options: Options) -> None:
@@ -163,12 +171,18 @@ def test_plans(name: str, options: Options) -> None:
         assert (largest(plan) >= elements) == case.stored
 
 
-@LANGUAGES
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    slow_but(lambda name, options: options is OPTIONS or name in TELLING, itertools.product(CASES, (OPTIONS, CPP_OPTIONS))),
+    ids=lambda value: {id(OPTIONS): "triton", id(CPP_OPTIONS): "cpp"}.get(id(value)),
+)
 def test_values(name: str, options: dict[str, Any]) -> None:
     case = CASES[name]
     with nullcontext() if case.demand is None else kgen.require_fused(*case.demand):
         check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5, options=options)
+
+
+FEW = ("log_sum_exp", "argmax", "columns", "min_and_place", "variance", "both_ways", "kept")
 
 
 @pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
@@ -177,7 +191,7 @@ def test_values_with_other_instructions(name: str, isa: str) -> None:
     check(CASES[name].f, *CASES[name].inputs(), tolerance=2e-5, options={**CPP_OPTIONS, "isa": isa})
 
 
-@pytest.mark.parametrize("name", ["log_sum_exp", "argmax", "columns", "min_and_place", "variance", "both_ways", "kept"])
+@pytest.mark.parametrize("name", slow_but(lambda name: name in ("argmax", "columns"), FEW))
 @pytest.mark.parametrize("shape", [(1, 300, 40), (9, 300, 40), (300, 3, 40), (300, 200, 1100), (0, 30, 40), (30, 40, 0)])
 def test_values_of_few_rows_and_long_sums(name: str, shape: tuple[int, int, int]) -> None:
     """A few rows or columns go other ways through the engine, and so do sums of so many terms by several threads."""
@@ -356,7 +370,7 @@ PICKING: dict[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype, int]]
 
 
 @LANGUAGES
-@pytest.mark.parametrize("name", PICKING)
+@pytest.mark.parametrize("name", slow_but(lambda name: name in ("mean", "ignored", "one_tile", "capped"), PICKING))
 def test_a_cross_entropy_stores_no_logits(name: str, options: dict[str, Any]) -> None:
     f, (*rows, columns), dtype, count = PICKING[name]
     args = (r(*rows, 40, dtype=dtype), r(columns, 40, dtype=dtype), torch.randint(0, columns, rows))

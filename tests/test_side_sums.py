@@ -25,6 +25,7 @@ from kgen.tuning import model
 from kgen.tuning.only import only
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.kernels import plans
+from tests.slow import slow_but
 
 bf = torch.bfloat16
 GPU = Options(gpu_everywhere=True)
@@ -172,7 +173,9 @@ def test_in_tiles(taker: str, name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("dtype", [torch.float32, bf, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", slow_but(lambda kind: kind in (torch.float32, bf), (torch.float32, bf, torch.float16, torch.float64)), ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_as_rows_are_packed(name: str, dtype: torch.dtype) -> None:
     fn, shapes = CASES[name]
