@@ -44,6 +44,7 @@ class Reason(Enum):
     SCATTER_RESULT = "a scatter's result is complete only after all of its writes"
     EXTERN_CALL = "one of them is a library call"
     DEVICE = "they run on different devices"
+    EMPTY_LOOP = "an inner loop of one may have no points, and a GPU would not run what the other has outside of it"
     NO_SAVING = "no memory traffic would be saved"
     PARALLELISM = "too few rows would be left to share among the threads"
     COLUMNS = "a second walk down long columns would find nothing of the first one in cache"

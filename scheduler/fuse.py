@@ -7,10 +7,11 @@ search for a path between two groups looks only at groups ranked between them, a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
+from kgen import index as ix
 from kgen.index import Expr
 from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space, in_rows, same_points
@@ -42,6 +43,7 @@ class Fuser:
     single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
+    unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -182,8 +184,20 @@ class Fuser:
         flows = any(n in a.members.made or n in b.members.made for n in common)
         if not flows and not self.siblings:
             return flows, Reason.SIBLINGS_OFF
+        if is_product(a) != is_product(b):
+            a, b = (one if is_product(one) else self._free(one) for one in (a, b))
         joint = self._joint(a, b, buffer, common)
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
+
+    def _free(self, group: Group) -> Group:
+        """The group with the points of its updates in any order, where nothing else gives it an order, and the device keeps
+        none: then a product's tiles are as good a place for them as any."""
+        free = all(item.inner and (isinstance(item.node, ir.Scatter) or not item.in_order) for item in group.items)
+        if not group.inner or not free or group.device not in self.unordered:
+            return group
+        outer = group.outer + group.inner
+        items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
+        return replace(group, outer=outer, inner=(), members=Members.of(items))
 
     def _epilogue(
         self, a: Group, b: Group, joint: tuple[Space, Members, Members] | Reason, flows: bool
@@ -242,6 +256,8 @@ class Fuser:
             return space
         left, right = moved(a, space, True), moved(b, space, False)
         reason = illegal(left, right)
+        if reason is None and a.device in self.unordered and _may_be_lost(space, (*left.items, *right.items)):
+            reason = Reason.EMPTY_LOOP
         return reason if reason else (space, left, right)
 
     def _by_promise(self, a: Group, b: Group, first: str, common: list[str]) -> list[str]:
@@ -355,6 +371,14 @@ class Fuser:
                 raise errors.FusionRequired(producer=demand.producer, consumer=demand.consumer, reason=reason, change=change)
             if not demand.wanted and shared:
                 raise errors.FusionForbidden(producer=demand.producer, consumer=demand.consumer, kernel=shared[0].name)
+
+
+def _may_be_lost(space: Space, items: Sequence[Item]) -> bool:
+    """Whether something runs outside of an inner loop that may be empty. On a GPU all loops of points are one, and what is
+    outside runs at the first inner point. A reduction's loop stays a loop."""
+    if all(item.inner for item in items) or any(item.reduces for item in items):
+        return False
+    return any(ix.lower_bound(v.extent) < 1 for v in space.inner)
 
 
 def _summed(items: Iterable[Item]) -> list[list[Expr]]:

@@ -324,7 +324,10 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
     sizes = Sizes(graph.size_hints)
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
-    fuser = Fuser(graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held)
+    unordered = frozenset(device for device in limits if options.target(device) == "triton")
+    fuser = Fuser(
+        graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered
+    )
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group

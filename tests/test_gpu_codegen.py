@@ -148,6 +148,19 @@ def test_what_has_no_elements_is_not_read() -> None:
     assert not any("tl.load(p_x" in text or "tl.load(p_arg0" in text for text in texts)
 
 
+def test_a_loop_without_points_takes_nothing_along() -> None:
+    """What has no elements is made of each element of what has some."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2 - 1
+        return y[..., :0] * y, y
+
+    x = torch.randn(2, 8, 1)
+    options = {"cache": False, "gpu_interpreter": True, "poison": True}
+    found = torch.compile(f, backend="kgen", fullgraph=True, options=options)(x)
+    torch.testing.assert_close(found, f(x))
+
+
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (1,), (1, 1), ()], ids=str)
 def test_empty_and_tiny(shape: tuple[int, ...]) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,7 @@ from kgen.plan import members
 from kgen.scheduler import Options
 from kgen.tuning import model
 from tests.kernels import plans
-from tests.products import forced
+from tests.products import compiled, forced
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -71,6 +71,12 @@ CASES = {
     "gathered operand": Case(lambda x, w, i: x[i] @ w, lambda: (r(90, 50), r(50, 64), torch.randint(0, 90, (70,)))),
     "gate and up": Case(lambda x, w, v: F.silu(x @ w) * (x @ v), x_w((50, 64))),
     "heads": Case(lambda x, w: (x @ w).view(2, 35, 4, 16).permute(0, 2, 1, 3).contiguous() * 2, x_w()),
+    "rows put elsewhere": Case(lambda x, w, t, i: t.index_put((i,), torch.relu(x @ w)),
+                               lambda: (r(70, 50), r(50, 64), r(90, 64), torch.randperm(90)[:70]), triton=2, cpp=3),
+    "rows added up": Case(lambda x, w, i: x.new_zeros(30, 64).index_add(0, i, x @ w),
+                          lambda: (r(70, 50), r(50, 64), torch.randint(0, 30, (70,))), triton=2, cpp=3),
+    "columns put elsewhere": Case(lambda x, w, i: x.new_zeros(70, 90).scatter(1, i, x @ w),
+                                  lambda: (r(70, 50), r(50, 64), torch.rand(70, 90).argsort(1)[:, :64]), triton=2, cpp=3),
     "sum of exponentials": Case(lambda x, w: (x @ w).exp().sum(-1), x_w(), triton=2, cpp=2),
     "weights' gradient and the bias'": Case(lambda dy, x: (dy.t() @ x, dy.sum(0)), lambda: (r(70, 64), r(70, 50))),
 }  # fmt: skip
@@ -88,6 +94,35 @@ def test_kernels(name: str, back_end: str) -> None:
     wanted = case.f(*(a.double() if a.is_floating_point() and a.dtype is torch.float32 else a for a in args))
     for one, other in zip(*([t if isinstance(t, tuple) else (t,) for t in (found, wanted)]), strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_tiles", "triton_matmul_persistent"])
+def test_updates_at_indices_from_data(template: str) -> None:
+    """Several rows that add to one, and an index that is out of range."""
+    half = torch.bfloat16
+    args = (r(70, 48).to(half), r(48, 64).to(half), torch.randint(0, 30, (70,)))
+
+    def f(x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+        return torch.ones(30, 64).index_add(0, i, torch.relu(x @ w).float())
+
+    with forced(template, lambda configs: sorted(configs, key=lambda c: c.BLOCK_M * c.BLOCK_N)[:1]) as made:
+        found = compiled(f, *args)
+        assert (len(made.kernels), len(made.products)) == (2, 1)
+        torch.testing.assert_close(found, f(*args), rtol=2e-2, atol=2e-2)
+        args[2][69] = 30
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"IndexError.*out of range"):
+            compiled(f, *args)
+
+
+@pytest.mark.parametrize("back_end", BACK_ENDS)
+def test_updates_of_what_the_product_reads_stay_apart(back_end: str) -> None:
+    def f(x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+        return x.index_add_(0, i, x @ w)
+
+    x, w, i = r(64, 64), r(64, 64), torch.randint(0, 64, (64,))
+    found = torch.compile(f, backend="kgen", options=BACK_ENDS[back_end])(x.clone(), w, i)
+    torch.testing.assert_close(found, f(x.clone(), w, i), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
