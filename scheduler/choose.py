@@ -155,7 +155,7 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     if given.only is not None:
         return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if given.vendor and chosen.seconds_of_library < chosen.seconds_of_template and not _demanded(kernel, given.demands):
+    if given.vendor and chosen.seconds_of_library < chosen.seconds_of_template and not demanded(kernel, given.demands):
         reason = Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER
         return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
     return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
@@ -166,7 +166,7 @@ def by_estimate(problem: Problem) -> list[Config]:
     return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
 
 
-def _demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
+def demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
     """Whether a require_fused asks for two operators of the kernel."""
     operators = [op for o in kernel.origins for op in o.operators]
     return any(d.wanted and d.between(operators, operators) for d in demands)

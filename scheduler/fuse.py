@@ -44,6 +44,7 @@ class Fuser:
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
+    unmet: list[tuple[FusionDemand, errors.FusionRequired]] = field(default_factory=list)  # what fusion alone has not done
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
     after: dict[int, set[Group]] = field(default_factory=dict)
@@ -368,7 +369,10 @@ class Fuser:
                 pair = [v for v in reversed(self.verdicts) if {v.producer, v.consumer} & {g.name for g in one}]
                 reason = str(pair[0].reason.value) if pair else Reason.SPACE_MISMATCH.value
                 change = pair[0].change if pair else ""
-                raise errors.FusionRequired(producer=demand.producer, consumer=demand.consumer, reason=reason, change=change)
+                missing = errors.FusionRequired(
+                    producer=demand.producer, consumer=demand.consumer, reason=reason, change=change
+                )
+                self.unmet.append((demand, missing))
             if not demand.wanted and shared:
                 raise errors.FusionForbidden(producer=demand.producer, consumer=demand.consumer, kernel=shared[0].name)
 

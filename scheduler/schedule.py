@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
@@ -316,6 +316,14 @@ def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[
     return result
 
 
+def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Iterable[Step]) -> None:
+    """Raises for what the user wants in one kernel and has not got, now that all that moves into kernels has moved."""
+    kernels = [[op for o in step.origins for op in o.operators] for step in steps if isinstance(step, Kernel)]
+    for demand, missing in unmet:
+        if not any(demand.between(operators, operators) for operators in kernels):
+            raise missing
+
+
 def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[str, str]) -> Schedule:
     after = edges(graph)
     order = topological(after, graph.name)
@@ -348,6 +356,7 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
     if options.fusion:
         setting = Setting(graph, sizes, options.gpu, outputs | shared, options.demands)
         steps = carry_columns(steps, setting, verdicts)
+    _raise_unmet(fuser.unmet, steps)
     steps = _distinct_names(_split(steps, graph, sizes, options.gpu))
     if options.fusion and options.siblings:
         steps = batch(steps, graph, options.demands, verdicts)

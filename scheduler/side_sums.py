@@ -18,7 +18,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Kernel, Statement, Step
 from kgen.scheduler.batch import forbids
-from kgen.scheduler.choose import Given, best, problems, product_of
+from kgen.scheduler.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.columns import placed
 from kgen.scheduler.memory import hides, reads, root, writes
 from kgen.sizes import Sizes
@@ -89,7 +89,7 @@ def why_apart(kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device:
         if chosen.reason is Reason.NO_TEMPLATE:
             return Verdict(out, names, Outcome.ILLEGAL, Reason.NOT_SIDE_SUM, detail=chosen.detail)
         return replace(chosen, consumer=names, outcome=Outcome.UNPROFITABLE)
-    if given.only is not None:
+    if given.only is not None or demanded(kernel, given.demands):
         return None
     with_them, alone = (problems(one, graph, device, None)[0] for one in (kernel, without_sums(kernel)))
     estimates = replace(given, answers={})

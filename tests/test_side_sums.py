@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from kgen.scheduler.side_sums import side_sums, without_sums
 from kgen.templates.contract import contraction, knob, operand, result, template
 from kgen.tuning import model
 from kgen.tuning.only import only
-from kgen.verdict import Outcome, Reason, Verdict
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 from tests.kernels import plans
 from tests.slow import slow_but
 
@@ -125,6 +126,19 @@ def test_one_kernel(name: str, target: str) -> None:
     assert len(plan.steps) == 1
     assert len(summing(plan)) == 1
     assert verdict(plan, Reason.SIDE_SUM).outcome is Outcome.FUSED
+
+
+@pytest.mark.parametrize("target", BACK_ENDS)
+def test_demands(target: str) -> None:
+    """A sum that moves into a product's kernel after fusion is what was asked for, and stays there whatever is faster."""
+    args = (r(136, 72), r(136, 40))
+    wanted = replace(BACK_ENDS[target], demands=(FusionDemand("aten.mm", "aten.sum", True),))
+    plan = planned(gradients, *args, options=wanted)
+    assert (len(plan.steps), len(summing(plan))) == (1, 1)
+    with pytest.raises(errors.FusionRequired, match=r"aten\.mm.*aten\.sum"):
+        planned(lambda dy, x: (dy.t() @ x, dy.sum(1)), *args, options=wanted)
+    with pytest.raises(errors.FusionRequired):
+        planned(gradients, *args, options=replace(wanted, stable=True))
 
 
 @pytest.mark.cpu
