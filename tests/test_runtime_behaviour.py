@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from codegen import copied, misaligned, offset, stepped, tensors, turned
+from slow import slow_but
 from torch import Tensor, nn
 
 import kgen
@@ -215,7 +216,7 @@ def test_group_norm_of_channels_last(groups: int, images: int) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 31, 32, 33, 63, 64, 65, 130])
+@pytest.mark.parametrize("width", slow_but(lambda width: width in (1, 16, 31, 65), [1, 3, 16, 31, 32, 33, 63, 64, 65, 130]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int8])
 def test_short_rows(width: int, dtype: torch.dtype) -> None:
     x = (rand(40, width) * 9).to(dtype)

@@ -188,7 +188,7 @@ def test_in_tiles(taker: str, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    "dtype", slow_but(lambda kind: kind in (torch.float32, bf), (torch.float32, bf, torch.float16, torch.float64)), ids=str
+    "dtype", slow_but(lambda kind: kind is torch.float32, (torch.float32, bf, torch.float16, torch.float64)), ids=str
 )
 @pytest.mark.parametrize("name", CASES)
 def test_as_rows_are_packed(name: str, dtype: torch.dtype) -> None:

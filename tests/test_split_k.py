@@ -14,6 +14,7 @@ from torch import Tensor
 from kgen.plan import Kernel
 from kgen.record import Record, recording
 from kgen.tuning.only import only
+from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu]
 h = torch.float16
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(lambda name: name in ("epilogue", "batch"), CASES))
 def test_two_launches(name: str) -> None:
     fn, args = CASES[name]
     got, steps = run(fn, *args)
