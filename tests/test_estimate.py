@@ -8,10 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from bench import cost_model
 from bench.measure import geomean
 from bench.products import BY_NUMBER
+from kgen.scheduler import Options
+from kgen.scheduler.choose import problems
+from kgen.templates.problem import Device
+from kgen.tuning import model
+from tests.kernels import plans
 
 MEASURED: dict[str, Any] = json.loads(cost_model.MEASURED.read_text())
 
@@ -73,3 +79,14 @@ def test_the_library_with_its_activation(number: str) -> None:
     assert library.measured == pytest.approx(MEASURED[number]["library"]["vendor"] * 1e-6)
     assert library.seconds == pytest.approx(library.measured, rel=0.1)
     assert library.seconds < 1.05 * min(c.seconds for c in found.values())
+
+
+def test_a_cpu_without_instructions_for_short_floats_has_a_slow_library_for_them() -> None:
+    """A fourth of the rate of float32, which is about that of the template there."""
+    slow = Device("cpu", 0, 2, 0, 0, "avx512", 16, 280e9, 1.0, 20e9)
+    args = [torch.randn(1024, 1024, dtype=torch.bfloat16) for _ in range(2)]
+    plan = plans(lambda x, w: torch.relu(x @ w), *args, options=Options(cpu=slow)).forward
+    [kernel] = plan.kernels
+    assert kernel.contracts
+    theirs = [model.vendor_seconds(problems(kernel, plan.graph, cpu, None)[0][0]) for cpu in (slow, replace(slow, narrow=2.0))]
+    assert 3 < theirs[0] / theirs[1] < 4.5

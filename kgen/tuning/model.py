@@ -22,6 +22,8 @@ APART = 0.05
 # How much longer than streaming it takes a CPU's library to bring operands into the order in which it multiplies them, where
 # they are larger than so many bytes and do not lie in its caches.
 PACKING, CACHED = 1.35, 2 << 20
+# What is left of a CPU's library's rate on 16-bit floats where there are no instructions that multiply them.
+EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
 # And where numbers have 8 bits.
@@ -145,6 +147,8 @@ def _call(problem: Problem, streaming: float) -> float:
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
+    if problem.main_dtype.is_floating_point and problem.main_dtype.itemsize == 2 and device.narrow <= 1:
+        share *= EMULATED_SHARE
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, sides = _sides(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
