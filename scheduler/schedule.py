@@ -12,7 +12,7 @@ from kgen.scheduler import cost
 from kgen.scheduler.alike import remembering
 from kgen.scheduler.batch import batch
 from kgen.scheduler.buckets import Best, forget_first_sizes
-from kgen.scheduler.choose import Given, best, choose_template, part_blocks, problems, product_of, products_of
+from kgen.scheduler.choose import Given, best, choose_template, demanded, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
 from kgen.scheduler.contractions import items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
@@ -316,11 +316,10 @@ def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[
     return result
 
 
-def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Iterable[Step]) -> None:
+def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: list[Step]) -> None:
     """Raises for what the user wants in one kernel and has not got, now that all that moves into kernels has moved."""
-    kernels = [[op for o in step.origins for op in o.operators] for step in steps if isinstance(step, Kernel)]
     for demand, missing in unmet:
-        if not any(demand.between(operators, operators) for operators in kernels):
+        if not any(isinstance(step, Kernel) and demanded(step, (demand,)) for step in steps):
             raise missing
 
 
