@@ -21,8 +21,8 @@ from kgen.templates.triton.table import TRITON_TYPES
 
 # The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
 MAX_SIDE = 256
-# Of what epilogues read and write through the engine. Bytes are only read: they are a quarter of what the registers hold that
-# they come to or from, and by pointers a warp would touch eight lines for 64 of them; but written they are made in registers.
+# Of what epilogues read and write through the engine. Bytes are only read so: by pointers, a warp would touch eight lines of
+# the cache for 64 of them.
 WRITTEN_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 READ_TYPES = (*WRITTEN_TYPES, torch.bool, torch.uint8, torch.int8)
 # A bool has no descriptor: it is read as the byte that it is.

@@ -22,7 +22,7 @@ from kgen.templates.triton.tile import Parameters, Slots
 
 WARPS, STAGES = 4, 3
 # Compute capabilities whose matrix units work on their own, out of registers, while the program goes on: 9.x.
-ASYNCHRONOUS = 9
+HOPPER_MAJOR = 9
 
 
 def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
@@ -107,7 +107,7 @@ def _precision(problem: Problem) -> str:
     """What `lib.dot` has to know: how exact float32 numbers are multiplied, and whether an operand may be in registers while
     they are."""
     computed = any(one.load is None for member in problem.members for one in member.values())
-    waits = computed and problem.device.arch // 10 == ASYNCHRONOUS and problem.accumulator.itemsize == 4
+    waits = computed and problem.device.arch // 10 == HOPPER_MAJOR and problem.accumulator.itemsize == 4
     return ("tf32" if problem.tf32 else "ieee") + ("+wait" if waits else "")
 
 
