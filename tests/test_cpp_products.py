@@ -14,6 +14,7 @@ from kgen import pipeline
 from kgen.plan import Kernel
 from kgen.record import Record, recording
 from kgen.tuning.only import only
+from tests.slow import slow_but
 
 pytestmark = pytest.mark.cpu
 
@@ -62,7 +63,7 @@ def templates_in(steps: list[object]) -> list[str]:
 FAST = ("family_of_bfloat16", "family_of_few_rows", "many_batches", "few_columns")
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", slow_but(lambda name: name in FAST, CASES))
 def test_one_kernel(name: str) -> None:
     fn, args = CASES[name]
     with only("cpp_matmul", lambda configs: configs[0]):

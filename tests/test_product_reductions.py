@@ -182,9 +182,6 @@ def test_values(name: str, options: dict[str, Any]) -> None:
         check(case.f, *case.inputs(), tolerance=2e-2 if name == "bfloat16" else 2e-5, options=options)
 
 
-FEW = ("log_sum_exp", "argmax", "columns", "min_and_place", "variance", "both_ways", "kept")
-
-
 @pytest.mark.parametrize("isa", [pytest.param("avx2", marks=pytest.mark.slow), "generic"])
 @pytest.mark.parametrize(
     "name",
@@ -196,7 +193,12 @@ def test_values_with_other_instructions(name: str, isa: str) -> None:
     check(CASES[name].f, *CASES[name].inputs(), tolerance=2e-5, options={**CPP_OPTIONS, "isa": isa})
 
 
-@pytest.mark.parametrize("name", slow_but(lambda name: name == "argmax", FEW))
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        lambda name: name == "argmax", ("log_sum_exp", "argmax", "columns", "min_and_place", "variance", "both_ways", "kept")
+    ),
+)
 @pytest.mark.parametrize("shape", [(1, 300, 40), (9, 300, 40), (300, 3, 40), (300, 200, 1100), (0, 30, 40), (30, 40, 0)])
 def test_values_of_few_rows_and_long_sums(name: str, shape: tuple[int, int, int]) -> None:
     """A few rows or columns go other ways through the engine, and so do sums of so many terms by several threads."""
