@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -96,18 +97,33 @@ def kgen_backend(
     Raises UnknownMode, UnknownOption or BadOptionValue; torch wraps them in its BackendCompilerFailed."""
     config = configuration.from_call(mode, {**(options or {}), **unknown})
     cpp.prepare()
-    return torch_adapter.capture(
-        gm,
-        example_inputs,
-        compile_graph=partial(_compile_graph_with, config),
-        joint_pass=rng.replace_random,
-        cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
-    )
+    with _without_collections():
+        return torch_adapter.capture(
+            gm,
+            example_inputs,
+            compile_graph=partial(_compile_graph_with, config),
+            joint_pass=rng.replace_random,
+            cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
+        )
 
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-    with _toolchain_of(config):
+    with _toolchain_of(config), _without_collections():
         return compile_graph(gm, info, config)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """While a graph is compiled, much is made and little is garbage in cycles, but each full collection walks everything that
+    torch has loaded, which takes a third of a second."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _toolchain_of(config: Config) -> AbstractContextManager[object]:
