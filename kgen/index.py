@@ -227,8 +227,14 @@ def _order(atom: Atom) -> tuple[Any, ...]:
     return atom.order
 
 
+def _by_atoms(term: tuple[tuple[Atom, ...], int]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(atom.order for atom in term[0])
+
+
 def _make(table: Mapping[tuple[Atom, ...], int]) -> Expr:
-    terms = tuple(sorted(((m, c) for m, c in table.items() if c), key=lambda mc: tuple(a.order for a in mc[0])))
+    terms = tuple((m, c) for m, c in table.items() if c)
+    if len(terms) > 1:
+        terms = tuple(sorted(terms, key=_by_atoms))
     found = _exprs.get(terms)
     if found is None:
         made = Expr()
@@ -269,7 +275,8 @@ def _rebuild_expr(terms: tuple[tuple[tuple[Atom, ...], int], ...]) -> Expr:
 
 
 def constant(value: int) -> Expr:
-    return _make({(): int(value)})
+    value = int(value)
+    return _exprs.get((((), value),)) or _make({(): value})
 
 
 def as_expr(value: ExprLike | Atom) -> Expr:
@@ -702,11 +709,14 @@ def substitute(
     memo: dict[Expr, Expr] | None = None,
     map_value: Callable[[Any], Any] | None = None,
 ) -> Expr:
-    """Replaces atoms by expressions; `map_value` rewrites the values inside `Indirect` atoms. Pass one `memo` per mapping."""
+    """Replaces variables, sizes and indirect integers by expressions; `map_value` rewrites the values inside `Indirect` atoms.
+    Pass one `memo` per mapping."""
     memo = {} if memo is None else memo
     hit = memo.get(expr)
     if hit is not None:
         return hit
+    if not any(a in mapping or (map_value is not None and isinstance(a, Indirect)) for a in free_atoms(expr)):
+        return expr
     total = ZERO
     for mono, coef in expr.terms:
         term = constant(coef)

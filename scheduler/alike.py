@@ -10,24 +10,40 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from kgen import values as vs
 from kgen.plan import Statement
 from kgen.scheduler.buckets import Best
 from kgen.templates.problem import Problem
+from kgen.templates.problem import once as known_once
 from kgen.values import Value
 
+T = TypeVar("T")
 _known: ContextVar[dict[Hashable, Best | None] | None] = ContextVar("kgen_alike", default=None)
+_made: ContextVar[dict[Hashable, Any] | None] = ContextVar("kgen_made", default=None)
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """While one graph is scheduled, `remembered` finds what is known already. Size hints may not change inside."""
-    token = _known.set({})
+    """While one graph is scheduled, `remembered` and `once` find what is known already. Size hints may not change inside."""
+    known, made = _known.set({}), _made.set({})
     try:
         yield
     finally:
-        _known.reset(token)
+        _known.reset(known)
+        _made.reset(made)
+
+
+def once(key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` returned for an equal key before, while one graph is scheduled: most kernels of an attempt at a schedule are
+    those of the attempt before."""
+    known = _made.get()
+    if known is None:
+        return make()
+    if key not in known:
+        known[key] = make()
+    return known[key]
 
 
 def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Best | None]) -> Best | None:
@@ -45,6 +61,7 @@ def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Be
     return replace(found, problem=next(p for p in problems if p.template is found.problem.template))
 
 
+@known_once
 def _form(problem: Problem) -> Hashable:
     """Equal for kernels that are equal but for the names of buffers. What reads a buffer to find an index keeps its name."""
     names: dict[str, str] = {}

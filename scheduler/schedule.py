@@ -9,7 +9,7 @@ from kgen import errors, ir
 from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
 from kgen.scheduler import cost
-from kgen.scheduler.alike import remembering
+from kgen.scheduler.alike import once, remembering
 from kgen.scheduler.batch import batch
 from kgen.scheduler.buckets import Best, forget_first_sizes
 from kgen.scheduler.choose import Given, best, choose_template, demanded, part_blocks, problems, product_of, products_of
@@ -376,17 +376,21 @@ def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
     if ir.call_of(node) is not None:
         group.call = node
     else:
-        assert not isinstance(node, ir.Extern | ir.Attention)
-        items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
-        renamed: dict[ix.Atom, ix.Expr] = {}
-        outer = _renamed("x", items[0].outer, renamed)
-        inner = _renamed("y", items[0].inner, renamed)
-        if items[0].inner and not inner:
-            inner = (ix.var("y0", 1),)
-        group.members = Members.of([item.substituted(renamed, outer, inner if item.inner else ()) for item in items])
-        group.outer, group.inner = outer, inner
+        group.outer, group.inner, group.members = once((node, position), lambda: _members(graph, node, position))
         group.device = str(graph.buffers[ir.outs(node)[0]].device)
     return group
+
+
+def _members(graph: ir.Graph, node: ir.Node, position: int) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
+    """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
+    assert not isinstance(node, ir.Extern | ir.Attention)
+    items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
+    renamed: dict[ix.Atom, ix.Expr] = {}
+    outer = _renamed("x", items[0].outer, renamed)
+    inner = _renamed("y", items[0].inner, renamed)
+    if items[0].inner and not inner:
+        inner = (ix.var("y0", 1),)
+    return outer, inner, Members.of([item.substituted(renamed, outer, inner if item.inner else ()) for item in items])
 
 
 def _renamed(letter: str, loops: tuple[ix.Var, ...], renamed: dict[ix.Atom, ix.Expr]) -> tuple[ix.Var, ...]:
