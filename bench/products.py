@@ -146,6 +146,23 @@ def dequantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return F.linear(x, w.to(s.dtype) * s.unsqueeze(1))
 
 
+def halves(w: Tensor, dim: int) -> Tensor:
+    """The numbers of 4 bits in bytes, of which each holds two neighbours along `dim`."""
+    return torch.stack(((w & 15).to(i8) - 8, (w >> 4).to(i8) - 8), dim + 1).flatten(dim, dim + 1)
+
+
+def dequantised_groups(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """Two numbers in a byte, neighbours along the sum, and a scale for each row and group along the sum."""
+    groups = halves(w, 1).unflatten(1, (s.shape[1], -1))
+    return F.linear(x, (groups.to(s.dtype) * s.unsqueeze(2)).flatten(1))
+
+
+def dequantised_columns(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """The same with the other layout of the weights."""
+    groups = halves(w, 0).unflatten(0, (s.shape[0], -1))
+    return x @ (groups.to(s.dtype) * s.unsqueeze(1)).flatten(0, 1)
+
+
 def silu_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.silu(F.linear(x, w, b))
 
@@ -291,8 +308,20 @@ PRODUCTS: tuple[Product, ...] = (
         "22", "x w + b 256x32768x256", product_bias, (G((256, 32768)), weight(32768, 256, inner=32768), G((256,))), bare=times,
     ),
 )  # fmt: skip
-# The same products with the other layout of the weights.
+# The same products with the other layout of the weights, and narrower weights.
 MORE: tuple[Product, ...] = (
+    Product(
+        "8half", "int4 weights dequantised 16x8192x8192, groups of 128", dequantised_groups,
+        (G((16, 8192)), G((8192, 4096), torch.uint8, top=256), G((8192, 64), scale=1e-3)),
+    ),
+    Product(
+        "8halfkn", "int4 weights dequantised 16x8192x8192, groups of 128, w by columns", dequantised_columns,
+        (G((16, 8192)), G((4096, 8192), torch.uint8, top=256), G((64, 8192), scale=1e-3)),
+    ),
+    Product(
+        "9half", "int4 weights dequantised 1x8192x8192, groups of 128", dequantised_groups,
+        (G((1, 8192)), G((8192, 4096), torch.uint8, top=256), G((8192, 64), scale=1e-3)),
+    ),
     Product(
         "12kn", "gelu(x w + b) 512x4096x4096, w by columns", lambda x, w, b: gelu(torch.addmm(b, x, w)),
         (G((512, 4096)), weight(4096, 4096, inner=4096), G((4096,))), bare=times,

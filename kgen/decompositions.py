@@ -90,6 +90,8 @@ NATIVE: tuple[Any, ...] = (
     # one select each instead of an index computation for the whole tensor
     aten.select_scatter,
     aten.slice_scatter,
+    # a view of a concatenation would hide that its parts are read at one place
+    aten.stack,
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +24,16 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_atoms", "_key", "args", "attr", "dtype", "op", "serial")
+    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_walk", "args", "attr", "dtype", "op", "serial")
     op: str
     args: tuple[Value, ...]
     attr: Any
     dtype: torch.dtype
     serial: int
     _atoms: frozenset[Atom] | None
+    _below: tuple[Value, ...] | None
     _key: tuple[Any, ...]
+    _walk: tuple[Value, ...] | None
 
     def __repr__(self) -> str:
         return f"%{self.serial}"
@@ -77,7 +79,7 @@ def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Va
         made = Value()
         made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
         made.serial = len(_table)
-        made._key, made._atoms = key, None
+        made._key, made._atoms, made._below, made._walk = key, None, None, None
         found = _table.setdefault(key, made)
     return found
 
@@ -200,6 +202,8 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
             return value
         if value.op == "load" and value.attr[2] == dtype:
             return value  # widened exactly from that very format
+        if value.op == "cast" and _holds(dtype, value.args[0].dtype):
+            return value
         return _make("round_to", (value,), dtype, torch.float32)
     if value.dtype == dtype:
         return value
@@ -208,6 +212,13 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
         if dtype.is_floating_point or dtype is torch.bool or not isinstance(number, float) or abs(number) < 2**63:
             return const(number, dtype)
     return _make("cast", (value,), dtype, dtype)
+
+
+def _holds(dtype: torch.dtype, whole: torch.dtype) -> bool:
+    """Whether a floating-point format has every number of an integer type."""
+    if whole is torch.bool:
+        return True
+    return not whole.is_floating_point and torch.iinfo(whole).max + 1 <= 2 / torch.finfo(dtype).eps
 
 
 def bitcast(value: Value, dtype: torch.dtype) -> Value:
@@ -259,6 +270,10 @@ def masked(cond: Value, body: Value, other: Value) -> Value:
 # ---- walking --------------------------------------------------------------------------------------------------------
 
 
+# The longest walk that a value keeps: walks of every part of a long chain would be as many values as its length squared.
+KEPT_WALK = 256
+
+
 def children(value: Value) -> Iterator[Value]:
     """Arguments, and the values inside indirect indices."""
     yield from value.args
@@ -267,10 +282,6 @@ def children(value: Value) -> Iterator[Value]:
         found.sort(key=_order)
         for atom in found:
             yield atom.value
-
-
-def _arguments(value: Value) -> Iterator[Value]:
-    yield from value.args
 
 
 def index_exprs(value: Value) -> tuple[Expr, ...]:
@@ -282,7 +293,29 @@ def index_exprs(value: Value) -> tuple[Expr, ...]:
 def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Value]:
     """Every value reachable from `roots`, arguments first, each once, in a deterministic order. Without `through_indices`
     the values inside indirect indices are left out."""
-    below = children if through_indices else _arguments
+    if not through_indices:
+        return _walked(roots, _arguments)
+    out: list[Value] = []
+    done: set[Value] = set()
+    for root in roots:
+        if root not in done:
+            walk = _walk(root)
+            out += [value for value in walk if value not in done] if done else walk
+            done.update(walk)
+    return out
+
+
+def _walk(root: Value) -> Sequence[Value]:
+    """The values below one, itself last."""
+    if root._walk is not None:
+        return root._walk
+    found = _walked([root], _below)
+    if len(found) <= KEPT_WALK:
+        root._walk = tuple(found)
+    return found
+
+
+def _walked(roots: Iterable[Value], below: Callable[[Value], tuple[Value, ...]]) -> list[Value]:
     done: set[Value] = set()
     out: list[Value] = []
     for root in roots:
@@ -296,11 +329,19 @@ def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Va
                 out.append(value)
                 continue
             stack.append((value, True))
-            found = [child for child in below(value) if child not in done]
-            if len(found) > 1:
-                found.sort(key=_latest_first)
-            stack.extend((child, False) for child in found)
+            stack.extend((child, False) for child in below(value) if child not in done)
     return out
+
+
+def _below(value: Value) -> tuple[Value, ...]:
+    """The children, latest first."""
+    if value._below is None:
+        value._below = tuple(sorted(children(value), key=_latest_first))
+    return value._below
+
+
+def _arguments(value: Value) -> tuple[Value, ...]:
+    return tuple(sorted(value.args, key=_latest_first))
 
 
 def _order(atom: Atom) -> tuple[Any, ...]:
@@ -397,8 +438,8 @@ def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) 
     return [new[r] for r in roots]
 
 
-def guard_loads(value: Value, mask: Value) -> Value:
-    """Adds `mask` to every load of the value (see ops.STRUCTURAL)."""
+def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:
+    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`."""
 
     def add(loaded: Value) -> Value:
         old = loaded.args[0] if loaded.args else None
@@ -408,4 +449,4 @@ def guard_loads(value: Value, mask: Value) -> Value:
     # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
     # load guarded by a mask that depends on it would be a cycle
     inside = set(topological([mask]))
-    return replace_loads([value], lambda v: None if v in inside else add(v))[0]
+    return replace_loads([value], lambda v: None if v in inside or v in free else add(v))[0]

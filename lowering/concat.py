@@ -75,7 +75,22 @@ def _written(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
 
 
 def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    return cat(b, [unsqueeze(b, t, dim) for t in tensors], dim % (tensors[0].rank + 1))
+    """What all parts read at one place, as the halves of a byte do, is read once and without a mask."""
+    k = dim % (tensors[0].rank + 1)
+    if not 1 < len(tensors) <= MAX_SELECTED:
+        return cat(b, [unsqueeze(b, t, k) for t in tensors], k)
+    dtype = promote(*tensors)
+    sizes = (*tensors[0].sizes[:k], ix.constant(len(tensors)), *tensors[0].sizes[k:])
+    j = indices(sizes)
+    reads = [at(convert(t, dtype), [*j[:k], *j[k + 1 :]]) for t in tensors]
+    shared = set.intersection(*(set(vs.loads([read])) for read in reads))
+    value: Value | None = None
+    for n in reversed(range(len(reads))):
+        first, last = vs.compare("ge", j[k], ix.constant(n)), vs.compare("le", j[k], ix.constant(n))
+        read = vs.guard_loads(reads[n], vs.call("and", last, first), shared)
+        value = read if value is None else vs.where(last, read, value)
+    assert value is not None
+    return Tensor(sizes, dtype, tensors[0].device, value)
 
 
 # ---- padding --------------------------------------------------------------------------------------------------------

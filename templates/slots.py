@@ -58,7 +58,7 @@ class OperandSlot:
         assert self.fill_sum is not None
         return "\n".join(self.fill_sum(self.name, self.number, name, indices))
 
-    def tile(self, name: str, *indices: str, **how: bool) -> str:
+    def tile(self, name: str, *indices: str, **how: bool | str) -> str:
         return "\n".join(self.fill(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[OperandSlot]:

@@ -17,8 +17,9 @@ from kgen.templates.problem import Problem
 from kgen.templates.render import clean, tidy
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
 from kgen.templates.triton.precision import exact_values
+from kgen.templates.triton.slots import Slots
 from kgen.templates.triton.table import TRITON_TYPES
-from kgen.templates.triton.tile import Parameters, Slots
+from kgen.templates.triton.tile import Parameters
 
 WARPS, STAGES = 4, 3
 # Compute capabilities whose matrix units work on their own, out of registers, while the program goes on: 9.x.
