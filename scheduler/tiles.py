@@ -20,6 +20,7 @@ from kgen.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Statement, Tiling
 from kgen.scheduler.loops import Touch, collapsed, distinct_touches, grouped, linearized, ordered, stride_along, unflattened
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device
+from kgen.values import Value
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -37,11 +38,12 @@ MAX_WARPS = 32
 # Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers.
 COLUMNS = 64
 # Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
-# many registers each as one operand of the row. The next block is on its way while one is computed.
+# many registers each as one operand of the row. The next two blocks are on their way while one is computed: with one, the
+# backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
 SHARED_POINTS = 4096
 SHARED_WARP = 512
-SHARED_STAGES = 2
-# Shared memory that the next block may take: GPUs with little of it still hold a program with a long row.
+SHARED_STAGES = 3
+# Shared memory that the next blocks may take: GPUs with little of it still hold a program with a long row.
 SHARED_BYTES = 65536
 # Warps of 128 registers a thread that a processor holds: two programs of a full block. Should one need more registers, the
 # programs run in two rounds of equal size.
@@ -90,8 +92,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     wide = not _fits_32(kernel)
     if kernel.share is not None:
         blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
-        if blocks.x * blocks.r * _bytes_per_point(kernel) > SHARED_BYTES:
-            blocks = replace(blocks, stages=1)
+        ahead = SHARED_BYTES // max(1, blocks.x * blocks.r * _bytes_per_point(kernel))
+        blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, ahead))
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
         for v in kernel.inner:
@@ -167,6 +169,8 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
     """Enough points a thread for wide accesses, but not so many that processors stay idle."""
     points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
+    if _gathers(kernel, sizes):
+        block *= 2
     while block > THREADS and points < block * gpu.processors * 2:
         block //= 2
     return Blocks(x=block, warps=THREADS // 32)
@@ -180,6 +184,23 @@ def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
         moved[buffer.dtype.itemsize] = moved.get(buffer.dtype.itemsize, 0) + sizes.bytes(buffer)
     width = max(moved, key=lambda size: moved[size]) if moved else 4
     return THREADS * (VECTOR // width)
+
+
+def _gathers(kernel: Kernel, sizes: Sizes) -> bool:
+    """Whether half of what a point moves is runs of neighbours at indices from data, such as rows of an embedding. Their loads
+    begin when the indices are there: with twice the points a thread has twice the bytes on their way (1.06 times the speed)."""
+    fast = kernel.outer[-1] if kernel.outer else None
+    if fast is None:
+        return False
+    loads = {load for s in kernel.statements for load in vs.loads(s.roots) if fast in load.variables()}
+    runs = [load for load in loads if _is_run_from_data(load, fast, sizes)]
+    stored = sum(len(s.outs) for s in kernel.statements if any(s.stored))
+    return 2 * len(runs) >= len(loads) + stored and bool(runs)
+
+
+def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
+    (offset,) = load.attr[1]
+    return stride_along(offset, fast, sizes) == 1 and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset))
 
 
 def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:

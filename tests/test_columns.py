@@ -394,7 +394,7 @@ def test_a_dynamic_number_of_rows_compiles() -> None:
 
 
 @pytest.mark.ptx
-@pytest.mark.parametrize("operands", [2, 5])
+@pytest.mark.parametrize("operands", [1, 2, 5])
 def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
     def f(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         x = sum(tensors[1:], tensors[0])
@@ -403,11 +403,11 @@ def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
     plan = plan_of(f, *(r(512, 8192) for _ in range(operands)))
     [carrier] = carriers(plan)
     tiling = choose_tiles(carrier, plan.graph, Sizes({}), Gpu())
-    assert tiling.blocks.stages == (2 if operands == 2 else 1)
+    assert tiling.blocks.stages == {1: 3, 2: 2, 5: 1}[operands]
     launch = render_kernel(tiling, plan.graph, "rows").launch
     assert launch is not None
     [made] = triton.compile_kernels([launch], 80)
-    assert (made.shared > 60_000) == (operands == 2)
+    assert (made.shared > 60_000) == (operands < 5)
     assert made.shared < 99 * 1024
 
 
