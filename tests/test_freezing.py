@@ -152,8 +152,8 @@ def test_packing_pays_for_some_rows(rows: int, packed: int) -> None:
     assert len(found.plan.packings) == packed
 
 
-def test_one_row_reads_packed_columns_where_another_row_has_them_packed() -> None:
-    """A dynamic length may be any: all kernels of the bucket read the one array."""
+def test_kernels_for_all_ranges_of_a_dynamic_length_read_one_array() -> None:
+    """A few rows read it, too."""
     owner = Owner(linear, r(96, 64), r(96))
     run = freezing(owner, dynamic=None)
     with recording() as seen:
