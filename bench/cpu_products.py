@@ -2,9 +2,11 @@
 
 python -m bench.cpu_products --json out.json
 python -m bench.cpu_products --only gelu_8 gate_up_64 --dtype float32 --contenders eager kgen forced --seconds 1
+python -m bench.cpu_products --only linear_64 --contenders kgen frozen inductor inductor-frozen
 
 All contenders of a product take turns, each with several sets of arguments, so that weights come from memory as they do in
-models. `forced` is kgen with every product left to the C++ template. Of products with at most 8 rows the rate of reading their
+models. `forced` is kgen with every product left to the C++ template. `frozen` and `inductor-frozen` have weights and biases
+as parameters of a module, one for each set, and the option freezing. Of products with at most 8 rows the rate of reading their
 arguments stands beside that of summing a large tensor.
 """
 
@@ -16,16 +18,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn import Module, Parameter
 
 from bench.contenders import copy_of, failure
 from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
@@ -35,12 +40,18 @@ from kgen.tuning.only import only
 Function = Callable[..., Any]
 TEMPLATE = "cpp_matmul"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Positions of arguments that are no weights; of other functions the first only.
+DATA = {linear_residual: (0, 3)}
 # Bytes of arguments that calls go through, and the most sets of them.
 COLD, MAX_SETS = 300e6, 5
 
 
 def gelu_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
 
 
 def mm(x: Tensor, w: Tensor) -> Tensor:
@@ -59,7 +70,7 @@ class Product:
     def given(self, dtype: torch.dtype) -> list[Given]:
         x, w = Given((self.rows, self.inner), dtype), weight(self.columns, self.inner, inner=self.inner, dtype=dtype)
         bias, residual = Given((self.columns,), dtype), Given((self.rows, self.columns), dtype)
-        more = {gelu_linear: [bias], gate_up: [w], linear_residual: [bias, residual], mm: []}
+        more = {gelu_linear: [bias], gate_up: [w], linear_residual: [bias, residual], linear: [], mm: []}
         if self.fn is mm:
             w = weight(self.inner, self.columns, inner=self.inner, dtype=dtype)
         return [x, w, *more[self.fn]]
@@ -79,6 +90,9 @@ PRODUCTS: dict[str, Product] = {
     "gelu_64": Product(gelu_linear, 64, 4096, 4096),
     "gelu_8": Product(gelu_linear, 8, 4096, 4096),
     "gelu_1": Product(gelu_linear, 1, 4096, 11008),
+    "linear_512": Product(linear, 512, 1024, 4096),
+    "linear_64": Product(linear, 64, 4096, 4096),
+    "linear_32": Product(linear, 32, 4096, 4096),
     "gate_up_64": Product(gate_up, 64, 1024, 4096),
     "gate_up_1": Product(gate_up, 1, 4096, 11008),
     "residual_512": Product(linear_residual, 512, 1024, 1024),
@@ -92,12 +106,51 @@ CONTENDERS: dict[str, Callable[[Function], Function]] = {
     "kgen": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
     "forced": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
 }
-PEERS = ("max-autotune", "inductor", "eager")
+# What freezes, compiled anew for each set of arguments or not, as it pleases. Of Inductor, Dynamo asks the global option.
+FREEZERS: dict[str, Callable[[Module], Function]] = {
+    "frozen": lambda model: torch.compile(model, backend="kgen", fullgraph=True, options={"cache": False, "freezing": True}),
+    "inductor-frozen": lambda model: torch.compile(model, fullgraph=True),
+}
+PEERS = ("max-autotune", "inductor", "inductor-frozen", "eager")
+OURS = ("kgen", "forced", "frozen")
 
 
-def in_turn(fn: Function, sets: Sequence[list[Tensor]]) -> Callable[[], Any]:
-    endless = itertools.cycle(sets)
-    return lambda: fn(*next(endless))
+class Model(Module):
+    """A function with those of its arguments that are weights as parameters."""
+
+    def __init__(self, fn: Function, args: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.fn, self.data = fn, DATA.get(fn, (0,))
+        for k, one in enumerate(args):
+            if k not in self.data:
+                self.register_parameter(f"weight{k}", Parameter(one, requires_grad=False))
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.fn(*(one if k in self.data else self.get_parameter(f"weight{k}") for k, one in enumerate(args)))
+
+
+def calls_of(name: str, fn: Function, sets: Sequence[list[Tensor]]) -> list[Callable[[], Any]]:
+    """A contender's calls, one for each of the sets."""
+    if name in FREEZERS:
+        return [partial(FREEZERS[name](Model(fn, args)), *args) for args in sets]
+    compiled = CONTENDERS[name](fn)
+    return [partial(compiled, *args) for args in sets]
+
+
+def settings(name: str) -> AbstractContextManager[Any]:
+    """What a contender is compiled under."""
+    if name == "forced":
+        return only(TEMPLATE, lambda configs: configs[0])
+    return torch._inductor.config.patch(freezing=True) if name == "inductor-frozen" else nullcontext()
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    endless = itertools.cycle(calls)
+
+    def call() -> Any:
+        return next(endless)()
+
+    return call
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
@@ -112,14 +165,15 @@ def measure(product: Product, dtype: torch.dtype, options: argparse.Namespace) -
     row: dict[str, Any] = {"failed": {}, "errors": {}}
     calls: dict[str, Callable[[], Any]] = {}
     for name in options.contenders:
-        fn = CONTENDERS[name](product.fn)
         try:
-            with only(TEMPLATE, lambda configs: configs[0]) if name == "forced" else nullcontext():
-                row["errors"][name] = relative_error(fn(*sets[0]), want)
+            with settings(name):
+                own = calls_of(name, product.fn, sets)
+                results = [call() for call in own]
+                row["errors"][name] = relative_error(results[0], want)
         except Exception as cause:
             row["failed"][name] = failure(cause)
             continue
-        calls[name] = in_turn(fn, sets)
+        calls[name] = in_turn(own)
     if product.rows <= 8:
         calls["read"] = torch.ones(2**26).sum
     row["times"] = as_json(
@@ -149,10 +203,10 @@ def show(title: str, row: dict[str, Any], console: Console) -> None:
 
 
 def summarise(rows: dict[str, dict[str, Any]], console: Console) -> None:
-    ours = [name for name in ("kgen", "forced") if any(name in row["times"] for row in rows.values())]
+    ours, peers = ([name for name in names if any(name in row["times"] for row in rows.values())] for names in (OURS, PEERS))
     table = Table(title="milliseconds of eager, itself again over it, and the peers' times over ours")
     table.add_column("product", no_wrap=True)
-    for column in ("eager", "again", *(f"{peer}/{name}" for name in ours for peer in PEERS), "of reading", "error"):
+    for column in ("eager", "again", *(f"{peer}/{name}" for name in ours for peer in peers), "of reading", "error"):
         table.add_column(column, justify="right", no_wrap=True)
     found: dict[tuple[str, str], list[float]] = {}
     for title, row in rows.items():
@@ -161,7 +215,7 @@ def summarise(rows: dict[str, dict[str, Any]], console: Console) -> None:
         cells += [f"{times['eager-again'] / times['eager']:.2f}" if {"eager", "eager-again"} <= times.keys() else "-"]
         for name in ours:
             faster = ratios(row, name)
-            cells += [f"{faster[peer]:.2f}" if peer in faster else "-" for peer in PEERS]
+            cells += [f"{faster[peer]:.2f}" if peer in faster else "-" for peer in peers]
             for peer, value in faster.items():
                 found.setdefault((name, peer), []).append(value)
         last = next((name for name in reversed(ours) if name in times), None)
@@ -177,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(PRODUCTS), default=list(PRODUCTS))
     parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS, *FREEZERS], default=list(CONTENDERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each product")
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use")

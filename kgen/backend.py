@@ -6,6 +6,7 @@ import gc
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from kgen.aot_cache import CompiledGraph
 from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
+from kgen.freeze import freeze
 from kgen.templates import registry
 from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only, unusable
@@ -109,7 +111,19 @@ def kgen_backend(
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
-        return compile_graph(gm, info, config)
+        return compile_graph(*(_frozen(gm, info, config) if config.freezing else (gm, info)), config)
+
+
+def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:
+    """The graph without what depends on its module's tensors alone: further inputs bring that.
+
+    Raises FreezingInTraining."""
+    if info.role != "inference":
+        raise errors.FreezingInTraining()
+    if "all" in config.fallback:
+        return gm, info
+    gm, freezing = freeze(gm, info.static_inputs)
+    return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
 
 
 @contextmanager

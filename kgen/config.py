@@ -38,6 +38,9 @@ class Config:
     `siblings` nothing shares a kernel only because it reads the same data or is small: no products with an operand in common,
     no loops that need nothing of each other, no batches; without `measurements` no tuning file is read.
 
+    `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
+    and packs the weights of products once (docs/architecture.md, Freezing).
+
     `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
     that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` makes GPU kernels for the CPU's tensors and
@@ -55,6 +58,7 @@ class Config:
     prologues: bool = True
     siblings: bool = True
     measurements: bool = True
+    freezing: bool = False
     verify: bool = False
     debug: str | None = None
     cache: bool = True
@@ -85,7 +89,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings",
-    "measurements", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
+    "measurements", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -52,6 +52,11 @@ class BadOptionValue(UserError):
     hint = "{expected}"
 
 
+class FreezingInTraining(UserError):
+    template = "the option freezing is for inference, and this graph computes gradients"
+    hint = "call the compiled module under torch.no_grad() or torch.inference_mode(), or leave the option out"
+
+
 class CompilerNotFound(UserError):
     template = "no C++ compiler found (looked for {looked_for})"
     hint = "install g++ 11 or newer, or set KGEN_CXX to a compiler"

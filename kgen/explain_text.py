@@ -97,9 +97,12 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
         shown = [f"{v}{f'; to change it: {v.change}' if v.change else ''}" for v in refused[:MAX_VERDICTS]]
         more = [f"... and {len(refused) - MAX_VERDICTS} more (to_dict() has all)"] if len(refused) > MAX_VERDICTS else []
         yield Lines(("kept apart:", *(f"  {line}" for line in shown + more)))
+    anew = list(dict.fromkeys(str(v) for v in verdicts if v.outcome in (Outcome.NOT_FROZEN, Outcome.NOT_PACKED)))
+    if anew:
+        yield Lines(("at each call, though of frozen tensors:", *(f"  {line}" for line in anew[:MAX_VERDICTS])))
 
 
-_TAKEN = (Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED)
+_TAKEN = (Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.FROZEN, Outcome.PACKED)
 
 
 def _count(number: int, noun: str) -> str:

@@ -275,12 +275,14 @@ Node = Union[Pointwise, Reduction, Partial, Scan, Scatter, Contraction, Operatio
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """A placeholder in call order: a tensor (`buffer`), an integer bound to `symbol`, or something ignored (both None)."""
+    """A placeholder in call order: a tensor (`buffer`), an integer bound to `symbol`, or something ignored (both None). A
+    `static` tensor has the same address at each call, a `frozen` one the same elements, too."""
 
     buffer: str | None = None
     symbol: Size | None = None
     expr: Expr | None = None
     static: bool = False
+    frozen: bool = False
 
 
 @dataclass(slots=True)
@@ -299,6 +301,11 @@ class Graph:
     size_hints: dict[Size, int] = field(default_factory=dict)
     derived: dict[Size, Expr] = field(default_factory=dict)
     seen: dict[Size, int] | None = None
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Buffers of inputs that have the same elements at each call."""
+        return frozenset(one.buffer for one in self.inputs if one.buffer is not None and one.frozen)
 
     @property
     def seen_sizes(self) -> dict[Size, int]:

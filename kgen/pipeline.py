@@ -22,16 +22,27 @@ from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
-from kgen.plan import Batch, Choice, Kernel, Launch, Schedule, members, variants
+from kgen.host.setup import setup_of
+from kgen.plan import Batch, Choice, Kernel, Launch, Packing, Schedule, members, variants
 from kgen.provenance import trace_origins
 from kgen.record import record
-from kgen.scheduler import Gpu, Options, choose_batch_tiles, choose_loops, choose_tiles, chosen_problem, product_of
+from kgen.scheduler import (
+    Gpu,
+    Options,
+    choose_batch_tiles,
+    choose_loops,
+    choose_tiles,
+    chosen_problem,
+    pack_operands,
+    product_of,
+)
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.cpp import template as cpp_template
 from kgen.templates.cpp.foreach import render_batch
 from kgen.templates.cpp.kernel import render_kernel
+from kgen.templates.cpp.packing import render_packing
 from kgen.templates.problem import Device, Problem
 from kgen.templates.triton import foreach as triton_foreach
 from kgen.templates.triton import kernel as triton_kernel
@@ -83,7 +94,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
-        config.gpu_interpreter, operators, config.inlining,
+        info.frozen_inputs, config.gpu_interpreter, operators, config.inlining,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -148,6 +159,10 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     options = _options(graph, config)
     plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
+    if info.freezing is not None:
+        plan.verdicts += info.freezing.verdicts
+        if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
+            pack_operands(plan, lambda out: options.device(graph, out))
     for one in unusable.current():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
@@ -165,7 +180,10 @@ def _units(plan: Schedule, config: Config, options: Options) -> UnitPlan:
     width = REGISTER_BYTES[toolchain.isa().name]
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
-    def one(step: Launch, symbol: str) -> Rendered | KernelCall:
+    def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
+        if isinstance(step, Packing):
+            text = render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
+            return Rendered(text, (step.source, step.name), (), frozenset())
         choice = members(step)[0].choice
         if choice is not None:
             problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
@@ -209,8 +227,11 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1
     blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage), assembled.launches)
+    if info.freezing is not None:
+        blueprint.setup = setup_of(info.freezing, plan, units.calls, assembled.program)
     if config.cudagraphs:
-        blueprint.recording, verdict = cudagraph.decide(assembled.program, info.static_inputs, info.role)
+        static = info.static_inputs | {k for k, one in enumerate(plan.graph.inputs) if one.static}
+        blueprint.recording, verdict = cudagraph.decide(assembled.program, static, info.role)
         plan.verdicts.append(verdict)
     try:
         made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)

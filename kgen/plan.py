@@ -120,12 +120,29 @@ class BySize:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """A frozen operand of products in the order in which a template's main loop reads it. The array `name`, of `count` elements
+    of `dtype`, is made of `source` once: of the elements at `offset` and at all multiples of `strides` (batches, own axis,
+    summed axis) below `lengths`. It is for products with an operand of type `other`."""
+
+    name: str
+    source: str
+    offset: int
+    lengths: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    other: torch.dtype
+    dtype: torch.dtype
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
     that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
     `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
     the other, and its column statements last from the first block to the last. `choice` is the template that renders a
-    contraction; where sizes are dynamic, `by_size` may name several, among them `choice`, which is that of the hints."""
+    contraction; where sizes are dynamic, `by_size` may name several, among them `choice`, which is that of the hints. Of the
+    template's operands, those in `packed` (name, number of the product) are read from the array of a `Packing`."""
 
     name: str
     outer: tuple[Var, ...]
@@ -138,6 +155,7 @@ class Kernel:
     share: Var | None = None
     choice: Choice | None = None
     by_size: BySize | None = None
+    packed: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def contracts(self) -> bool:
@@ -262,7 +280,8 @@ def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:
 @dataclass(slots=True)
 class Schedule:
     """Steps in execution order, with the verdicts that led to them. `dead_after[i]` are buffers whose last use is step i;
-    `reuses` maps a buffer to the dead one whose memory it takes."""
+    `reuses` maps a buffer to the dead one whose memory it takes. `packings` are made once, before the first step of the first
+    call."""
 
     graph: ir.Graph
     steps: list[Step]
@@ -272,6 +291,7 @@ class Schedule:
     reuses: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
     extra: dict[str, Any] = field(default_factory=dict)
+    packings: list[Packing] = field(default_factory=list)
 
     @property
     def kernels(self) -> list[Launch]:

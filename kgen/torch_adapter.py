@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kgen import aot_cache, decompositions
 from kgen.aot_cache import CachedGraph, CompiledGraph
 from kgen.counters import counters
+from kgen.freeze import Freezing
 
 __all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
 
@@ -44,7 +45,8 @@ class GraphInfo:
 
     `role` is inference, forward or backward. `static_inputs` are positions of parameters and buffers: same address at every
     call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
-    for backward and may have any layout, as long as `CompiledGraph.output_strides` says which.
+    for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `freezing` is what was made of
+    the inputs that are promised not to change.
     """
 
     name: str
@@ -52,6 +54,12 @@ class GraphInfo:
     static_inputs: frozenset[int]
     user_visible: frozenset[int]
     shape_env: Any = None
+    freezing: Freezing | None = None
+
+    @property
+    def frozen_inputs(self) -> frozenset[int]:
+        """Positions of tensors that have the same elements at each call."""
+        return self.freezing.inputs if self.freezing is not None else frozenset()
 
 
 Compile = Callable[[GraphModule, GraphInfo], CompiledGraph]

@@ -19,6 +19,10 @@ class Outcome(Enum):
     CHOSEN = "chosen"
     BATCHED = "batched"
     RECORDED = "recorded as a CUDA graph"
+    FROZEN = "computed once"
+    NOT_FROZEN = "not frozen"
+    PACKED = "packed once"
+    NOT_PACKED = "packed at each call"
     DROPPED = "dropped"
     NOT_RECORDED = "not recorded as a CUDA graph"
 
@@ -89,6 +93,12 @@ class Reason(Enum):
     APART_FASTER = "a kernel of its own for the sum is estimated to be faster"
     STABLE_ORDER = "numerics='stable' keeps the order of additions, which would depend on the product's tile"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
+    FROZEN_ALONE = "it depends on frozen tensors alone"
+    LARGER = "its result is larger than what it is made of, and would be read instead"
+    RETURNED = "it is a result of the graph, which its owner may change"
+    WRITTEN = "the graph writes that tensor, or may"
+    FROZEN_OPERAND = "that operand is a frozen tensor"
+    UNPACKED_BETTER = "reading it as it lies is no slower, or takes less memory"
     MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
 
 

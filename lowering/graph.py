@@ -40,7 +40,8 @@ CHEAP_FROM_INDICES = 60
 @dataclass(slots=True)
 class LoweringContext:
     """What `lower` needs besides the graph: `user_visible` are the positions of outputs whose strides eager's must equal
-    (None: all), `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers."""
+    (None: all), `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers, `frozen_inputs`
+    of those whose elements stay as they are."""
 
     name: str = "graph"
     numerics: str = "fast"
@@ -48,6 +49,7 @@ class LoweringContext:
     user_visible: frozenset[int] | None = None
     forced: frozenset[str] = frozenset()
     static_inputs: frozenset[int] = field(default_factory=frozenset)
+    frozen_inputs: frozenset[int] = field(default_factory=frozenset)
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
     operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
     inlining: bool = True  # whether an operator may be computed where its result is read
@@ -87,12 +89,12 @@ class _Lowering:
 
     def placeholder(self, node: Node) -> None:
         value = meta_value(node)
-        static = self.position in self.context.static_inputs
+        static, frozen = (self.position in some for some in (self.context.static_inputs, self.context.frozen_inputs))
         self.position += 1
         inputs = self.builder.graph.inputs
         if isinstance(value, torch.Tensor):
             buffer = self._input_buffer(node.name, value, "input")
-            inputs.append(GraphInput(buffer.name, static=static))
+            inputs.append(GraphInput(buffer.name, static=static, frozen=frozen))
             self.env[node] = self.builder.load(buffer)
         elif isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
             expr = self.symbols.expr(value)

@@ -2,9 +2,11 @@
 
 from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.scheduler.loops import choose_loops
+from kgen.scheduler.packing import pack_operands
 from kgen.scheduler.schedule import Options, schedule
 from kgen.scheduler.tiles import Gpu, choose_batch_tiles, choose_tiles
 
 __all__ = [
-    "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "product_of", "schedule",
+    "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",
+    "product_of", "schedule",
 ]  # fmt: skip

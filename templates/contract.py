@@ -53,12 +53,14 @@ JOINING = ("program", "parts")
 class Operand:
     """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
     When it is `many`, each of the products that share a kernel has its own; their other operand they have in common. With
-    `sums` the template can also add up its elements over the axes that no result has, a slot for a side sum."""
+    `sums` the template can also add up its elements over the axes that no result has, a slot for a side sum. A right operand
+    that `packs` may be an array of the C++ engine, packed once, where it is the same at each call."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
     many: bool = False
     sums: bool = False
+    packs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +80,9 @@ class Knob:
     values: tuple[Any, ...]
 
 
-def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False) -> Operand:
+def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
     """An operand over the named axes, outermost first."""
-    return Operand(axes, access, many, sums)
+    return Operand(axes, access, many, sums, packs)
 
 
 def result(*axes: str, access: str = "pointer", many: bool = False) -> Result:
@@ -284,6 +286,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
         raise fail(f"it says how long axis {unknown[0]!r} may be, but its axes are {', '.join(implements.axes)}")
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
+    _check_packs(operands, implements, device, fail)
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
@@ -302,6 +305,12 @@ def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Call
     for name, one in operands.items():
         if one.sums and (implements.operator or set(one.axes) <= set(implements.results[0])):
             raise fail(f"it adds up {name}, but a side sum is over the axes that a sum of products goes over")
+
+
+def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:
+    for name, one in list(operands.items())[: None if device != "cpu" or implements.operator else -1]:
+        if one.packs:
+            raise fail(f"it takes {name} packed, which only right operands of C++ products are")
 
 
 def _check_source(

@@ -296,6 +296,20 @@ class Problem:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
 
+    @once
+    def is_frozen(self, name: str, number: int = 0) -> bool:
+        """Whether the operand is one load of a tensor that has the same elements at each call."""
+        load = self.members[number][name].load
+        return load is not None and load.attr[0] in self.graph.frozen
+
+    def sides(self, name: str) -> tuple[str, str]:
+        """The operand's own axis, which the result has too, and the one that is summed over."""
+        pattern = self.template.implements
+        shared = [a for a in self.inputs[name].axes if all(a in axes for axes in pattern.operands)]
+        own = next(a for a in self.inputs[name].axes if a not in shared)
+        results = {a for axes in pattern.results for a in axes}
+        return own, next(a for a in shared if a not in results)
+
     def contiguous(self, name: str) -> str | None:
         """The axis along which the operand's neighbours are neighbours in memory, where it is one load."""
         return next((axis for axis in self.inputs[name].axes if self.stride(name, axis) == 1), None)

@@ -48,6 +48,7 @@ class Author:
 BAD_MODULES = {
     "device": ('device="cuda"', 'device="tpu"', "device 'tpu' is none of cuda, cpu"),
     "operand": ('kgen.operand("b", "m", "k")', 'kgen.operand("m", "k")', "operands are over"),
+    "packed operand": ('kgen.operand("b", "m", "k")', 'kgen.operand("b", "m", "k", packs=True)', "it takes A packed"),
     "missing operand": ("A, B, C = kgen.operand", "B, _, C = kgen.operand", ""),
     "result": ('kgen.result("b", "m", "n")', 'kgen.result("b", "n", "m")', "results are over"),
     "axis": ("BLOCK_M,", "BLOCK_X,", "BLOCK_X is the tile of an axis 'x', but its axes are b, m, k, n"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
-from kgen.plan import Launch, Schedule, variants
+from kgen.plan import Launch, Packing, Schedule, variants
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
@@ -33,13 +33,16 @@ class UnitPlan:
     calls: dict[str, KernelCall]  # by the names of `kgen.plan.variants`
 
 
-def plan_units(schedule: Schedule, render: Callable[[Launch, str], Rendered | KernelCall], workers: int) -> UnitPlan:
+def plan_units(
+    schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int
+) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
-    gives a C++ function, or the call of a GPU kernel."""
+    gives a C++ function, or the call of a GPU kernel. What packs operands is a function like any other."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
     launches: dict[Any, TritonKernel] = {}
     calls: dict[str, KernelCall] = {}
-    for step in (one for kernel in schedule.kernels for one in variants(kernel)):
+    kernels = (one for kernel in schedule.kernels for one in variants(kernel))
+    for step in (*kernels, *schedule.packings):
         symbol = f"k{len(functions) + len(launches)}_{step.name}"
         made = render(step, symbol)
         if isinstance(made, KernelCall):

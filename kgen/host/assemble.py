@@ -85,6 +85,17 @@ class _Assembler:
                 written.update(new for _, new in step.node.mutates)
         return frozenset(map(self._root, aligned)), frozenset(map(self._root, written))
 
+    def _read(self) -> frozenset[str]:
+        """The buffers that a step or the caller gets to see, and those whose memory they are in."""
+        found = {o.buffer for o in self.graph.outputs if isinstance(o, ir.TensorArg)}
+        for step in self.schedule.steps:
+            if isinstance(step, Call):
+                found.update(ir.reads(step.node))
+            else:
+                calls = self._calls(step)
+                found.update(name for call in calls for name in (*call.buffers, *(one.buffer for one in call.maps)))
+        return frozenset((*found, *map(self._root, found)))
+
     def _root(self, name: str) -> str:
         """The buffer that owns the memory."""
         base = self.graph.buffers[name].alias_of
@@ -111,9 +122,12 @@ class _Assembler:
 
     def _inputs(self) -> list[hp.Input]:
         bound = self._bind_symbols()
+        read = self._read()
         out: list[hp.Input] = []
         for position, item in enumerate(self.graph.inputs):
-            if item.buffer is not None:
+            if item.frozen and item.buffer not in read:
+                out.append(hp.InputIgnored())  # only what is made of it once is read
+            elif item.buffer is not None:
                 buffer = self.graph.buffers[item.buffer]
                 slot = self._new_slot(item.buffer)
                 binds = tuple((reg, what, dim) for reg, where, what, dim in bound if where == position)

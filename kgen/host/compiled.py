@@ -17,6 +17,7 @@ from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.errors import KernelTooLarge, MixedCapabilities
 from kgen.host import program as hp
 from kgen.host.cudagraph import Recording, recorded
+from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
 
@@ -24,7 +25,8 @@ from kgen.host.native import load
 @dataclass(slots=True)
 class Blueprint:
     """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, the
-    GPU kernels that the program launches by number, and how it is recorded as a CUDA graph, if it is."""
+    GPU kernels that the program launches by number, how it is recorded as a CUDA graph, if it is, and what is computed once
+    of frozen arguments."""
 
     units: list[tuple[str, str]]  # (source, key)
     program: hp.Program
@@ -32,6 +34,7 @@ class Blueprint:
     coverage: dict[str, int] = field(default_factory=dict)
     launches: list[TritonKernel] = field(default_factory=list)
     recording: Recording | None = None
+    setup: Setup | None = None
 
     def cpp_units(self) -> list[cpp.Unit]:
         """What the C++ compiler gets."""
@@ -51,6 +54,8 @@ class HostGraph:
         self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
         if blueprint.recording is not None:
             self.run = recorded(self.run, blueprint.recording, blueprint.constants, blueprint.program)
+        if blueprint.setup is not None:
+            self.run = FrozenCall(self.run, blueprint.setup, libraries)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self.run(args)

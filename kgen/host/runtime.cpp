@@ -101,7 +101,34 @@ PyObject* create(PyObject*, PyObject* spec) {
   END_HANDLE_TH_ERRORS
 }
 
+// What tells a tensor from another, and from itself after a write: where it is, where its elements are, and the version that
+// autograd counts. Inference tensors have none.
+struct Identity {
+  const void *tensor, *data;
+  int64_t version;
+};
+
+PyObject* identities(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 2 && PyList_Check(args[0]) && PyTuple_Check(args[1]), "takes a list of arguments and a tuple of positions");
+  const Py_ssize_t wanted = PyTuple_GET_SIZE(args[1]);
+  Object found = checked(PyBytes_FromStringAndSize(nullptr, wanted * Py_ssize_t(sizeof(Identity))));
+  for (Py_ssize_t i = 0; i < wanted; ++i) {
+    const Py_ssize_t position = PyLong_AsSsize_t(PyTuple_GET_ITEM(args[1], i));
+    TORCH_CHECK_INDEX(position >= 0 && position < PyList_GET_SIZE(args[0]), "there is no argument ", position);
+    PyObject* const item = PyList_GET_ITEM(args[0], position);
+    TORCH_CHECK_TYPE(THPVariable_Check(item), "argument ", position, " is no tensor");
+    const at::Tensor& tensor = THPVariable_Unpack(item);
+    const Identity own{tensor.unsafeGetTensorImpl(), tensor.const_data_ptr(), tensor.is_inference() ? 0 : int64_t(tensor._version())};
+    std::memcpy(PyBytes_AS_STRING(found.ptr) + i * Py_ssize_t(sizeof(own)), &own, sizeof(own));
+  }
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef module_methods[] = {{"create", create, METH_O, "Make a Runner of the tuples that kgen/host/native.py encodes."},
+                                {"identities", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(identities)), METH_FASTCALL,
+                                 "Of a list's tensors at some positions, as bytes: equal while these are what they were."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {

@@ -11,6 +11,7 @@ import math
 import torch
 
 from kgen.templates.contract import Config
+from kgen.templates.cpp import packing
 from kgen.templates.cpp.blocking import Blocking, choose_blocking
 from kgen.templates.problem import Problem
 
@@ -30,17 +31,25 @@ PACKED_ROWS = 16
 def seconds(problem: Problem, config: Config) -> float:
     """The time of a kernel."""
     smallest = min(problem.size("m"), problem.size("n"))
-    few = smallest <= config.FEW_ROWS
+    ready = packed(problem)
+    few = smallest <= config.FEW_ROWS and not ready
     pairs = problem.main_dtype is torch.bfloat16 and problem.device.narrow > 1
-    apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B"))
+    apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B")[: 1 if ready else 2])
     compute = problem.flops / problem.rate / (PAIRS_COLUMNS_RATE if apart else PAIRS_RATE if pairs else RATE)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
-    reading = sum(problem.bytes_read(name) for name in problem.inputs) / problem.device.bandwidth / share
+    reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
     compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if not few and not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)
-    return START + writing + (max(compute, reading) if few else compute + reading)
+    if ready:  # what is packed comes from memory while it is multiplied
+        return START + writing + max(compute, reading["B"]) + reading["A"]
+    return START + writing + (max(compute, sum(reading.values())) if few else compute + sum(reading.values()))
+
+
+def packed(problem: Problem) -> bool:
+    """Whether all right operands were packed before the call."""
+    return all(problem.is_frozen("B", k) and packing.why_not(problem, "B", k) is None for k in range(len(problem.members)))
 
 
 def rule(problem: Problem) -> Blocking:

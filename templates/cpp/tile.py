@@ -38,23 +38,31 @@ class Slots:
     def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
         one = self.problem.members[number][operand]
-        own, summed = self._sides(one)
+        own, summed = self.problem.sides(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
             raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
         fixed = self._digits(batch, indices, one.loops)
+        array = next((made for *key, made in self.problem.kernel.packed if key == [operand, number]), None)
+        if array is not None:
+            return [self._packed(one, name, fixed, array)]
         strides = [self.problem.stride(operand, axis, number) for axis in (own, summed)]
         if one.load is not None and None not in strides:
             return [self._strided(one, name, fixed, [s for s in strides if s is not None])]
         return self._filled(one, name, fixed, self._along(one, own))
 
-    def _sides(self, one: Input) -> tuple[str, str]:
-        """The operand's own axis, which the result has too, and the one that is summed over."""
-        results = {a for axes in self.problem.template.implements.results for a in axes}
-        operands = self.problem.template.implements.operands
-        shared = [a for a in one.axes if all(a in axes for axes in operands)]
-        own = next(a for a in one.axes if a not in shared)
-        return own, next(a for a in shared if a not in results)
+    def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
+        """The array of a `kgen.plan.Packing`, in which batches follow each other."""
+        own, summed = self.problem.sides(one.name)
+        kind, other = CPP_TYPES[one.dtype].storage, CPP_TYPES[self.problem.main_dtype].storage
+        self.parameters.pointers.setdefault(array)
+        batch = [v for a in one.axes if a not in (own, summed) for v in one.loops[a] if v in one.value.variables()]
+        start = f"p_{clean(array)}"
+        if batch:
+            number = ix.substitute(ix.position_in(batch), dict(fixed), {})
+            words = f"packed_words<unit_t<{other}, {kind}>>({self.size(own)}, {self.size(summed)})"
+            start += f" + ({self.text(number)}) * {words}"
+        return f"const Packed<{kind}> {name}{{{start}, {self.size(summed)}}};"
 
     def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> str:
         assert one.load is not None
@@ -74,12 +82,12 @@ class Slots:
                 loops = one.loops[axis]
                 if loops and ix.stride_of(load.attr[1][0], loops[-1]) == 1:
                     weights[axis] += load.attr[2].itemsize
-        summed = self._sides(one)[1]
+        summed = self.problem.sides(one.name)[1]
         return own if weights[own] > weights[summed] else summed
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
         """A function that computes a block of the operand."""
-        own, summed = self._sides(one)
+        own, summed = self.problem.sides(one.name)
         sides = {own: Block(own, one.loops[own], "i0", "ni", "i"), summed: Block(summed, one.loops[summed], "k0", "nk", "k")}
         slow, fast = (sides[a] for a in ((own, summed) if along == summed else (summed, own)))
         buffer = f"{name}_block"
@@ -94,7 +102,7 @@ class Slots:
         """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the
         operand's own axis, and how many sums there are."""
         one = self.problem.members[number][operand]
-        own, summed = self._sides(one)
+        own, summed = self.problem.sides(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]

@@ -20,6 +20,8 @@
 // by several threads at once, each for its own rectangles. Results do not depend on timing: a sum over k has a fixed order, given
 // by the sizes and the blocking alone.
 //
+// A right operand whose columns were packed before (`pack_columns`) is `Packed<float>{words, K}`: no call packs it again.
+//
 // `matmul(..., summed(x, end), ...)` also gives `end(m0, rows, sums)` the sums of x's rows over k, as numbers of the same type: all
 // of them once, whatever the columns, in an order that depends on k alone.
 //
@@ -318,10 +320,17 @@ class PackedProduct {
     }
     for (int64_t d = share.begin; d < share.end; ++d) {
       const int64_t k = d * depth, nk = smaller(depth, all_.k - k);
-      right.pack_panels(right.self, {tile.n, tile.columns, k, nk}, room.columns, room.block);
+      const Word* columns = room.columns;
+      int64_t column = kDepth<U>;  // words from one to the next, by panels
+      if (right.packed != nullptr) {
+        column = right.packed_depth;
+        columns = right.packed + tile.n * column + d * kDepth<U> * P;
+      } else {
+        right.pack_panels(right.self, {tile.n, tile.columns, k, nk}, room.columns, room.block);
+      }
       const Word* const rows = packed_ + (d * block_rows + tile.m) * kDepth<U>;
       for (int64_t n = 0; n < tile.columns; n += P) {
-        multiply_panel<U>(rows, room.columns + n * kDepth<U>, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin);
+        multiply_panel<U>(rows, columns + n * column, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin);
       }
     }
   }
@@ -345,7 +354,7 @@ template <class U>
   if (all.m <= 0 || n <= 0) return;
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
-  if (how.few_rows > 0 && all.sums.store == nullptr) {
+  if (how.few_rows > 0 && all.sums.store == nullptr && !all.packed()) {
     const int64_t piece = how.whole ? how.tile_columns : 0;
     if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, piece).run(useful);
     if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
@@ -360,6 +369,27 @@ KGEN_FN void matmul(int threads, int64_t m, int64_t k, const Blocking& how, cons
   const bool few = how.few_rows > 0;
   const Family<U> families[] = {first.template family<U>(few), more.template family<U>(few)...};
   multiply<U>(threads, how, {m, k, operand_of<U>(a, few), families, 1 + int(sizeof...(Columns)), sums_of<U>(a)});
+}
+
+// Packs the columns of `count` right operands, all n columns and k elements, one after the other, for products with a left operand
+// of type A: what `Packed` reads. `from(b)` is operand b, Strided; `to` has room for count * packed_words(n, k) words.
+template <class A, class F>
+void pack_columns(int threads, int64_t count, int64_t n, int64_t k, F from, void* to) {
+  using T = typename decltype(from(int64_t(0)))::Element;
+  using U = unit_t<A, T>;
+  const int64_t panels = pieces(n, kPanel<U>), words = kPanel<U> * packed_depth<U>(k);
+  parallel_for(threads, count * panels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t i = panel % panels * kPanel<U>;
+      const auto view = from(panel / panels).view(i, 0, 0, 0, nullptr);
+      pack_column(Words<U, T>{view, smaller(kPanel<U>, n - i), k}, static_cast<typename U::Word*>(to) + panel * words);
+    }
+  });
+}
+template <class A, class T>
+KGEN_FN constexpr int64_t packed_bytes(int64_t n, int64_t k) {
+  using U = unit_t<A, T>;
+  return packed_words<U>(n, k) * int64_t(sizeof(typename U::Word));
 }
 
 // Calls f(batch, threads) for every batch of products of `work` pairs of numbers each: as many of them at a time as there are

@@ -154,18 +154,20 @@ KGEN_FN R register_at(const T* from) {
   return out;
 }
 
-// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. The
-// panel is in L1, or soon is; rows and results have to be asked for.
+// c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. Rows,
+// results and the panel are asked for in advance: one that was packed before the call comes from memory.
 template <class U, int Rows>
 KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                 int64_t ldc, bool first) {
   constexpr int L = word_lanes<U>;
-  constexpr int64_t ahead = 1024 / sizeof(*a);
+  constexpr int64_t ahead = 1024 / sizeof(*a), panel_ahead = 8192 / sizeof(*b);
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * 2] = {};
   const auto add = [&](int64_t k) KGEN_INLINE {
     const R left = register_at<R>(b), right = register_at<R>(b + L);
+    __builtin_prefetch(b + panel_ahead);
+    __builtin_prefetch(b + panel_ahead + L);
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
       const R row = splat_register<R>(a[r * L + k]);
       sums[2 * r] = U::step(sums[2 * r], row, left);

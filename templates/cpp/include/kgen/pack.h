@@ -51,6 +51,14 @@ KGEN_FN Filled<T, A, F> filled(F fill) {
 // Elements that a view of ni by nk needs as room: whichever way round it lies.
 KGEN_FN constexpr int64_t room_of(int64_t ni, int64_t nk) { return (ni + 63) / 64 * 64 * ((nk + 63) / 64 * 64); }
 
+// Columns of a right operand that were packed before the call (pack_columns), all `k` elements of each; T is the type they had.
+template <class T>
+struct Packed {
+  using Element = T;
+  const void* words;
+  int64_t k;
+};
+
 // ---- words of a view ------------------------------------------------------------------------------------------------
 
 // A view's ni by nk elements as words of unit U; zero beyond them.
@@ -203,6 +211,27 @@ template <class U, class T>
         __builtin_memcpy(place(i, k), &row, sizeof(R));
       }
     }
+  }
+}
+
+// Words along k of a panel of columns that is packed whole; pack_panels writes whole registers along k.
+template <class U>
+KGEN_FN constexpr int64_t packed_depth(int64_t k) {
+  return (words_of<U>(k) + word_lanes<U> - 1) / word_lanes<U> * word_lanes<U>;
+}
+// Words of n packed columns.
+template <class U>
+KGEN_FN constexpr int64_t packed_words(int64_t n, int64_t k) {
+  return (n + kPanel<U> - 1) / kPanel<U> * kPanel<U> * packed_depth<U>(k);
+}
+// Packs a panel of columns over all of k: word k of column i at to[k * kPanel + i], so that the blocks along k that pack_panels
+// makes one by one follow each other.
+template <class U, class T>
+void pack_column(Words<U, T> from, typename U::Word* to) {
+  constexpr int64_t depth = kDepth<U> * U::elements;
+  for (int64_t k = 0; k < from.nk; k += depth) {
+    const Words<U, T> block{from.view.view(0, 0, k, 0, nullptr), from.ni, smaller(depth, from.nk - k)};
+    pack_panels(block, to + k / U::elements * kPanel<U>);
   }
 }
 

@@ -28,7 +28,9 @@ struct Operand {
   void (*pack_panels)(const void* self, Block block, Word* to, void* room);
   // Adds the products with a few packed rows to c.
   void (*multiply)(const void* self, Block block, const FewRows<U>& x, Acc* c, int64_t ldc, void* room);
-
+  // Of columns that were packed before the call, and the words of each; then there are no functions.
+  const Word* packed = nullptr;
+  int64_t packed_depth = 0;
 
   int64_t room(int64_t ni, int64_t nk) const { return room_of(ni, nk) * element; }
 };
@@ -59,6 +61,12 @@ KGEN_FN Operand<U> operand_of(const S& from, bool few) {
   using F = OperandFunctions<U, S>;
   return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), F::rows, F::row_panels,
           F::panels, few ? F::multiply : nullptr};
+}
+
+template <class U, class T>
+KGEN_FN Operand<U> operand_of(const Packed<T>& from, bool) {
+  return {&from, true, true, 0, nullptr, nullptr, nullptr, nullptr, static_cast<const typename U::Word*>(from.words),
+          packed_depth<U>(from.k)};
 }
 
 // Sums of the left operand's rows over k, which are made as these are packed: `store(m0, rows, sums)` gets each exactly once.
@@ -114,6 +122,12 @@ struct Family {
     }
     return true;
   }
+  bool packed() const {
+    for (int i = 0; i < count; ++i) {
+      if (rights[i].packed != nullptr) return true;
+    }
+    return false;
+  }
   int64_t room(int64_t ni, int64_t nk) const {
     int64_t most = 0;
     for (int i = 0; i < count; ++i) most = larger(most, rights[i].room(ni, nk));
@@ -166,6 +180,12 @@ struct Products {
   int count;
   RowSums<U> sums = {};
 
+  bool packed() const {
+    for (int i = 0; i < count; ++i) {
+      if (families[i].packed()) return true;
+    }
+    return false;
+  }
   int most_rights() const {
     int most = 1;
     for (int i = 0; i < count; ++i) most = larger(most, families[i].count);
