@@ -32,7 +32,6 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
-FEW_TASKS = 64
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
 
@@ -59,8 +58,6 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     else:
         kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
     lanes = _lanes(kernel, vector, sizes, register_bytes)
-    if group > 1 and sizes.points(kernel.outer) < FEW_TASKS * lanes:
-        lanes = max(lanes // 2, 4)  # more tasks of half the width: threads finish together
     lanes = max(lanes, group)
     tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
     return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 LANES = (4, 8, 16, 32, 64)  # a Vec has no fewer
-KINDS = ("load", "store", "load_back", "store_back", "load_two", "store_two")
+KINDS = ("load", "store", "load_back", "store_back", "load_two", "store_two", "whole_two", "whole_four")
+UNMASKED = ("store_back", "whole_two", "whole_four")
 
 
 def stored() -> dict[str, int]:
@@ -41,6 +42,8 @@ ACCESS = {
     "load_back": "store(other + i, load_strided_masked<L>(p + n - 1 - i, -1, inside, w), w)",
     "store_back": "store_strided(p + n - 1 - i, -1, load<L>(other + i, w), w)",
     "load_two": "store(other + i, load_every_masked<2, L>(p + 2 * i, inside, w), w)",
+    "whole_two": "store(other + i, load_every<2, L>(p + 2 * i, w), w)",
+    "whole_four": "store(other + i, load_every<4, L>(p + 4 * i, w), w)",
     "store_two": "store_every_masked<2>(p + 2 * i, load<L>(other + i, w), inside, w)",
 }
 
@@ -57,8 +60,8 @@ def source(kind: str) -> str:
     text = '#include "kgen/kernel.h"\nusing namespace kgen;\n'
     for name, which, kept, lanes in cases():
         if which == kind:
-            # rounded up, so that whole vectors have lanes beyond the end; a store without a mask stops there
-            reach = "n" if kind == "store_back" else f"(n + {lanes} - 1) / {lanes} * {lanes}"
+            # rounded up, so that whole vectors have lanes beyond the end; accesses without a mask stop there
+            reach = "n" if kind in UNMASKED else f"(n + {lanes} - 1) / {lanes} * {lanes}"
             text += TEXT.format(name=name, type=kept, lanes=lanes, reach=reach, access=ACCESS[kind])
     return text
 
@@ -116,7 +119,7 @@ def run(paths: list[str]) -> None:
 def check(function: ctypes._FuncPtr, guarded: Guarded, other: ctypes.Array[ctypes.c_char], case: tuple[str, int, int]) -> None:
     """A zero page and an array of ones that ends, and one that begins, at a guard: neither may change beyond its elements."""
     kind, size, count = case
-    every = 2 if kind.endswith("two") else 1
+    every = 2 if kind.endswith("two") else 4 if kind.endswith("four") else 1
     extent = (every * (count - 1) + 1) * size
     for at_end in (True, False):
         guarded.fill(0)

@@ -24,6 +24,8 @@ from kgen.values import Value
 
 # Strides that strided.h serves by whole registers.
 SHUFFLED = (2, 4)
+# Where the part of a tile's loop begins that a task has.
+STRIP = "strip_begin"
 
 
 @dataclass(slots=True)
@@ -42,6 +44,17 @@ class Section:
     body: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
     sums: dict[str, str] = field(default_factory=dict)  # accumulators of sums that round, and what they begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A tile of lanes by points of the tile's loop, transposed before its points are computed: `first` is the text of its first
+    element's pointer, `stride` that of the distance from lane to lane."""
+
+    name: str
+    type: str
+    first: str
+    stride: str
 
 
 class Emitter:
@@ -66,6 +79,8 @@ class Emitter:
         self.guard: str | None = None  # name of the mask of the access that is being printed
         self.accumulators: dict[str, str] = {}  # C++ name -> reduction
         self.runnings: list[str] = []  # C++ names of scans along the lanes
+        self.turned: dict[tuple[str, Expr], Turned] = {}
+        self.walked: dict[tuple[str, Expr], tuple[str, str]] = {}  # the texts of the first row and of the distance between rows
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
 
@@ -287,6 +302,7 @@ class Emitter:
         if stride is None:
             self.scope.lines.append(f"scatter({pointer}, {printer.vectorized(offset)}, {value}, {self._active()});")
         elif stride == 1:
+            self._walked(out, offset)
             self.scope.lines.append(f"store({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
         elif stride.as_int() in SHUFFLED:
             self.scope.lines.append(f"store_every<{stride}>({pointer} + {printer.scalar(offset)}, {value}, {self._active()});")
@@ -408,10 +424,35 @@ class Emitter:
         if stride is None:
             return f"gather{suffix}<L>({pointer}, {printer.vectorized(offset)}{given}, {active})"
         if stride == 1:
+            self._walked(name, offset)
             return f"load{suffix}<L>({pointer} + {at}{given}, {active})"
         if stride.as_int() in SHUFFLED:
             return f"load_every{suffix}<{stride}, L>({pointer} + {at}{given}, {active})"
+        if mask is None and self.nest.tile is not None and ix.stride_of(offset, self.nest.tile) == 1:
+            return f"load<L>({self._turned(name, offset)} + ({self.nest.tile.name} - {STRIP}) * L, {active})"
         return f"load_strided{suffix}<L>({pointer} + {at}, {printer.scalar(stride)}{given}, {active})"
+
+    def _turned(self, buffer: str, offset: Expr) -> str:
+        """The transposed tile of a load that is contiguous along the tile's loop."""
+        if (buffer, offset) not in self.turned:
+            stride = self._index(offset).stride(offset)
+            assert stride is not None
+            name, kind = self._fresh("turned"), CPP_TYPES[self.graph.buffers[buffer].dtype].storage
+            self.turned[buffer, offset] = Turned(
+                name, kind, self._first_of_strip(buffer, offset), self._index(offset).scalar(stride)
+            )
+        return self.turned[buffer, offset].name
+
+    def _walked(self, buffer: str, offset: Expr) -> None:
+        """Notes rows of a tile that are contiguous along the lanes: more than a processor sees coming by itself."""
+        stride = None if self.nest.tile is None else ix.stride_of(offset, self.nest.tile)
+        if stride is not None and stride.terms:
+            self.walked[buffer, offset] = (self._first_of_strip(buffer, offset), self._index(offset).scalar(stride))
+
+    def _first_of_strip(self, buffer: str, offset: Expr) -> str:
+        assert self.nest.tile is not None
+        begin = ix.var(STRIP, self.nest.tile.extent).expr()
+        return f"{self._pointer(buffer)} + {self._index(offset).scalar(ix.substitute(offset, {self.nest.tile: begin}))}"
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 

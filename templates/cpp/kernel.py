@@ -13,7 +13,7 @@ from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
-from kgen.templates.cpp.emit import Emitter, Section
+from kgen.templates.cpp.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import clean, render
 from kgen.values import total_cost
@@ -106,6 +106,7 @@ def _slots(
     slots.decode = _decode(digits, text)
     slots.advance = _advance(digits, text)
     slots.tile = None if nest.tile is None else _tile_slot(nest.tile, text)
+    slots.turned, slots.walked = list(emitter.turned.values()), list(emitter.walked.values())
     slots.vector = _vector_slot(nest, block, text) if vector_outer else None
     slots.grain = _grain(nest, sizes, flat, tasks)
     slots.rows = [
@@ -140,9 +141,8 @@ def _blocks(nest: Nest, sizes: Sizes) -> tuple[Expr, int | None]:
 
 
 def _tile_slot(tile: Var, text: _Text) -> SimpleNamespace:
-    return SimpleNamespace(
-        name=tile.name, lo=f"strip * {TILE}", hi=f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))"
-    )
+    end = f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))"
+    return SimpleNamespace(name=tile.name, begin=STRIP, lo=f"strip * {TILE}", hi=end, length=TILE)
 
 
 def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:

@@ -177,6 +177,12 @@ KGEN_FN void prefetch_run(const T* p, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
 }
 
+// Asks for what `rows` rows hold so many cache lines behind their present place: no processor follows the rows of a tile by itself.
+template <int Lines, class T>
+KGEN_FN void prefetch_rows(const T* p, int64_t stride, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(p + i * stride + Lines * 64 / int64_t(sizeof(T)));
+}
+
 // Stride -1 is one access of all lanes, which then change places; the address is that of the first lane.
 KGEN_FN constexpr bool walks_back(int64_t stride) { return __builtin_constant_p(stride) && stride == -1; }
 

@@ -64,6 +64,32 @@ KGEN_FN Vec<T, L * S> spread_lanes(Vec<T, L> v) {
 template <int S, int L, class T>
 inline constexpr bool by_shuffles = KGEN_AVX512 && L* S <= 64 && L * sizeof(T) >= 16;
 
+// The L * S elements from p on, the last S - 1 of them undefined: nothing is read behind the last one that is wanted, and nothing
+// by a mask, which takes twice as long on some processors. Of several registers.
+template <int S, int L, class U>
+KGEN_FN Vec<U, L * S> load_through(const U* p) {
+  using V = Vec<U, L * S>;
+  using R = typename V::reg;
+  constexpr int W = V::W, K = V::K;
+  V out;
+  KGEN_UNROLL for (int i = 0; i < K - 1; ++i) __builtin_memcpy(&out.r[i], p + i * W, sizeof(R));
+  R last;
+  __builtin_memcpy(&last, p + (K - 1) * W - (S - 1), sizeof(R));
+  out.r[K - 1] = [&]<int... I>(Lanes<I...>) KGEN_INLINE {
+    return __builtin_shufflevector(last, last, smaller(I + S - 1, W - 1)...);
+  }(lane_numbers<W>{});
+  return out;
+}
+
+template <int S, class T, int L>
+KGEN_FN Vec<T, L> every_lane(Vec<T, L * S> all) {
+  if constexpr (S == 2) {
+    return even_lanes(all);
+  } else {
+    return even_lanes(even_lanes(all));
+  }
+}
+
 template <int S, int L, class T, class M, class W>
 KGEN_FN value_t<compute_t<T>, L> load_every_masked(const T* p, M mask, W w) {
   using U = stored_t<T>;
@@ -71,19 +97,20 @@ KGEN_FN value_t<compute_t<T>, L> load_every_masked(const T* p, M mask, W w) {
     const auto real = coerce<Mask<L>>(mask) & w.mask();
     // only the elements that are wanted: those between them may lie beyond the buffer
     const auto all = load_raw<U, L * S>(reinterpret_cast<const U*>(p), spread_mask<S>(real));
-    if constexpr (S == 2) {
-      return decode<T>(even_lanes(all));
-    } else {
-      return decode<T>(even_lanes(even_lanes(all)));
-    }
+    return decode<T>(every_lane<S, U, L>(all));
   } else {
     return load_strided_masked<L>(p, S, mask, w);
   }
 }
 template <int S, int L, class T, class W>
 KGEN_FN value_t<compute_t<T>, L> load_every(const T* p, W w) {
-  if constexpr (by_shuffles<S, L, stored_t<T>>) {
-    return load_every_masked<S, L>(p, true, w);
+  using U = stored_t<T>;
+  if constexpr (by_shuffles<S, L, U>) {
+    if constexpr (W::full && Vec<U, L * S>::K > 1) {
+      return decode<T>(every_lane<S, U, L>(load_through<S, L>(reinterpret_cast<const U*>(p))));
+    } else {
+      return load_every_masked<S, L>(p, true, w);
+    }
   } else {
     return load_strided<L>(p, S, w);
   }
