@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -48,19 +48,24 @@ def _selected(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
     starts = _starts(parts, k)
     sizes = (*parts[0].sizes[:k], starts[-1], *parts[0].sizes[k + 1 :])
     j = indices(sizes)
+    reads = [at(p, [i - start if d == k else i for d, i in enumerate(j)]) for p, start in zip(parts, starts, strict=False)]
+    return Tensor(sizes, parts[0].dtype, parts[0].device, _choice(reads, j[k], starts))
+
+
+def _choice(reads: Sequence[Value], place: Expr, starts: Sequence[Expr], shared: Container[Value] = ()) -> Value:
+    """The value whose part `place` is in. Each reads only its own lanes, for the rest of it may lie outside of its tensor;
+    loads that are `shared` are for all lanes."""
     value: Value | None = None
-    for n in reversed(range(len(parts))):
-        read = at(parts[n], [i - starts[n] if d == k else i for d, i in enumerate(j)])
+    for n in reversed(range(len(reads))):
         if value is None:
-            inside = vs.compare("ge", j[k], starts[n])
-            value = vs.guard_loads(read, inside) if inside.op != "const" else read
+            inside = vs.compare("ge", place, starts[n])
+            value = vs.guard_loads(reads[n], inside, shared) if inside.op != "const" else reads[n]
             continue
-        # each side reads only its own lanes: the rest of the other side would be outside its tensor
-        inside = vs.compare("lt", j[k], starts[n + 1])
-        mine = vs.call("and", inside, vs.compare("ge", j[k], starts[n]))
-        value = vs.where(inside, read if mine.op == "const" else vs.guard_loads(read, mine), value)
+        inside = vs.compare("lt", place, starts[n + 1])
+        mine = vs.call("and", inside, vs.compare("ge", place, starts[n]))
+        value = vs.where(inside, reads[n] if mine.op == "const" else vs.guard_loads(reads[n], mine, shared), value)
     assert value is not None
-    return Tensor(sizes, parts[0].dtype, parts[0].device, value)
+    return value
 
 
 def _written(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
@@ -84,12 +89,7 @@ def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     j = indices(sizes)
     reads = [at(convert(t, dtype), [*j[:k], *j[k + 1 :]]) for t in tensors]
     shared = set.intersection(*(set(vs.loads([read])) for read in reads))
-    value: Value | None = None
-    for n in reversed(range(len(reads))):
-        first, last = vs.compare("ge", j[k], ix.constant(n)), vs.compare("le", j[k], ix.constant(n))
-        read = vs.guard_loads(reads[n], vs.call("and", last, first), shared)
-        value = read if value is None else vs.where(last, read, value)
-    assert value is not None
+    value = _choice(reads, j[k], [ix.constant(n) for n in range(len(reads) + 1)], shared)
     return Tensor(sizes, dtype, tensors[0].device, value)
 
 

@@ -195,7 +195,7 @@ def _gathers(kernel: Kernel, sizes: Sizes) -> bool:
     loads = {load for s in kernel.statements for load in vs.loads(s.roots) if fast in load.variables()}
     runs = [load for load in loads if _is_run_from_data(load, fast, sizes)]
     stored = sum(len(s.outs) for s in kernel.statements if any(s.stored))
-    return 2 * len(runs) >= len(loads) + stored and bool(runs)
+    return bool(runs) and 2 * len(runs) >= len(loads) + stored
 
 
 def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:

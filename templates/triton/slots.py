@@ -129,7 +129,7 @@ class Slots:
         rank = len(emitter.dimensions)
         joints = range(rank, rank + count.bit_length() - 1)
         order = [*range(at + 1), *joints, *range(at + 1, rank)]
-        return f"tl.reshape(tl.permute({_joined(names)}, {tuple(order)}), {shape})"
+        return f"tl.reshape(tl.permute({_side_by_side(names)}, {tuple(order)}), {shape})"
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
@@ -250,11 +250,11 @@ def _moves(load: Value, loops: Sequence[Var]) -> bool:
     return any(v in ix.free_atoms(e) for e in vs.index_exprs(load) for v in loops)
 
 
-def _joined(names: Sequence[str]) -> str:
+def _side_by_side(names: Sequence[str]) -> str:
     """Tiles side by side along new last axes of length 2, the first name where all of these are 0."""
     if len(names) == 1:
         return names[0]
-    return f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
+    return f"tl.join({_side_by_side(names[::2])}, {_side_by_side(names[1::2])})"
 
 
 def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
