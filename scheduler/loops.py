@@ -26,6 +26,8 @@ GATHER = 6.0
 SPLAT = 0.25
 # Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
 MAX_REGISTERS = 4
+# More loads in one section leave values of so many registers no room.
+MANY_LOADS = 4
 # Lanes that may share a result, and reductions that join lanes within groups.
 GROUPS = (2, 4, 8, 16, 32)
 MAX_TURNS = 8  # loops are split at most so often
@@ -418,7 +420,7 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     if vector in kernel.outer and kernel.inner:
         lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
     elif vector in kernel.inner:
-        lanes *= _registers(kernel, vector, lanes)
+        lanes *= _registers(kernel, vector, lanes, sizes)
     lanes = max(lanes, of_blocks)
     literal = vector.extent.as_int()
     limit = literal if literal is not None else 1 << 30
@@ -427,17 +429,27 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     return min(max(lanes, 4), 64)  # a `Vec` has at least four lanes, in two registers if need be
 
 
-def _registers(kernel: Kernel, vector: Var, lanes: int) -> int:
-    """How many registers of lanes a step of a horizontal loop takes. Short rows fit into one step and stay in registers; a long
-    chain from step to step (Welford's) is hidden by several that are independent."""
-    extent = vector.extent.as_int()
-    if extent is None or kernel.inner != (vector,):
+def _registers(kernel: Kernel, vector: Var, lanes: int, sizes: Sizes) -> int:
+    """How many registers of lanes a step of a horizontal loop takes. Short rows fit into one step and stay in registers; in
+    long ones the chain from step to step of a reduction is hidden by several that are independent."""
+    literal = vector.extent.as_int()
+    if kernel.inner != (vector,):
         return 1
-    if lanes < extent <= MAX_REGISTERS * lanes:
-        return 2 if extent <= 2 * lanes else MAX_REGISTERS
-    if extent >= 2 * MAX_REGISTERS * lanes and any(s.op == "welford" for s in kernel.statements):
-        return MAX_REGISTERS
-    return 1
+    if literal is not None and lanes < literal <= MAX_REGISTERS * lanes:
+        return 2 if literal <= 2 * lanes else MAX_REGISTERS
+    reduced = any(s.inner and s.kind == "reduction" for s in kernel.statements)
+    if sizes.of(vector.extent) < 2 * MAX_REGISTERS * lanes or not reduced:
+        return 1
+    return MAX_REGISTERS if _most_loads(kernel) <= MANY_LOADS else 2
+
+
+def _most_loads(kernel: Kernel) -> int:
+    """How many loads one section of inner loops has at most: about so many values live at once."""
+    by_section: dict[int, set[Value]] = {}
+    for s in kernel.statements:
+        if s.inner:
+            by_section.setdefault(s.section, set()).update(vs.loads(s.roots))
+    return max(map(len, by_section.values()), default=0)
 
 
 def _uses(value: Value, v: Var) -> bool:

@@ -13,6 +13,7 @@ from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
+from kgen.templates.cpp.ahead import prefetches
 from kgen.templates.cpp.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import clean, render
@@ -115,6 +116,8 @@ def _slots(
     ]
     slots.one_step = _one_step_slot(nest) if nest.one_step else None
     slots.sections = [_section_slot(s, nest, text) for s in sections]
+    for number, lines in prefetches(nest, emitter, sizes).items():
+        slots.sections[number].body = [*lines, *slots.sections[number].body]
     if split:
         slots.split = _split_slot(sections[0], nest, emitter, text)
     return slots

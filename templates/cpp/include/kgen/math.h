@@ -348,18 +348,28 @@ KGEN_FN Divisor<T> divisor(T value) {
   return {value, T(1) / value, KGEN_X86 && size > 1 / bound && size < bound};
 }
 
+// The sum of a vector's registers: NaN where one of them is.
+template <class X>
+KGEN_FN auto one_register(X x) {
+  if constexpr (X::K == 1) return x;
+  else return one_register(add_(half_of<0>(x), half_of<1>(x)));
+}
+
 // x / d: correctly rounded, below 2^-100 (double: 2^-900) within one unit in the last place.
 template <class X, class T>
 KGEN_FN X divide_by(X x, Divisor<T> d) {
   if constexpr (KGEN_X86 && lanes_of<X> > 1) {
-    if (__builtin_expect(d.fast, 1)) {
-      const X quotient = mul_(x, d.reciprocal);
-      const X rest = fma_(neg_(quotient), splat<lanes_of<X>>(d.value), x);
-      const X result = fma_(rest, splat<lanes_of<X>>(d.reciprocal), quotient);
-      if (__builtin_expect(none_of(isnan_(result)), 1)) return result;  // infinities and NaN have no rest
+    const X value = splat<lanes_of<X>>(d.value), quotient = mul_(x, d.reciprocal);
+    const X rest = fma_(neg_(quotient), value, x);
+    X result = fma_(rest, splat<lanes_of<X>>(d.reciprocal), quotient);
+    // infinities and NaN have no rest; register by register, else a compiler keeps the choice of two vectors in memory
+    if (__builtin_expect(!d.fast || !none_of(isnan_(one_register(result))), 0)) {
+      KGEN_UNROLL for (int i = 0; i < X::K; ++i) result.r[i] = x.r[i] / value.r[i];
     }
+    return result;
+  } else {
+    return truediv_(x, d.value);
   }
-  return truediv_(x, d.value);
 }
 
 // ---- division with a quotient or rest, integers and floats ---------------------------------------------------------------

@@ -177,6 +177,12 @@ KGEN_FN void prefetch_run(const T* p, int64_t count) {
   for (int64_t i = 0; i < count; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
 }
 
+// Asks for L neighbours from `p` on. Nothing has to be there.
+template <int L, class T>
+KGEN_FN void prefetch_lanes(const T* p) {
+  KGEN_UNROLL for (int64_t i = 0; i < L; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
+}
+
 // Asks for what `rows` rows hold so many cache lines behind their present place: no processor follows the rows of a tile by itself.
 template <int Lines, class T>
 KGEN_FN void prefetch_rows(const T* p, int64_t stride, int64_t rows) {
