@@ -58,6 +58,8 @@ from kgen.verdict import Outcome, Reason, Verdict, demands
 FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
 NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
 BANDWIDTH, MOST_READERS = 10e9, 8
+# MKL takes other ways on processors of others: its share, measured on an AMD EPYC with AVX-512.
+MKL_VENDOR, FOREIGN_MKL = "GenuineIntel", 0.42
 # Operations a cycle of a GPU's multiprocessor on 16-bit floats added up in float32, by compute capability; what an H200 reaches
 # of that, and of its memory's rate.
 MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
@@ -151,7 +153,9 @@ def cpu_device() -> Device:
     isa, threads = found.name, torch.get_num_threads()
     narrow = next((times for flag, times in NARROW.items() if flag in found.flags), 1.0)
     flops, bandwidth = FLOPS[isa] * threads * narrow, BANDWIDTH * min(threads, MOST_READERS)
-    return Device("cpu", 0, threads, 0, 0, isa, REGISTER_BYTES[isa] // 4, flops, narrow, bandwidth)
+    foreign = torch.backends.mkl.is_available() and toolchain.cpu_vendor() not in ("", MKL_VENDOR)
+    lanes, library = REGISTER_BYTES[isa] // 4, FOREIGN_MKL if foreign else 1.0
+    return Device("cpu", 0, threads, 0, 0, isa, lanes, flops, narrow, bandwidth, library)
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:

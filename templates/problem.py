@@ -34,7 +34,8 @@ class Device:
     """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
     or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
     names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
-    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes."""
+    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
+    library's share, on wide floats, of the rate that it has on the processors it was made for."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -46,6 +47,7 @@ class Device:
     flops: float = 790e12
     narrow: float = 12
     bandwidth: float = 4.3e12
+    library: float = 1.0
 
     def rate(self, kind: torch.dtype) -> float:
         """Operations a second of the units that multiply numbers of a type."""

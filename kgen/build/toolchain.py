@@ -18,7 +18,7 @@ from kgen import config
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
 __all__ = [
-    "Compiler", "Isa", "available", "compiler", "cpu_name", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
+    "Compiler", "Isa", "available", "compiler", "cpu_name", "cpu_vendor", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
 ]  # fmt: skip
 
 
@@ -153,6 +153,13 @@ def cpu_name() -> str:
     """The processor's name as its maker gives it."""
     found = re.search(r"^model name\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
     return found[1].strip() if found else platform.machine()
+
+
+@functools.cache
+def cpu_vendor() -> str:
+    """The processor's maker as it names itself ("GenuineIntel"); empty where it does not."""
+    found = re.search(r"^vendor_id\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def _cpu_text() -> str:

@@ -149,6 +149,8 @@ def _call(problem: Problem, streaming: float) -> float:
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
     if problem.main_dtype.is_floating_point and problem.main_dtype.itemsize == 2 and device.narrow <= 1:
         share *= EMULATED_SHARE
+    elif problem.main_dtype.is_floating_point and problem.main_dtype.itemsize >= 4:
+        share *= device.library
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, sides = _sides(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
