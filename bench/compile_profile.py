@@ -1,6 +1,7 @@
 """Where a cold compile spends its time: stage by stage, and inside the C++ compiler.
 
 python -m bench.compile_profile --graphs softmax demo generated
+python -m bench.compile_profile --graphs demo --device cuda     # the demo in bfloat16; no report of g++
 
 Runs in a cache folder of its own, in which what is built once a machine lies before the clock starts. Capture is what the
 stages leave of the first call. The compiler's parts are g++'s own report, summed over all units, one unit after the other.
@@ -25,7 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench.measure import cache_environment, machine_facts
+from bench.measure import cache_environment, machine_facts, synchronize
 
 # g++'s phases under the names of the table.
 PHASES = {
@@ -56,23 +57,28 @@ class StageClock:
         return timed
 
 
-def softmax() -> Callable[[], Any]:
-    x = torch.randn(512, 1000)
+def softmax(device: str) -> Callable[[], Any]:
+    x = torch.randn(512, 1000, device=device)
     f = torch.compile(lambda x: torch.softmax(x, -1), backend="kgen")
     return lambda: f(x)
 
 
-def demo() -> Callable[[], Any]:
+def demo(device: str) -> Callable[[], Any]:
     from examples.gpt import FULL, GPT, random_batch
 
-    model = GPT(FULL)
-    batch = random_batch(FULL, "cpu")
+    model = GPT(FULL).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    batch = random_batch(FULL, device)
     compiled = torch.compile(model, backend="kgen")
-    return lambda: compiled(*batch).backward()
+
+    def step() -> None:
+        compiled(*batch).backward()
+        synchronize()
+
+    return step
 
 
-def generated(realised: int = 1000) -> Callable[[], Any]:
-    """A graph of scheduler_scaling.py, handed to the stages directly: no capture."""
+def generated(device: str, realised: int = 1000) -> Callable[[], Any]:
+    """A graph of scheduler_scaling.py, handed to the stages directly: no capture. On a CPU, whatever the device."""
     from bench.scheduler_scaling import build_graph, stage_arguments
     from kgen import backend
 
@@ -80,14 +86,14 @@ def generated(realised: int = 1000) -> Callable[[], Any]:
     return lambda: backend.compile_graph(graph, *stage_arguments(graph))
 
 
-GRAPHS: dict[str, Callable[[], Callable[[], Any]]] = {"softmax": softmax, "demo": demo, "generated": generated}
+GRAPHS: dict[str, Callable[[str], Callable[[], Any]]] = {"softmax": softmax, "demo": demo, "generated": generated}
 
 
-def profile(name: str) -> dict[str, dict[str, float]]:
+def profile(name: str, device: str) -> dict[str, dict[str, float]]:
     """Seconds by stage, and by part of the C++ compiler."""
     from kgen import backend
 
-    call = GRAPHS[name]()
+    call = GRAPHS[name](device)
     clock = StageClock()
     stages = backend.STAGES
     backend.STAGES = tuple(map(clock.wrap, stages))
@@ -125,10 +131,10 @@ def inside_compiler(source: str) -> dict[str, float]:
     return {**parts, "assemble, link, start": whole - walls["TOTAL"]}
 
 
-def build_once(folder: str) -> None:
+def build_once(folder: str, device: str) -> None:
     """What a machine builds once, in a cache folder of this run's own."""
-    os.environ |= cache_environment(folder)
-    torch.compile(lambda x: torch.relu(x) * 2, backend="kgen")(torch.ones(8))
+    os.environ |= cache_environment(folder) | {"TRITON_CACHE_DIR": f"{folder}/triton"}
+    torch.compile(lambda x: torch.relu(x) * 2, backend="kgen")(torch.ones(8, device=device))
     torch._dynamo.reset()
 
 
@@ -147,11 +153,12 @@ def print_table(results: dict[str, dict[str, dict[str, float]]]) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", nargs="+", choices=GRAPHS, default=list(GRAPHS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
-        build_once(folder)
-        results = {name: profile(name) for name in options.graphs}
+        build_once(folder, options.device)
+        results = {name: profile(name, options.device) for name in options.graphs}
     print_table(results)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine_facts(), "results": results}, indent=1))

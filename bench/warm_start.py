@@ -1,6 +1,7 @@
 """The first training step of the demo's model in a new process: with empty caches (cold) and with full ones (warm).
 
 python -m bench.warm_start --json out.json
+python -m bench.warm_start --device cuda --dtype bfloat16 --cold 3
 
 Each figure is the time of the first forward and backward less that of a later one, so compilation and loading alone. Imports of
 torch and of the back end, and what a compiler builds once a machine, are done before and shown in columns of their own.
@@ -27,7 +28,7 @@ SHARED = ("torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch._ind
 LABELS = ("cold", "warm")
 
 
-def run_child(contender: str, model_size: str) -> dict[str, Any]:
+def run_child(contender: str, model_size: str, device: str, dtype: str) -> dict[str, Any]:
     """Measured inside a fresh process."""
     for module in SHARED:
         importlib.import_module(module)
@@ -37,23 +38,25 @@ def run_child(contender: str, model_size: str) -> dict[str, Any]:
 
     import torch
 
+    from bench.measure import synchronize
     from examples.gpt import FULL, GPT, TINY, random_batch
 
     started = time.perf_counter()
-    torch.compile(lambda x: torch.relu(x) * 2, backend=contender)(torch.ones(8))
+    torch.compile(lambda x: torch.relu(x) * 2, backend=contender)(torch.ones(8, device=device))
     once = time.perf_counter() - started
     torch._dynamo.reset()
     counted = _work_done(contender)
     torch.manual_seed(0)
     shape = {"full": FULL, "tiny": TINY}[model_size]
-    model = GPT(shape)
-    batch = random_batch(shape, "cpu")
+    model = GPT(shape).to(device, getattr(torch, dtype))
+    batch = random_batch(shape, device)
     compiled = torch.compile(model, backend=contender)
 
     def step() -> tuple[float, float]:
         model.zero_grad()
         wall, cpu = time.perf_counter(), time.thread_time()
         compiled(*batch).backward()
+        synchronize()
         return time.perf_counter() - wall, time.thread_time() - cpu
 
     first, *later = [step() for _ in range(4)]
@@ -73,30 +76,32 @@ def _work_done(contender: str) -> dict[str, int]:
     return {name: torch_counters["aot_autograd"][name] for name in ("autograd_cache_miss", "autograd_cache_hit")}
 
 
-def spawn(contender: str, model_size: str, caches: Path) -> dict[str, Any]:
+def spawn(contender: str, options: argparse.Namespace, caches: Path) -> dict[str, Any]:
     from bench.measure import cache_environment  # it imports torch, whose time a child measures
 
-    command = [sys.executable, "-m", "bench.warm_start", "--child", contender, "--model", model_size]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | cache_environment(caches / contender)
-    )
+    command = [sys.executable, "-m", "bench.warm_start", "--child", contender, "--model", options.model]
+    command += ["--device", options.device, "--dtype", options.dtype]
+    folder = caches / contender
+    environment = os.environ | cache_environment(folder) | {"TRITON_CACHE_DIR": f"{folder}/triton"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         sys.exit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def measure(model_size: str, cold: int, warm: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def measure(options: argparse.Namespace) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Results by contender and label; every cold run has folders of its own, the warm ones share the last."""
     results: dict[str, dict[str, list[dict[str, Any]]]] = {name: {label: [] for label in LABELS} for name in CONTENDERS}
+    cold = max(options.cold, 1)
     with tempfile.TemporaryDirectory() as root:
-        for turn in range(max(cold, 1)):
+        for turn in range(cold):
             for name in CONTENDERS:
-                results[name]["cold"].append(spawn(name, model_size, Path(root, str(turn))))
-        for turn in range(warm):
+                results[name]["cold"].append(spawn(name, options, Path(root, str(turn))))
+        for turn in range(options.warm):
             order = list(CONTENDERS)[:: 1 if turn % 2 else -1]
             for name in order:
-                results[name]["warm"].append(spawn(name, model_size, Path(root, str(max(cold, 1) - 1))))
+                results[name]["warm"].append(spawn(name, options, Path(root, str(cold - 1))))
     return results
 
 
@@ -123,6 +128,8 @@ def print_table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         table.add_column(column)
     for label in LABELS:
         for name in CONTENDERS:
+            if not results[name][label]:
+                continue
             rows, peer = results[name][label], results["inductor"][label]
             ratios = [f"{median(rows, c) / median(peer, c):.2f}" for c in ("wall", "cpu")]
             numbers = [median(rows, "wall"), min(r["wall"] for r in rows)]
@@ -131,21 +138,24 @@ def print_table(results: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
     console = Console(width=140)
     console.print(table)
     for name in CONTENDERS:
-        console.print(f"{name}, warm: {results[name]['warm'][-1]['work']}")
+        for label in LABELS:
+            console.print(*(f"{name}, {label}: {row['work']}" for row in results[name][label][-1:]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("full", "tiny"), default="full")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--cold", type=int, default=1, help="processes with empty caches, each contender")
     parser.add_argument("--warm", type=int, default=3, help="processes with full caches, each contender")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", choices=tuple(CONTENDERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(run_child(options.child, options.model)))
+        print(json.dumps(run_child(options.child, options.model, options.device, options.dtype)))
         return
-    results = measure(options.model, options.cold, options.warm)
+    results = measure(options)
     print_table(results)
     if options.json:
         from bench.measure import machine_facts
