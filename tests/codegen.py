@@ -471,6 +471,16 @@ def laid_out(row: Row, how: str) -> Row:
     return replace(row, samples=[_mapped(_LAYOUTS[how], sample) for sample in row.samples])
 
 
+def possible(row: Row) -> bool:
+    """Whether eager computes it: a view does not suit every layout."""
+    try:
+        for sample in row.samples:
+            row.fn(*sample)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
 def _mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(_mapped(change, item) for item in tree)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from codegen import Row, doubled, elementwise_rows, indexing_rows, laid_out, near, plain_agreement, report, run_rows
+from codegen import Row, doubled, elementwise_rows, indexing_rows, laid_out, near, plain_agreement, possible, report, run_rows
 
 from kgen.build import toolchain
 
@@ -128,9 +128,11 @@ def test_every_sample(dtype: torch.dtype, part: int) -> None:
 @pytest.mark.parametrize("part", range(6))
 @pytest.mark.parametrize("how", ["stepped", "offset", "turned", "misaligned"])
 def test_layouts(how: str, part: int) -> None:
-    """The tables on views: every second element, an odd offset, dimensions in reverse, an address of no alignment."""
+    """The tables on views: every second element, an odd offset, dimensions in reverse, an address of no alignment. What asks
+    for a layout of its own means something else there."""
     rows = [*elementwise_rows([torch.float32, torch.bfloat16]), *indexing_rows([torch.float32, torch.bool])]
-    check([laid_out(row, how) for row in rows], part, 6)
+    rows = [row for row in rows if not row.name.startswith("as_strided")]
+    check([moved for row in rows if possible(moved := laid_out(row, how))], part, 6)
 
 
 @pytest.mark.slow
