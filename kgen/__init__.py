@@ -22,6 +22,7 @@ _PUBLIC = {
     "errors": "kgen.errors",
     "explain": "kgen.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",
+    "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
     "operator": "kgen.templates.contract:operator",
     "operand": "kgen.templates.contract:operand",
@@ -29,6 +30,7 @@ _PUBLIC = {
     "result": "kgen.templates.contract:result",
     "template": "kgen.templates.contract:template",
     "testing": "kgen.testing",
+    "workspace": "kgen.templates.contract:workspace",
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
-from kgen.index import Atom, Expr, Indirect, Var, as_expr, free_atoms
+from kgen.index import Atom, Expr, Indirect, Size, Var, as_expr, free_atoms
 from kgen.values import Value
 from kgen.verdict import Verdict
 
@@ -142,7 +142,9 @@ class Kernel:
     `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
     the other, and its column statements last from the first block to the last. `choice` is the template that renders a
     contraction; where sizes are dynamic, `by_size` may name several, among them `choice`, which is that of the hints. Of the
-    template's operands, those in `packed` (name, number of the product) are read from the array of a `Packing`."""
+    template's operands, those in `packed` (name, number of the product) are read from the array of a `Packing`. Its workspaces
+    are the buffers in `workspaces` (name, buffer); `host_values` are lengths and numbers of its that are symbols (definition,
+    symbol)."""
 
     name: str
     outer: tuple[Var, ...]
@@ -156,6 +158,8 @@ class Kernel:
     choice: Choice | None = None
     by_size: BySize | None = None
     packed: tuple[tuple[str, int, str], ...] = ()
+    workspaces: tuple[tuple[str, str], ...] = ()
+    host_values: tuple[tuple[Expr, Size], ...] = ()
 
     @property
     def contracts(self) -> bool:

@@ -141,8 +141,8 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
     new = graph.buffers[name]
     if kernel.inner:
         return None  # a section may read the row again after another one has written it
-    store = next(s for s in kernel.statements if name in s.outs)
-    if store.kind != "pointwise":
+    store = next((s for s in kernel.statements if name in s.outs), None)  # a workspace has none
+    if store is None or store.kind != "pointwise":
         return None
     for source in dying:
         old = graph.buffers[source]
@@ -177,10 +177,12 @@ def reads(step: Step) -> set[str]:
     stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     names = {n for n, _ in _accesses(step)}
     targets = {s.target for s in step.statements if s.target is not None}
-    return {n for n in names | targets if n not in made or n in stored}
+    own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}  # zeroed before
+    return own | {n for n in names | targets if n not in made or n in stored}
 
 
 def writes(step: Step) -> set[str]:
     if isinstance(step, Call):
         return set(ir.outs(step.node))
-    return {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}
+    return own | {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

@@ -36,6 +36,7 @@ from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
 from kgen.scheduler.trials import Pricing, Trial, judged, trial_of
 from kgen.scheduler.twice import computations, second_of, stored
+from kgen.scheduler.workspaces import provide_workspaces
 from kgen.sizes import Sizes
 from kgen.templates import registry
 from kgen.templates.problem import Device
@@ -147,6 +148,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
 def _finished(plan: Schedule, refusals: list[Verdict], options: Options) -> Schedule:
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
     plan.verdicts += in_pieces(plan)
+    provide_workspaces(plan, lambda out: options.device(plan.graph, out))
     return plan_memory(plan)
 
 

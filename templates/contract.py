@@ -21,6 +21,13 @@ class may define
 - ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
   their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline.
+
+Besides operands, results and knobs it may have memory of its own and numbers that the host works out before a launch:
+
+    LOCKS = workspace(torch.int32, lambda problem, config: problem.programs(config), zeroed=True)
+    STEPS = host_value(lambda problem, config: ix.ceildiv(problem.extent("k"), config.BLOCK_K))
+
+In the Jinja file ``{{ LOCKS }}`` is a pointer, ``{{ STEPS }}`` a number, or the name of a parameter where sizes are dynamic.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +44,7 @@ from typing import Any, TypeVar
 import jinja2
 import jinja2.meta
 import jinja2.nodes
+import torch
 
 from kgen import errors
 from kgen.templates import registry
@@ -80,6 +88,22 @@ class Knob:
     values: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory of a kernel's own: `length` numbers of `dtype`, which only this launch sees, zero before it where `zeroed`."""
+
+    dtype: torch.dtype
+    length: Callable[[Any, Any], Any]
+    zeroed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostValue:
+    """A number that the host works out before the launch."""
+
+    compute: Callable[[Any, Any], Any]
+
+
 def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
     """An operand over the named axes, outermost first."""
     return Operand(axes, access, many, sums, packs)
@@ -93,6 +117,17 @@ def result(*axes: str, access: str = "pointer", many: bool = False) -> Result:
 def knob(*values: Any) -> Knob:
     """A knob with the values worth trying."""
     return Knob(values)
+
+
+def workspace(dtype: torch.dtype, length: Callable[[Any, Any], Any], *, zeroed: bool = False) -> Workspace:
+    """Memory for partial results or counters. ``length(problem, config)`` is how many numbers: an int, or an expression over
+    sizes. With `zeroed` they are 0 when the kernel starts, which takes a launch before it."""
+    return Workspace(dtype, length, zeroed)
+
+
+def host_value(compute: Callable[[Any, Any], Any]) -> HostValue:
+    """A number, ``compute(problem, config)``, an int or an expression over sizes, which no program need work out itself."""
+    return HostValue(compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +230,8 @@ class Template:
     author: Any  # an instance of the decorated class
     version: str
     joins: str | None = None  # one of JOINING: how one launch can have several problems
+    workspaces: Mapping[str, Workspace] = field(default_factory=dict)
+    values: Mapping[str, HostValue] = field(default_factory=dict)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -290,9 +327,13 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
-    used = _check_source(path, operands, list(results), (*knobs, *implements.axes), fail)
+    own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
+    used = _check_source(path, operands, list(results), (*knobs, *implements.axes), tuple(own), fail)
     joins = next((name for name in JOINING if name in used), None)
-    return Template(name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins)
+    return Template(
+        name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
+        {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
+    )  # fmt: skip
 
 
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:
@@ -314,7 +355,12 @@ def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: s
 
 
 def _check_source(
-    path: Path, operands: Mapping[str, Operand], results: Sequence[str], names: Iterable[str], fail: Callable[[str], Exception]
+    path: Path,
+    operands: Mapping[str, Operand],
+    results: Sequence[str],
+    names: Iterable[str],
+    own: Sequence[str],
+    fail: Callable[[str], Exception],
 ) -> set[str]:
     """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
     names that are used."""
@@ -327,6 +373,9 @@ def _check_source(
     for slot in operands:
         if slot not in rendered:
             raise fail(f"{path.name} never renders the slot {slot}")
+    for name in own:
+        if name not in rendered:
+            raise fail(f"{path.name} never uses {name}")
     summed = [slot for slot, one in operands.items() if one.sums]
     if summed and "store_sum" not in rendered:
         raise fail(f"it adds up {' and '.join(summed)}, but {path.name} never calls store_sum")
@@ -335,7 +384,7 @@ def _check_source(
         raise fail(f"{path.name} never renders the slot {results[0]}")
     if len(stored) > 1:
         raise fail(f"{path.name} renders {' and '.join(stored)}: one of them stores all results, 'first second'")
-    unknown = sorted(used - {*operands, *results, *names} - GIVEN)
+    unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
     return used

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from jinja2.ext import Extension
 
+from kgen.index import as_expr
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import environment, tidy
+from kgen.templates.render import clean, environment, tidy
 
 Lines = list[str]
 
@@ -95,11 +96,40 @@ class AxisSlot:
     static: bool
 
 
+class Parameters(Protocol):
+    """What a kernel turns out to need."""
+
+    @property
+    def pointers(self) -> dict[str, None]:
+        """Buffers, in the order in which they were first asked for."""
+
+    @property
+    def sizes(self) -> dict[str, None]:
+        """Symbols, in the order in which they were first asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A text that is noted as a parameter when it is used: ``{{ LOCKS }}``."""
+
+    name: str
+    text: str
+    among: dict[str, None]
+
+    def __str__(self) -> str:
+        self.among.setdefault(self.name)
+        return self.text
+
+
 class Filler(Protocol):
     """A language's slots for one problem under one configuration, as lists of lines."""
 
     problem: Problem
     config: Config
+
+    @property
+    def parameters(self) -> Parameters:
+        """Of the kernel."""
 
     @property
     def tile(self) -> Callable[..., Lines]:
@@ -146,4 +176,10 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     }
     names |= {name: ResultSlot(name, filler.store) for name in template.results}
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
+    pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
+    names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}
+    for name, one in template.values.items():
+        found = as_expr(one.compute(problem, filler.config))
+        symbol = symbols[found].name if found.as_int() is None else ""
+        names[name] = Lazy(symbol, clean(symbol), filler.parameters.sizes) if symbol else str(found)
     return names
