@@ -74,6 +74,42 @@ def test_nothing_is_asked_for(f: Callable[..., Any], args: tuple[Tensor, ...]) -
     assert "prefetch_lanes" not in source_of(f, *args)
 
 
+def permuted(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 1, 3).contiguous()
+
+
+@VECTORS
+def test_short_runs_that_lie_apart_are_asked_for() -> None:
+    source = source_of(permuted, torch.randn(4, 64, 8, 64))
+    [line] = [line.strip() for line in source.splitlines() if "prefetch_run" in line]
+    assert line == "prefetch_run(p_arg0_1 + 8192 + x0*32768 + x1*64 + x2*512, 64);"
+
+
+@VECTORS
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        (permuted, (torch.randn(1, 8, 2, 64),)),
+        (permuted, (torch.randn(2, 64, 2, 1024),)),
+        (lambda x, b: x + b, (torch.randn(4, 64, 8, 64), torch.randn(4, 64, 1, 64))),
+        (lambda x, i: x[i] * 2, (torch.randn(1000, 64), torch.randint(0, 1000, (3000,)))),
+    ],
+    ids=["little", "long runs", "one after the other", "by index"],
+)
+def test_no_run_is_asked_for(f: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    assert "prefetch_run" not in source_of(f, *args)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+def test_permuted_copies(dtype: torch.dtype, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(permuted, backend="kgen", dynamic=dynamic)
+    for shape in ((3, 65, 7, 33), (1, 130, 12, 64), (2, 70, 9, 48)):
+        x = torch.randint(0, 100, shape).to(dtype)
+        assert torch.equal(compiled(x), permuted(x))
+
+
 @pytest.mark.parametrize("length", [65, 255, 256, 1000, 1024, 1025])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_results(length: int, dtype: torch.dtype) -> None:

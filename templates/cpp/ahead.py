@@ -2,7 +2,8 @@
 
 A nest with several sections reads a row from memory in one of them and has it in the cache in the others. Without help memory
 idles during those: processors look ahead along what is being read, not across the sections. So a section that finds its row in
-the cache asks for the same place of the next one.
+the cache asks for the same place of the next one. And where short runs lie apart, as the heads of a permuted copy do, no
+processor sees the next run coming.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kgen.templates.cpp.emit import Emitter
 MAX_BYTES = 1 << 17
 # Steps of the vector loop that a row has at least: shorter ones are one stream to a processor.
 MIN_STEPS = 4
+# Bytes ahead where short runs lie apart, runs ahead at most, and the longest run that counts as short.
+APART, MOST_RUNS, SHORT = 4096, 16, 2048
 
 
 def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str]]:
@@ -40,6 +43,33 @@ def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str
         place = emitter._index(at).scalar(at if last else at + step)
         found.setdefault(0 if last else section + 1, []).append(f"prefetch_lanes<L>({emitter._pointer(name)} + {place});")
     return found if total <= MAX_BYTES else {}
+
+
+def run_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> list[str]:
+    """Statements before the vector loop of a nest of independent points: later runs of what is read in short ones."""
+    kernel, lanes = nest.kernel, nest.vector
+    row = next((v for v in reversed(kernel.outer) if v is not lanes and v.extent.as_int() != 1), None)
+    if kernel.inner or lanes is None or nest.tile is not None or row is None:
+        return []
+    count = lanes.extent.as_int()
+    found: dict[str, None] = {}
+    for name, at in _reads(nest):
+        step, itemsize = ix.stride_of(at, row), emitter.graph.buffers[name].dtype.itemsize
+        if step is None or not step.terms or count is None or ix.stride_of(at, lanes) != 1 or step == count:
+            continue
+        if count * itemsize <= SHORT and sizes.points(kernel.outer) * itemsize > MAX_BYTES:
+            later = max(1, min(MOST_RUNS, APART // (count * itemsize)))
+            place = emitter._index(at).scalar(ix.substitute(at, {lanes: ix.ZERO}, {}) + step * later)
+            found.setdefault(f"prefetch_run({emitter._pointer(name)} + {place}, {count});")
+    return list(found)
+
+
+def _reads(nest: Nest) -> list[tuple[str, Expr]]:
+    """What is read from memory at places that do not come from data."""
+    made = {out for s in nest.kernel.statements for out in s.outs}
+    loads = (load.attr for s in nest.kernel.statements for load in vs.loads(s.roots))
+    found = dict.fromkeys((name, at) for name, (at, *_), _ in loads if name not in made)
+    return [(name, at) for name, at in found if not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))]
 
 
 def _first_reads(nest: Nest) -> dict[tuple[str, Expr], int]:

@@ -13,7 +13,7 @@ from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
-from kgen.templates.cpp.ahead import prefetches
+from kgen.templates.cpp.ahead import prefetches, run_prefetches
 from kgen.templates.cpp.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import clean, render
@@ -115,6 +115,8 @@ def _slots(
         for b, row in emitter.rows.items()
     ]
     slots.one_step = _one_step_slot(nest) if nest.one_step else None
+    if not flat:
+        slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes)]
     slots.sections = [_section_slot(s, nest, text) for s in sections]
     for number, lines in prefetches(nest, emitter, sizes).items():
         slots.sections[number].body = [*lines, *slots.sections[number].body]
