@@ -136,7 +136,7 @@ struct Flag {
 // indices where it holds count.
 template <class I, class M, class W>
 KGEN_FN auto checked_index(I index, int64_t size, M mask, W w, Flag& failed) {
-  const auto bad = or_(lt_(index, int64_t(0)), ge_(index, size));
+  const auto bad = ge_(cast_<uint64_t>(index), uint64_t(size));  // negative ones are large: one comparison
   const auto counts = and_(bad, mask);
   if constexpr (lanes_of<I, M> == 1) {
     if (__builtin_expect(counts, 0)) failed.raise();
