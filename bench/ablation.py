@@ -6,7 +6,8 @@ python -m bench.ablation --switches prologues siblings --only 8 10 11
 
 On a GPU the suite is the list of products and the memory-bound patterns; on a CPU, those made for it. All variants of one
 subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth is then asked of
-calls from the host, without graphs (the default mode) over with them (reduce-overhead).
+calls from the host, without graphs (the default mode) over with them (reduce-overhead). The arguments change place from call to
+call, so a graph copies all of them, weights too: that is the worst case for it.
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Te
 def expected(op: str, args: tuple[torch.Tensor, ...]) -> torch.Tensor:
     if op in ("floordiv", "truncdiv", "remainder", "fmod") and not args[0].is_floating_point():
         return divided(op, *args)
+    if op == "where":
+        return where(*args)
     result = apply(op, *args)
     if op in ("fmod", "remainder"):  # eager's vectors give NaN where the quotient overflows, its scalars do not
         with np.errstate(invalid="ignore"):

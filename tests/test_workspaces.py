@@ -117,6 +117,21 @@ def test_sums_in_parts_in_one_launch(author: Path, dynamic: bool) -> None:
                 torch.testing.assert_close(compiled(a, b), shifted_relu(a, b), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_in_parts_natively(author: Path, dynamic: bool) -> None:
+    template_author.load(template_author.write(author, "split_at_once", SPLIT_JINJA, SPLIT))
+    torch._dynamo.reset()
+    compiled = torch.compile(shifted_relu, backend="kgen", dynamic=dynamic, options={"cache": False})
+    with only("split_at_once", first):
+        for m, k, n in ((33, 100, 20), (1000, 2571, 500), (16, 5, 7)):
+            a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+            results = [compiled(a, b) for _ in range(20)]
+            want = shifted_relu(a.double(), b.double()).float()
+            torch.testing.assert_close(results[0], want, rtol=1e-4, atol=1e-3)
+            assert all(torch.equal(results[0], other) for other in results)  # whoever comes last adds in one order
+
+
 @pytest.mark.interpret
 def test_what_the_kernels_get(author: Path) -> None:
     template_author.load(template_author.write(author, "split_at_once", SPLIT_JINJA, SPLIT))
