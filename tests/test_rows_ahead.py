@@ -32,9 +32,14 @@ def masked(x: Tensor, r: Tensor) -> Tensor:
 
 
 def source_of(f: Callable[..., Any], *args: Tensor) -> str:
+    torch._dynamo.reset()
     [graph] = kgen.explain(f, *args).graphs
     [kernel] = graph.kernels
     return kernel.source
+
+
+def column_sums(x: Tensor) -> Tensor:
+    return x.sum(0)
 
 
 def body_after(source: str, text: str) -> str:
@@ -98,6 +103,26 @@ def test_short_runs_that_lie_apart_are_asked_for() -> None:
 )
 def test_no_run_is_asked_for(f: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     assert "prefetch_run" not in source_of(f, *args)
+
+
+@VECTORS
+def test_lanes_that_walk_down_columns_ask_for_later_rows() -> None:
+    lanes = 4 * {"avx512": 16, "avx2": 8}[toolchain.isa().name]
+    later = min(16, 4096 // (4 * lanes))
+    for columns in (256, 1024):  # shared by threads along the rows, and along the columns
+        source = source_of(column_sums, torch.randn(512, columns))
+        assert f"prefetch_lanes<L>(p_arg0_1 + {later * columns} + x0 + y0*{columns});" in source
+    assert "prefetch_" not in source_of(column_sums, torch.randn(2048, lanes))  # one row after the other
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_down_columns(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: (x.sum(0), x.var(0), x.amax(0)), backend="kgen", dynamic=dynamic)
+    for shape in ((300, 257), (1000, 130), (2, 40000)):
+        x = torch.randn(shape)
+        for got, want in zip(compiled(x), (x.sum(0), x.var(0), x.amax(0)), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -3,14 +3,14 @@
 A nest with several sections reads a row from memory in one of them and has it in the cache in the others. Without help memory
 idles during those: processors look ahead along what is being read, not across the sections. So a section that finds its row in
 the cache asks for the same place of the next one. And where short runs lie apart, as the heads of a permuted copy do, no
-processor sees the next run coming.
+processor sees the next run coming, nor where lanes walk down columns.
 """
 
 from __future__ import annotations
 
 from kgen import index as ix
 from kgen import values as vs
-from kgen.index import Expr
+from kgen.index import Expr, Var
 from kgen.plan import Nest
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter
@@ -26,7 +26,11 @@ APART, MOST_RUNS, SHORT = 4096, 16, 2048
 def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str]]:
     """By section, statements for the body of its vector loop."""
     kernel, lanes = nest.kernel, nest.vector
-    if kernel.sections < 2 or lanes is None or nest.vertical or nest.one_step or not kernel.inner:
+    if lanes is None or not kernel.inner or nest.one_step:
+        return {}
+    if nest.vertical:
+        return _down_columns(nest, lanes, emitter, sizes)
+    if kernel.sections < 2:
         return {}
     row = next((v for v in reversed(kernel.outer) if v.extent.as_int() != 1), None)
     if row is None or sizes.of(lanes.extent) < MIN_STEPS * nest.lanes:
@@ -43,6 +47,22 @@ def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str
         place = emitter._index(at).scalar(at if last else at + step)
         found.setdefault(0 if last else section + 1, []).append(f"prefetch_lanes<L>({emitter._pointer(name)} + {place});")
     return found if total <= MAX_BYTES else {}
+
+
+def _down_columns(nest: Nest, lanes: Var, emitter: Emitter, sizes: Sizes) -> dict[int, list[str]]:
+    """Lanes that walk down columns read a short run of each row."""
+    kernel, down = nest.kernel, nest.kernel.inner[-1]
+    points = sizes.points(kernel.outer) * sizes.points(kernel.inner)
+    found: dict[int, list[str]] = {}
+    for (name, at), section in _first_reads(nest).items():
+        step, itemsize = ix.stride_of(at, down), emitter.graph.buffers[name].dtype.itemsize
+        run = nest.lanes * itemsize
+        if step is None or not step.terms or ix.stride_of(at, lanes) != 1 or (step.as_int() or nest.lanes + 1) <= nest.lanes:
+            continue
+        if run <= SHORT and points * itemsize > MAX_BYTES:
+            place = emitter._index(at).scalar(at + step * max(1, min(MOST_RUNS, APART // run)))
+            found.setdefault(section, []).append(f"prefetch_lanes<L>({emitter._pointer(name)} + {place});")
+    return found
 
 
 def run_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> list[str]:

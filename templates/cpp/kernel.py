@@ -117,9 +117,9 @@ def _slots(
     slots.one_step = _one_step_slot(nest) if nest.one_step else None
     if not flat:
         slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes)]
-    slots.sections = [_section_slot(s, nest, text) for s in sections]
     for number, lines in prefetches(nest, emitter, sizes).items():
-        slots.sections[number].body = [*lines, *slots.sections[number].body]
+        sections[number].body = [*lines, *sections[number].body]
+    slots.sections = [_section_slot(s, nest, text) for s in sections]
     if split:
         slots.split = _split_slot(sections[0], nest, emitter, text)
     return slots
