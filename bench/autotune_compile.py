@@ -48,7 +48,7 @@ def cold_and_warm(compiler: str, options: argparse.Namespace) -> dict[str, Any]:
 def _process(compiler: str, options: argparse.Namespace, folder: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.autotune_compile", "--worker", compiler, "--only", *options.only]
     command += ["--device", options.device, "--shrink", str(options.shrink)]
-    environment = os.environ | cache_environment(folder) | {"TRITON_CACHE_DIR": f"{folder}/triton"}
+    environment = os.environ | cache_environment(folder)
     environment.pop("KGEN_TUNING_FILE", None)
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)

@@ -101,8 +101,9 @@ def _no_gc() -> Any:
 
 
 def cache_environment(folder: str | Path) -> dict[str, str]:
-    """Caches of both compilers in one folder. AOTAutograd's cache, which both use, lies in Inductor's."""
-    return {"KGEN_CACHE_DIR": f"{folder}/kgen", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+    """Caches of both compilers, and of Triton, in one folder. AOTAutograd's cache, which both use, lies in Inductor's."""
+    names = {"KGEN_CACHE_DIR": "kgen", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    return {variable: f"{folder}/{name}" for variable, name in names.items()}
 
 
 def seconds_of(call: Thunk) -> float:

@@ -81,8 +81,7 @@ def spawn(contender: str, options: argparse.Namespace, caches: Path) -> dict[str
 
     command = [sys.executable, "-m", "bench.warm_start", "--child", contender, "--model", options.model]
     command += ["--device", options.device, "--dtype", options.dtype]
-    folder = caches / contender
-    environment = os.environ | cache_environment(folder) | {"TRITON_CACHE_DIR": f"{folder}/triton"}
+    environment = os.environ | cache_environment(caches / contender)
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         sys.exit(done.stderr)

@@ -5,7 +5,7 @@ After everything else: the lengths hang on the configuration that was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from kgen import index as ix
@@ -54,7 +54,8 @@ def _provided(kernel: Kernel, plan: Schedule, device: Callable[[str], Device], f
         lengths = [ix.as_expr(one.length(problem, config)) for config in configs]
         buffer = _buffer(kernel, name, one, _most(plan.graph, lengths), plan.graph)
         buffers.append((name, buffer.name))
-        fills += _fill(kernel, buffer) if one.zeroed else ()
+        if one.zeroed:
+            fills.append(_fill(kernel, buffer))
     return replace(kernel, workspaces=tuple(buffers), host_values=tuple(symbols.items()))
 
 
@@ -85,7 +86,7 @@ def _buffer(kernel: Kernel, name: str, one: Workspace, length: Expr, graph: ir.G
     return graph.buffers[free]
 
 
-def _fill(kernel: Kernel, buffer: ir.Buffer) -> Iterator[Kernel]:
+def _fill(kernel: Kernel, buffer: ir.Buffer) -> Kernel:
     at = ix.var("x0", buffer.sizes[0])
     zero = Statement("pointwise", (buffer.name,), vs.const(0, buffer.dtype), (at.expr(),), False, -1, (True,))
-    yield Kernel(f"{buffer.name}_zeros", (at,), (), 0, (zero,), origins=kernel.origins, target=kernel.target)
+    return Kernel(f"{buffer.name}_zeros", (at,), (), 0, (zero,), origins=kernel.origins, target=kernel.target)

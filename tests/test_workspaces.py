@@ -104,17 +104,25 @@ def shifted_relu(a: Tensor, b: Tensor) -> Tensor:
     return torch.relu(a @ b) + 1
 
 
+SHAPES = ((33, 100, 20), (40, 257, 50), (16, 5, 7), (33, 100, 20))
+
+
+def check(template: str, dynamic: bool, **options: bool) -> None:
+    """Each shape twice: what a call leaves in its memory must be nothing to the next one."""
+    torch._dynamo.reset()
+    compiled = torch.compile(shifted_relu, backend="kgen", dynamic=dynamic, options={"cache": False, **options})
+    with only(template, first):
+        for m, k, n in SHAPES:
+            a, b = torch.randn(m, k), torch.randn(k, n)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(a, b), shifted_relu(a, b), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.interpret
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sums_in_parts_in_one_launch(author: Path, dynamic: bool) -> None:
     template_author.load(template_author.write(author, "split_at_once", SPLIT_JINJA, SPLIT))
-    torch._dynamo.reset()
-    compiled = torch.compile(shifted_relu, backend="kgen", dynamic=dynamic, options={"gpu_interpreter": True, "cache": False})
-    with only("split_at_once", first):
-        for m, k, n in ((33, 100, 20), (40, 257, 50), (16, 5, 7)):
-            a, b = torch.randn(m, k), torch.randn(k, n)
-            for _ in range(2):
-                torch.testing.assert_close(compiled(a, b), shifted_relu(a, b), rtol=1e-4, atol=1e-4)
+    check("split_at_once", dynamic, gpu_interpreter=True)
 
 
 @pytest.mark.gpu
@@ -149,13 +157,7 @@ def test_what_the_kernels_get(author: Path) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_memory_of_a_cpu_kernel(author: Path, dynamic: bool) -> None:
     template_author.load(template_author.write(author, "marked", cpu_jinja(), CPU))
-    torch._dynamo.reset()
-    compiled = torch.compile(shifted_relu, backend="kgen", dynamic=dynamic, options={"cache": False})
-    with only("marked", first):
-        for m, k, n in ((33, 100, 20), (40, 257, 50), (33, 100, 20)):
-            a, b = torch.randn(m, k), torch.randn(k, n)
-            for _ in range(2):
-                torch.testing.assert_close(compiled(a, b), shifted_relu(a, b), rtol=1e-4, atol=1e-4)
+    check("marked", dynamic)
 
 
 @pytest.mark.cpu

@@ -148,17 +148,24 @@ def _detect() -> str:
 _WANTED = {"avx512": _AVX512, "avx2": _AVX2}
 
 
-@functools.cache
 def cpu_name() -> str:
     """The processor's name as its maker gives it."""
-    found = re.search(r"^model name\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    return _cpu_fact("model name") or platform.machine()
+
+
+def cpu_vendor() -> str:
+    """The processor's maker as it names itself ("GenuineIntel"); empty where it does not."""
+    return _cpu_fact("vendor_id")
+
+
+def _cpu_features() -> frozenset[str]:
+    return frozenset(_cpu_fact("flags").split())
 
 
 @functools.cache
-def cpu_vendor() -> str:
-    """The processor's maker as it names itself ("GenuineIntel"); empty where it does not."""
-    found = re.search(r"^vendor_id\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
+def _cpu_fact(name: str) -> str:
+    """What /proc/cpuinfo says of the first processor; empty where it says nothing."""
+    found = re.search(rf"^{name}\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
     return found[1].strip() if found else ""
 
 
@@ -167,12 +174,6 @@ def _cpu_text() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-@functools.cache
-def _cpu_features() -> frozenset[str]:
-    found = re.search(r"^flags\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
-    return frozenset(found[1].split()) if found else frozenset()
 
 
 # IEEE semantics stay: no contraction, signed zeros and NaN kept. errno and floating-point traps are nothing that

@@ -30,17 +30,15 @@ def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str
         return {}
     if nest.vertical:
         return _down_columns(nest, lanes, emitter, sizes)
-    if kernel.sections < 2:
-        return {}
     row = next((v for v in reversed(kernel.outer) if v.extent.as_int() != 1), None)
-    if row is None or sizes.of(lanes.extent) < MIN_STEPS * nest.lanes:
+    if kernel.sections < 2 or row is None or sizes.of(lanes.extent) < MIN_STEPS * nest.lanes:
         return {}
     points = sizes.points(kernel.inner)
     found: dict[int, list[str]] = {}
     total = 0
     for (name, at), section in _first_reads(nest).items():
-        step = ix.stride_of(at, row)
-        if step is None or not step.terms or ix.stride_of(at, lanes) != 1:
+        step = step_between(at, lanes, row)
+        if step is None:
             continue
         total += points * emitter.graph.buffers[name].dtype.itemsize
         last = section == kernel.sections - 1
@@ -51,16 +49,16 @@ def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str
 
 def _down_columns(nest: Nest, lanes: Var, emitter: Emitter, sizes: Sizes) -> dict[int, list[str]]:
     """Lanes that walk down columns read a short run of each row."""
-    kernel, down = nest.kernel, nest.kernel.inner[-1]
+    kernel = nest.kernel
     points = sizes.points(kernel.outer) * sizes.points(kernel.inner)
     found: dict[int, list[str]] = {}
     for (name, at), section in _first_reads(nest).items():
-        step, itemsize = ix.stride_of(at, down), emitter.graph.buffers[name].dtype.itemsize
-        run = nest.lanes * itemsize
-        if step is None or not step.terms or ix.stride_of(at, lanes) != 1 or (step.as_int() or nest.lanes + 1) <= nest.lanes:
+        step, itemsize = step_between(at, lanes, kernel.inner[-1]), emitter.graph.buffers[name].dtype.itemsize
+        if step is None or (step.as_int() or nest.lanes + 1) <= nest.lanes or points * itemsize <= MAX_BYTES:
             continue
-        if run <= SHORT and points * itemsize > MAX_BYTES:
-            place = emitter._index(at).scalar(at + step * max(1, min(MOST_RUNS, APART // run)))
+        later = _later(nest.lanes * itemsize)
+        if later:
+            place = emitter._index(at).scalar(at + step * later)
             found.setdefault(section, []).append(f"prefetch_lanes<L>({emitter._pointer(name)} + {place});")
     return found
 
@@ -69,36 +67,41 @@ def run_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> list[str]:
     """Statements before the vector loop of a nest of independent points: later runs of what is read in short ones."""
     kernel, lanes = nest.kernel, nest.vector
     row = next((v for v in reversed(kernel.outer) if v is not lanes and v.extent.as_int() != 1), None)
-    if kernel.inner or lanes is None or nest.tile is not None or row is None:
+    count = None if lanes is None else lanes.extent.as_int()
+    if kernel.inner or lanes is None or count is None or nest.tile is not None or row is None:
         return []
-    count = lanes.extent.as_int()
-    found: dict[str, None] = {}
-    for name, at in _reads(nest):
-        step, itemsize = ix.stride_of(at, row), emitter.graph.buffers[name].dtype.itemsize
-        if step is None or not step.terms or count is None or ix.stride_of(at, lanes) != 1 or step == count:
+    found: list[str] = []
+    for name, at in _first_reads(nest):
+        step, itemsize = step_between(at, lanes, row), emitter.graph.buffers[name].dtype.itemsize
+        if step is None or step == count or sizes.points(kernel.outer) * itemsize <= MAX_BYTES:
             continue
-        if count * itemsize <= SHORT and sizes.points(kernel.outer) * itemsize > MAX_BYTES:
-            later = max(1, min(MOST_RUNS, APART // (count * itemsize)))
+        later = _later(count * itemsize)
+        if later:
             place = emitter._index(at).scalar(ix.substitute(at, {lanes: ix.ZERO}, {}) + step * later)
-            found.setdefault(f"prefetch_run({emitter._pointer(name)} + {place}, {count});")
-    return list(found)
+            found.append(f"prefetch_run({emitter._pointer(name)} + {place}, {count});")
+    return found
 
 
-def _reads(nest: Nest) -> list[tuple[str, Expr]]:
-    """What is read from memory at places that do not come from data."""
-    made = {out for s in nest.kernel.statements for out in s.outs}
-    loads = (load.attr for s in nest.kernel.statements for load in vs.loads(s.roots))
-    found = dict.fromkeys((name, at) for name, (at, *_), _ in loads if name not in made)
-    return [(name, at) for name, at in found if not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))]
+def step_between(at: Expr, lanes: Var, row: Var) -> Expr | None:
+    """How far a place moves from row to row. None where it stays, is not contiguous along the lanes, or comes from data."""
+    step = ix.stride_of(at, row)
+    known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))
+    return step if known and step is not None and step.terms and ix.stride_of(at, lanes) == 1 else None
+
+
+def _later(run: int) -> int:
+    """How many runs of so many bytes are asked for ahead; 0: they are long."""
+    return max(1, min(MOST_RUNS, APART // run)) if run <= SHORT else 0
 
 
 def _first_reads(nest: Nest) -> dict[tuple[str, Expr], int]:
-    """What is read from memory in inner loops, and in which section first."""
-    made = {out for s in nest.kernel.statements for out in s.outs}
+    """What the innermost loops read from memory, and in which section first."""
+    kernel = nest.kernel
+    made = {out for s in kernel.statements for out in s.outs}
     found: dict[tuple[str, Expr], int] = {}
-    for s in sorted((s for s in nest.kernel.statements if s.inner), key=lambda s: s.section):
+    for s in sorted((s for s in kernel.statements if s.inner or not kernel.inner), key=lambda s: s.section):
         for load in vs.loads(s.roots):
             name, (at, *_), _ = load.attr
-            if name not in made and not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at)):
+            if name not in made:
                 found.setdefault((name, at), s.section)
     return found

@@ -14,6 +14,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import PART, Kernel, Nest, Statement
 from kgen.templates.contract import Config
+from kgen.templates.cpp.ahead import step_between
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
@@ -266,9 +267,8 @@ class Nests:
             loads = [(v.attr[0], v.attr[1][0]) for v in vs.loads(s.roots)]
             stores = [(out, s.store[0]) for out, kept in zip(s.outs, s.stored, strict=True) if kept]
             for name, at in (*loads, *stores):
-                step = ix.stride_of(at, r)
-                known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))
-                if known and ix.stride_of(at, j) == 1 and step is not None and step != 0 and name not in made:
+                step = step_between(at, j, r)
+                if step is not None and name not in made:
                     later = self.text(at + step * AHEAD - j.expr())
                     found.setdefault(f"  prefetch_run(p_{clean(name)} + {later}, {over.fast.count});")
         return [f"if ({r.name} + {AHEAD} < {over.slow.count}) {{", *found, "}"] if found else []
