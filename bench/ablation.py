@@ -6,8 +6,8 @@ python -m bench.ablation --switches prologues siblings --only 8 10 11
 
 On a GPU the suite is the list of products and the memory-bound patterns; on a CPU, those made for it. All variants of one
 subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth is then asked of
-calls from the host, without graphs (the default mode) over with them (reduce-overhead). The arguments change place from call to
-call, so a graph copies all of them, weights too: that is the worst case for it.
+calls from the host, without graphs (the default mode) over with them (reduce-overhead), with one set of arguments that stay in
+their place, as parameters do.
 """
 
 from __future__ import annotations
@@ -76,39 +76,57 @@ def compiled(fn: Function, mode: str = "default", **switches: bool) -> Function:
     return torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options=options)
 
 
-def variants(switches: Sequence[str], on_gpu: bool) -> dict[str, Callable[[Function], Function]]:
+Variants = Mapping[str, Callable[[Function], Function]]
+
+
+def variants(switches: Sequence[str]) -> Variants:
     made: dict[str, Callable[[Function], Function]] = {ON: compiled, AGAIN: compiled}
     for name in switches:
         if name in SWITCHES:
             made[name] = lambda fn, off=SWITCHES[name]: compiled(fn, **off)
-    if GRAPHS in switches and on_gpu:
-        made |= {CALLED: compiled, REPLAYED: lambda fn: compiled(fn, mode="reduce-overhead")}
     return made
 
 
+WITH_AND_WITHOUT_GRAPHS: Variants = {CALLED: compiled, REPLAYED: lambda fn: compiled(fn, mode="reduce-overhead")}
+
+
 def measure(subject: Subject, switches: Sequence[str], device: str, budget: float) -> dict[str, Any]:
-    """Median seconds of all variants that work, and why the others do not."""
+    """Median seconds of all variants that work, and why the others do not.
+
+    The variants with and without CUDA graphs come last, when none of the bench's own recordings is used any more: torch gives
+    up cuBLAS's workspaces when it records, also those that earlier recordings write to."""
     torch._dynamo.reset()
     torch.backends.cuda.matmul.allow_tf32 = subject.tf32
-    row: dict[str, Any] = {"name": subject.name, "failed": {}}
     sets = subject.sets()
+    row: dict[str, Any] = {"name": subject.name, "failed": {}, "seconds": {}}
+    _time(row, subject.fn, variants(switches), sets, budget)
+    if GRAPHS in switches and device == "cuda":
+        for tensor in sets[0]:
+            torch._dynamo.mark_static_address(tensor)
+        _time(row, subject.fn, WITH_AND_WITHOUT_GRAPHS, sets[:1], budget, record=False)
+    return row
+
+
+def _time(
+    row: dict[str, Any], fn: Function, makers: Variants, sets: list[list[Tensor]], budget: float, record: bool = True
+) -> None:
+    """Adds to `row` what the variants take, in turns."""
     entries: list[Entry] = []
-    for name, make in variants(switches, device == "cuda").items():
+    for name, make in makers.items():
         entry = Entry(name)
         try:
-            prepare(entry, make(subject.fn), sets, None, nullcontext(), record=name not in (CALLED, REPLAYED))
+            prepare(entry, make(fn), sets, None, nullcontext(), record=record)
         except Exception as cause:
             row["failed"][name] = failure(cause)
             synchronize()
             continue
         entries.append(entry)
-    if device == "cuda":
+    if sets[0][0].is_cuda:
         take_turns(entries, budget, True)
-        row["seconds"] = {entry.name: entry.summary()["seconds"] for entry in entries}
+        row["seconds"] |= {entry.name: entry.summary()["seconds"] for entry in entries}
     else:
         timings = interleave({entry.name: entry.replay for entry in entries}, seconds=budget)
-        row["seconds"] = {entry.name: timings[entry.name].median / entry.calls for entry in entries}
-    return row
+        row["seconds"] |= {entry.name: timings[entry.name].median / entry.calls for entry in entries}
 
 
 def slowdowns(rows: Sequence[Mapping[str, Any]], switch: str) -> dict[str, float]:
