@@ -546,6 +546,23 @@ def test_exponentials_below_the_maximum_of_their_tile_are_the_hardwares() -> Non
     assert (product.count("lib.fast_exp("), product.count("lib.exp(")) == (1, 1)
 
 
+@pytest.mark.parametrize("narrow", [True, False])
+def test_what_eager_rounds_before_it_is_added_up_may_be_the_hardwares(narrow: bool) -> None:
+    """The gradient behind an activation, and that of a bias: its terms are of 16 bits in eager, or of 32."""
+
+    def f(dy: Tensor, w: Tensor, saved: Tensor) -> tuple[Tensor, Tensor]:
+        d = torch.ops.aten.gelu_backward(dy @ w, saved)
+        return d, d.sum(0)
+
+    args = [r(*sizes, dtype=half if narrow else torch.float32) for sizes in ((70, 40), (40, 90), (70, 90))]
+    with recording() as recorder:
+        compiled(f, *args)
+    [product] = [s for g in recorder.graphs for c in g.units.calls.values() if "ACCUMULATOR" in (s := c.launch.source)]
+    assert "fold_sum" in product
+    assert ("lib.fast_erf(" in product, "lib.erf(" in product) == (narrow, not narrow)
+    check(f, *args, tolerance=5e-3 if narrow else 1e-5)  # half a unit of bfloat16's last place is 4e-3
+
+
 @LANGUAGES
 def test_a_product_is_rounded_as_eager_rounds_it(options: dict[str, Any]) -> None:
     """Sums of whole numbers are exact, and above 256 not all of them are numbers of 16 bits."""

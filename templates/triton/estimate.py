@@ -20,13 +20,15 @@ from kgen.templates.triton.boxes import boxes
 LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
 # Additions a second of one processor, in epilogues; bytes a second that reach it from the L2 cache.
 ADDITIONS, L2_RATE = 240 * 1.7e9, 110e9
+# Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
+WARPS_OF_EPILOGUE, WAITING = 8, 2.3
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
 # which warps wait for each other; and for each reduction of whole rows.
 TURN, PART, FOLD = 0.5e-6, 0.05e-6, 1.5e-6
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
-# with little for each warp to do.
+# below 128 x 128.
 LARGE_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.86, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
@@ -142,7 +144,8 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
-    work = area * _epilogue_cost(problem) / ADDITIONS
+    waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
+    work = area * _epilogue_cost(problem) / ADDITIONS * waiting
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
@@ -189,7 +192,7 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
 def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     """The share of the peak rate that the slowest operand and the tile's size allow."""
     large, pair = area >= 128 * 256, together > 1 and area >= 128 * 128
-    small = SMALL_RATE if area >= 4096 * config.WARPS else THIN_RATE
+    small = SMALL_RATE if area >= 128 * 128 else THIN_RATE
     rate = LARGE_RATE if large else PAIR_RATE if pair else small
     if problem.main_dtype.itemsize == 1 and not large and not pair:
         rate *= BYTE_SHARE

@@ -205,6 +205,7 @@ class TilesMatmul:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")
         yield from configurations(problem, (
             (128, 128, ROW, 4, 3, 1, True), (128, 128, ROW, 4, 3, 2, True), (128, 128, ROW, 4, 6, 1, True),
+            (128, 128, ROW, 8, 3, 1, True), (128, 128, ROW, 8, 6, 1, True), (128, 128, ROW, 8, 3, 1, False),
             (64, 128, ROW, 4, 4, 1, True), (64, 256, ROW, 4, 4, 1, True), (128, 128, ROW, 4, 3, 1, False),
             (128, 64, ROW, 4, 4, 1, True), (64, 64, ROW, 4, 4, 1, True), (64, 32, ROW, 4, 4, 1, True),
             (128, 256, ROW, 8, 4, 2, True), (128, 256, ROW, 8, 3, 1, True), (64, 128, 2 * ROW, 4, 3, 1, True),

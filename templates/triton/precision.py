@@ -15,7 +15,8 @@ _DECIDES = ("eq", "ne", "lt", "le", "gt", "ge", "floor", "ceil", "trunc", "round
 
 
 def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]:
-    """The values that reach something wider than a 16-bit float, a decision, or an index."""
+    """The values that reach something wider than a 16-bit float, a decision, or an index, and no tensor of 16-bit floats on
+    their way, in which eager would have rounded them."""
     found: set[Value] = set()
     wanted: set[str] = set()
     maxima = {s.outs[0]: s.value for s in statements if s.kind == "partial" and s.op == "max"}
@@ -31,7 +32,7 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
             roots += s.roots[1:]  # masks, and values inside of indices
         closure = vs.topological(roots)
         found.update(set(closure).difference(_fading(s, maxima)))
-        wanted.update(load.attr[0] for load in closure if load.op == "load")
+        wanted.update(load.attr[0] for load in closure if load.op == "load" and not _is_narrow(graph, load.attr[0]))
     return found
 
 
@@ -48,7 +49,8 @@ def _fading(s: Statement, maxima: Mapping[str, Value]) -> tuple[Value, ...]:
 
 
 def _is_narrow(graph: ir.Graph, name: str) -> bool:
-    return graph.buffers[name].dtype in ops.NARROW_FLOATS
+    made = graph.buffers.get(name)
+    return made is not None and made.dtype in ops.NARROW_FLOATS
 
 
 def _decides(value: Value) -> bool:
