@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.fx import GraphModule
 from kgen import debug, ir, lowering, torch_adapter, verify
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, toolchain, triton
+from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
@@ -175,16 +177,25 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
 
 
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
-    """Kernels to C++ translation units and to GPU kernels."""
+    """Kernels to C++ translation units and to GPU kernels, which are compiled from now on."""
     gm, plan = work
-    return gm, plan, _units(plan, config, _options(plan.graph, config))
+    options = _options(plan.graph, config)
+    begin = None if config.gpu_interpreter else partial(triton.begin, arch=options.gpu.arch)
+    return gm, plan, _units(plan, config, options, begin)
 
 
-def _units(plan: Schedule, config: Config, options: Options) -> UnitPlan:
+def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[TritonKernel], None] | None = None) -> UnitPlan:
+    """The texts of a plan. `begin` gets each GPU kernel as soon as it is there."""
     width = REGISTER_BYTES[toolchain.isa().name]
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
+        made = text(step, symbol)
+        if begin is not None and isinstance(made, KernelCall) and made.launch is not None:
+            begin(made.launch)
+        return made
+
+    def text(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         if isinstance(step, Packing):
             text = render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
             return Rendered(text, (step.source, step.name), (), frozenset())

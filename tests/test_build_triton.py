@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import os
 import signal
@@ -104,6 +105,42 @@ def test_a_mistake_is_reported_with_its_source_kept(fresh_cache):
     before = counters["triton.compiles"]
     triton.compile_kernels([tk.add()], 80)
     assert counters["triton.compiles"] == before, "the good kernel beside it was compiled and kept"
+
+
+def test_what_has_begun_is_not_compiled_again(fresh_cache):
+    before = counters["triton.compiles"]
+    for _ in range(2):
+        triton.begin(tk.add(), 80)
+    [made] = triton.compile_kernels([tk.add()], 80)
+    assert made.name == "add"
+    assert counters["triton.compiles"] == before + 1
+    triton.begin(tk.add(), 80)
+    assert not triton._begun
+    assert counters["triton.compiles"] == before + 1
+
+
+def test_a_failure_of_what_has_begun_waits_for_who_asks(fresh_cache):
+    wrong = dataclasses.replace(tk.add(), key="wrong", source="no Python\n")
+    triton.begin(wrong, 80)
+    concurrent.futures.wait(triton._begun.values())
+    before = counters["triton.compiles"]
+    with pytest.raises(TritonBuildFailed, match="SyntaxError"):
+        triton.compile_kernels([wrong, tk.add()], 80)
+    assert counters["triton.compiles"] == before + 1, "of the good one"
+    with pytest.raises(TritonBuildFailed):
+        triton.compile_kernels([wrong], 80)
+    assert counters["triton.compiles"] == before + 2
+
+
+def test_a_fork_compiles_for_itself(fresh_cache):
+    """It has none of the threads that wait for what its parent has begun."""
+    slow = dataclasses.replace(tk.add(), source=f"import time\ntime.sleep(3)\n{tk.add().source}")
+    triton.begin(slow, 80)
+    process = os.fork()
+    if process == 0:
+        os._exit(0 if not triton._begun and triton.compile_kernels([tk.add("i32")], 80) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    triton.compile_kernels([slow], 80)
 
 
 def test_what_the_launcher_cannot_do_is_refused():

@@ -1,7 +1,7 @@
 """Triton kernels to machine code, each compiled once per content and found in the cache from then on.
 
-Compilation happens in children of a server process (kgen/build/triton_worker.py), all missing kernels at once. Neither Triton
-nor the server is needed where the cache has everything.
+Compilation happens in children of a server process (kgen/build/triton_worker.py), as many at a time as there are processors,
+and may begin as soon as a kernel's text is there. Neither Triton nor the server is needed where the cache has everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +31,7 @@ from kgen.build.tensor_map import MapFormat
 from kgen.counters import counters
 from kgen.errors import TritonBuildFailed, TritonNotFound
 
-__all__ = ["compile_kernels", "prestart", "resource_usage", "version"]
+__all__ = ["begin", "compile_kernels", "prestart", "resource_usage", "version"]
 
 TIME_LIMIT_S = 300
 
@@ -43,13 +44,37 @@ def compile_kernels(kernels: Sequence[TritonKernel], arch: int) -> list[Compiled
     found = {key: cache.get("triton", key) for key in dict.fromkeys(keys)}
     missing = {key: kernel for key, kernel in zip(keys, kernels, strict=True) if found[key] is None}
     if missing:
-        with ThreadPoolExecutor(min(len(missing), len(os.sched_getaffinity(0))), thread_name_prefix="kgen-triton") as pool:
-            # Each job in a copy of the caller's context: it holds the caller's cache folder.
-            jobs = {
-                key: pool.submit(contextvars.copy_context().run, _build, key, kernel, arch) for key, kernel in missing.items()
-            }
+        jobs = {key: _job(key, kernel, arch) for key, kernel in missing.items()}
+        wait(jobs.values())
+        for key in jobs:
+            _begun.pop(key, None)
         found |= {key: job.result() for key, job in jobs.items()}
     return [_restore(kernel, found[key]) for key, kernel in zip(keys, kernels, strict=True)]
+
+
+def begin(kernel: TritonKernel, arch: int) -> None:
+    """Compiles in the background, unless the cache has it, a kernel that `compile_kernels` will be asked for."""
+    if _package() is not None:
+        key = _key(kernel, arch)
+        if cache.find("triton", key) is None:
+            _job(key, kernel, arch)
+
+
+def _job(key: str, kernel: TritonKernel, arch: int) -> Future[bytes]:
+    """The kernel's compilation: the one that has begun, or a new one."""
+    with _start:
+        job = _begun.get(key)
+        if job is None:
+            # In a copy of the caller's context: it holds the caller's cache folder.
+            job = _begun[key] = _threads().submit(contextvars.copy_context().run, _build, key, kernel, arch)
+    job.add_done_callback(partial(_forget, key))
+    return job
+
+
+def _forget(key: str, job: Future[bytes]) -> None:
+    """The cache has what was compiled; a failure waits for who asks."""
+    if job.exception() is None:
+        _begun.pop(key, None)
 
 
 def prestart() -> None:
@@ -256,6 +281,22 @@ class _Server:
 
 _running: list[_Server] = []
 _start = threading.Lock()
+_begun: dict[str, Future[bytes]] = {}  # by key
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Which wait for the server's answers."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="kgen-triton")
+
+
+def _forked() -> None:
+    """A fork has none of its parent's threads."""
+    _begun.clear()
+    _threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _server() -> _Server:
