@@ -3,17 +3,21 @@
 A nest with several sections reads a row from memory in one of them and has it in the cache in the others. Without help memory
 idles during those: processors look ahead along what is being read, not across the sections. So a section that finds its row in
 the cache asks for the same place of the next one. And where short runs lie apart, as the heads of a permuted copy do, no
-processor sees the next run coming, nor where lanes walk down columns.
+processor sees the next run coming, nor where lanes walk down columns. Least of all does it see what data point to: their
+indices are read early for that.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kgen import index as ix
 from kgen import values as vs
-from kgen.index import Expr, Var
+from kgen.index import Atom, Expr, Var
 from kgen.plan import Nest
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter
+from kgen.values import Value
 
 # Bytes of all asked rows together: more would drive the present row from a private cache (L2, from 512 KiB on).
 MAX_BYTES = 1 << 17
@@ -21,6 +25,9 @@ MAX_BYTES = 1 << 17
 MIN_STEPS = 4
 # Bytes ahead where short runs lie apart, runs ahead at most, and the longest run that counts as short.
 APART, MOST_RUNS, SHORT = 4096, 16, 2048
+# Rows, and steps along the lanes, by which indices are read early that point to something for each lane.
+POINTED_ROWS, POINTED_STEPS = 8, 16
+POINTED = "pointed"
 
 
 def prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> dict[int, list[str]]:
@@ -80,6 +87,77 @@ def run_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> list[str]:
             place = emitter._index(at).scalar(ix.substitute(at, {lanes: ix.ZERO}, {}) + step * later)
             found.append(f"prefetch_run({emitter._pointer(name)} + {place}, {count});")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """An index is read as it will be so many points later along a loop. What it points to is `run` elements long, or as long as
+    there are lanes."""
+
+    walked: Var
+    later: int
+    run: int | None = None
+
+
+def pointed_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> tuple[list[str], dict[int, list[str]]]:
+    """What later indices point to: statements before the vector loop of a nest of independent points, and by section for the
+    body of the loop."""
+    kernel, lanes = nest.kernel, nest.vector
+    before: list[str] = []
+    inside: dict[int, list[str]] = {}
+    if lanes is None or nest.tile is not None or (kernel.inner and nest.one_step):
+        return before, inside
+    made = {out for s in kernel.statements for out in s.outs}
+    targets = {(s.outs[0], s.store[0]): s.section for s in kernel.statements if s.kind == "scatter"}
+    for (name, at), section in (_first_reads(nest) | targets).items():
+        index, table = _index_from_data(at), emitter.graph.buffers[name]
+        if index is None or index[1].attr[0] in made or sizes.bytes(table) <= MAX_BYTES:
+            continue
+        pointer, (source, (place, *_), _) = index[0], index[1].attr
+        early = _early(nest, at, place, table.dtype.itemsize, sizes)
+        if early is None:
+            continue
+        there: dict[Atom, Expr] = {early.walked: ix.minimum(early.walked.expr() + early.later, early.walked.extent - 1)}
+        there |= {} if early.run is None else {lanes: ix.ZERO}
+        target = ix.substitute(at, {**there, pointer: ix.var(POINTED, pointer.size).expr()}, {})
+        place = ix.substitute(place, there, {})
+        read = f"{emitter._pointer(source)}[{emitter._index(place).scalar(place)}]"
+        found = f"{emitter._pointer(name)} + {emitter._index(target).scalar(target)}"
+        asking = f"prefetch_lanes<L>({found})" if early.run is None else f"prefetch_run({found}, {early.run})"
+        lines = inside.setdefault(section, []) if early.run is None else before
+        lines.append(f"{{ const int64_t {POINTED} = {read}; {asking}; }}")
+    return before, inside
+
+
+def _early(nest: Nest, at: Expr, place: Expr, itemsize: int, sizes: Sizes) -> Early | None:
+    """How early an index that lies at `place` is read, which is part of `at`. Where each lane has an index of its own, the
+    first one's is asked for: they are often the same."""
+    kernel, lanes = nest.kernel, nest.vector
+    assert lanes is not None
+    loops = [v for v in (*kernel.outer, *kernel.inner) if v is not lanes and v.extent.as_int() != 1]
+    rows = [v for v in loops if v in ix.free_atoms(place)]
+    if nest.vertical and kernel.inner:
+        along = rows and rows[-1] in kernel.inner and ix.stride_of(at, lanes) == 1
+        return Early(rows[-1], POINTED_ROWS) if along else None
+    if lanes in ix.free_atoms(place):
+        long = sizes.of(lanes.extent) >= 4 * POINTED_STEPS * nest.lanes
+        return Early(lanes, POINTED_STEPS * nest.lanes) if long or not rows else Early(rows[-1], POINTED_ROWS)
+    count = lanes.extent.as_int()
+    later = 0 if count is None else _later(count * itemsize)
+    if later and rows and not kernel.inner and ix.stride_of(at, lanes) == 1:
+        return Early(rows[-1], later, count)
+    return None
+
+
+def _index_from_data(at: Expr) -> tuple[ix.Indirect, Value] | None:
+    """The only index from data in a place, if it is read from memory, and where: none before zero need be told apart, since
+    asking for a wrong place does no harm."""
+    found = [a for a in ix.free_atoms(at) if isinstance(a, ix.Indirect)]
+    loads = vs.loads([found[0].value]) if len(found) == 1 else []
+    if len(loads) != 1 or loads[0].args:
+        return None
+    plain = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(loads[0].attr[1][0]))
+    return (found[0], loads[0]) if plain else None
 
 
 def step_between(at: Expr, lanes: Var, row: Var) -> Expr | None:

@@ -13,7 +13,7 @@ from kgen import values as vs
 from kgen.index import Expr, Var
 from kgen.plan import TILE, Kernel, Nest, Statement
 from kgen.sizes import Sizes
-from kgen.templates.cpp.ahead import prefetches, run_prefetches
+from kgen.templates.cpp.ahead import pointed_prefetches, prefetches, run_prefetches
 from kgen.templates.cpp.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.table import CPP_TYPES
 from kgen.templates.render import clean, render
@@ -115,10 +115,14 @@ def _slots(
         for b, row in emitter.rows.items()
     ]
     slots.one_step = _one_step_slot(nest) if nest.one_step else None
+    before, inside = pointed_prefetches(nest, emitter, sizes)
+    if not nest.kernel.inner:
+        slots.body = [*(line for lines in inside.values() for line in lines), *body]
     if not flat:
-        slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes)]
-    for number, lines in prefetches(nest, emitter, sizes).items():
-        sections[number].body = [*lines, *sections[number].body]
+        slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes), *before]
+    for asked in (prefetches(nest, emitter, sizes), inside if nest.kernel.inner else {}):
+        for number, lines in asked.items():
+            sections[number].body = [*lines, *sections[number].body]
     slots.sections = [_section_slot(s, nest, text) for s in sections]
     if split:
         slots.split = _split_slot(sections[0], nest, emitter, text)
