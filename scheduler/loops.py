@@ -34,8 +34,8 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
-# Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where elements
-# miss the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
+# Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where what they
+# point to misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
