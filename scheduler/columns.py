@@ -3,7 +3,8 @@
 The gradient of a row needs that row alone; the gradients of weight and bias are sums of the same data down the columns. Fusion
 keeps them apart, for they reduce over different axes. On a GPU the kernel of rows holds a row in registers: a program that
 takes many rows, one block after the other, adds them up as they come by, and stores one partial sum for each column at its end.
-A second kernel adds the programs' sums. Who adds what in which order is part of the plan, so results repeat from run to run.
+On a CPU the rows are shared out as well, and a share's sums stay in a core's own cache. A second kernel adds the sums of the
+programs or shares. Who adds what in which order is part of the plan, so results repeat from run to run.
 
 What reads the sums stays with the second kernel, so that only the walk over the rows moves in the order of steps.
 """
@@ -30,6 +31,8 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 MIN_COLUMNS = 32
 MAX_COLUMNS = 8192
 MAX_HELD = 65536
+# On a CPU: bytes of rows for each share, how many shares there are at least (what is smaller stays in the cache), and at most.
+SHARE_BYTES, MIN_SHARES, MAX_SHARES = 1 << 18, 16, 256
 
 ILLEGAL = (Reason.INDEX_MISMATCH, Reason.MUTATION, Reason.CYCLE)
 
@@ -63,7 +66,7 @@ def carry_columns(steps: list[Step], setting: Setting, verdicts: list[Verdict]) 
 def _sums_columns(kernel: Kernel, graph: ir.Graph) -> bool:
     """One walk down the inner space that sums, and otherwise only fills new buffers point by point."""
     inner = [s for s in kernel.statements if s.inner]
-    if kernel.target != "triton" or kernel.sections != 1 or kernel.rows or not kernel.outer or kernel.share is not None:
+    if kernel.contracts or kernel.sections != 1 or kernel.rows or not kernel.outer or kernel.share is not None:
         return False
     if any(not s.inner and s.section < 0 for s in kernel.statements):
         return False
@@ -75,8 +78,10 @@ def _sums_columns(kernel: Kernel, graph: ir.Graph) -> bool:
 def _holds_rows(kernel: Kernel) -> bool:
     """Whether a program may hold whole rows of the kernel. Atomic updates stay out: their order is nobody's."""
     length = ix.product(v.extent for v in kernel.inner).as_int() or 0
-    if kernel.target != "triton" or not kernel.outer or not kernel.inner or length < MIN_COLUMNS:
+    if kernel.contracts or not kernel.outer or not kernel.inner or length < MIN_COLUMNS:
         return False
+    if kernel.target == "cpp":
+        return all(s.kind in ("pointwise", "reduction", "column") for s in kernel.statements)
     return persistent(kernel) and all(s.kind != "scatter" for s in kernel.statements)
 
 
@@ -135,7 +140,8 @@ class _Carrier:
     def _moved(self, rows: Kernel, kernel: Kernel) -> _Moved | None:
         """The sums' statements over the loops of the rows; None where the two touch nothing at the same point."""
         down, across = placed(kernel.inner, rows.outer), placed(kernel.outer, rows.inner)
-        if down is None or across is None:
+        count = self._shares(rows)
+        if down is None or across is None or kernel.target != rows.target or count == 0:
             return None
         mapping = {**down, **across}
         memo: dict[Expr, Expr] = {}
@@ -149,10 +155,17 @@ class _Carrier:
             return None
         column = tuple(across[v] for v in kernel.outer)
         held = sum(self._bytes(element) for element in common)
-        programs = shares(self.setting.sizes.points(rows.outer), self.setting.sizes.points(rows.inner), self.setting.gpu)
         sums = [s for s in statements if s.kind == "reduction"]
-        partial = programs * self.setting.sizes.points(rows.inner) * sum(s.value.dtype.itemsize for s in sums)
+        partial = count * self.setting.sizes.points(rows.inner) * sum(s.value.dtype.itemsize for s in sums)
         return _Moved(statements, column, held - 2 * partial)
+
+    def _shares(self, rows: Kernel) -> int:
+        """Among how many programs, or parts of a CPU's loop, the rows are shared out; 0: they are too few."""
+        count, length = self.setting.sizes.points(rows.outer), self.setting.sizes.points(rows.inner)
+        if rows.target != "cpp":
+            return shares(count, length, self.setting.gpu)
+        found = min(count * length * 4 // SHARE_BYTES, MAX_SHARES, count)
+        return found if found >= MIN_SHARES else 0
 
     def _along_rows(self, element: Element, rows: Kernel) -> bool:
         """Whether an access of both loops goes along memory as the inner loops run."""
@@ -225,10 +238,8 @@ class _Carrier:
     # ---- joining ----------------------------------------------------------------------------------------------------
 
     def _join(self, where: int, rows: Kernel, at: int, kernel: Kernel, moved: _Moved) -> None:
-        count = shares(self.setting.sizes.points(rows.outer), self.setting.sizes.points(rows.inner), self.setting.gpu)
-        share = rows.share or ix.var("share", count)
-        # after all that the rows compute, statements after their last walk included
-        section = rows.sections - 1 if rows.share is not None else rows.sections
+        share = rows.share or ix.var("share", self._shares(rows))
+        section = _section_of(rows, moved.roots)
         partials = {s.outs[0]: self._partial(s, kernel, share) for s in moved.sums}
         added = [replace(s, section=section) for s in moved.statements if s.kind != "reduction"]
         for s in moved.sums:
@@ -236,7 +247,7 @@ class _Carrier:
             added.append(Statement("column", (partials[s.outs[0]],), s.value, store, True, section, (True,), s.op))
         name = rows.name if rows.share is not None else f"{rows.name}_columns"
         self.places[where][0] = replace(
-            rows, name=name, sections=section + 1, statements=(*rows.statements, *added),
+            rows, name=name, sections=max(rows.sections, section + 1), statements=(*rows.statements, *added),
             origins=tuple(dict.fromkeys((*rows.origins, *kernel.origins))), share=share,
         )  # fmt: skip
         self.left.add(at)
@@ -274,7 +285,7 @@ class _Carrier:
             for name in self._roots(reads(step)):
                 readers[name] = readers.get(name, 0) + 1
         for place in self.places:
-            if place and isinstance(place[0], Kernel) and place[0].share is not None:
+            if place and isinstance(place[0], Kernel) and place[0].share is not None and place[0].target == "triton":
                 place[0] = self._unstored(place[0], readers)
 
     def _unstored(self, kernel: Kernel, readers: dict[str, int]) -> Kernel:
@@ -291,6 +302,16 @@ class _Carrier:
             for s in kernel.statements
         )
         return replace(kernel, statements=statements)
+
+
+def _section_of(rows: Kernel, roots: Iterable[Value]) -> int:
+    """Which walk of a kernel of rows takes sums along. A GPU's rows stay in registers: sums come after all that is computed,
+    statements after the last walk included. A CPU reads rows again in each walk: it is the first that has all values."""
+    if rows.target != "cpp":
+        return rows.sections - 1 if rows.share is not None else rows.sections
+    made = {o: s for s in rows.statements for o in s.outs}
+    makers = [made[load.attr[0]] for load in vs.loads(roots) if load.attr[0] in made]
+    return max((s.section + (s.kind == "reduction" or not s.inner) for s in makers), default=0)
 
 
 def placed(loops: tuple[Var, ...], at: tuple[Var, ...]) -> Mapping | None:

@@ -34,8 +34,8 @@ MAX_TURNS = 8  # loops are split at most so often
 GROUP_OPS = ("sum", "prod", "max", "min", "welford")
 # Tasks that outer loops must leave for the threads before another outer loop may become lanes.
 MIN_TASKS = 8
-# Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where what they
-# point to misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
+# Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
+# misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
 GATHERING = 64
 SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
 
@@ -54,7 +54,7 @@ def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: 
     if vector is None:
         return Nest(kernel, None, 1)
     group = 1
-    if reorder and (joined := grouped(kernel, vector, touches, sizes)) is not None:
+    if reorder and kernel.share is None and (joined := grouped(kernel, vector, touches, sizes)) is not None:
         group = sizes.of(vector.extent)
         kernel, vector = joined
         touches = list(distinct_touches(kernel, graph, sizes))
@@ -359,7 +359,7 @@ def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> 
 
 
 def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
-    candidates = list(kernel.outer) + _inner_candidates(kernel)
+    candidates = [*(kernel.outer if kernel.share is None else ()), *_inner_candidates(kernel)]
     best: tuple[float, int, Var] | None = None
     for rank, v in enumerate(candidates):
         if sizes.of(v.extent) < 2:

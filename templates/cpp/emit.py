@@ -142,6 +142,11 @@ class Emitter:
             self._scan(s, section.before)
         elif s.kind == "scatter":
             self._scatter(s)
+        elif s.kind == "column":
+            at = self._index(s.store[0]).scalar(s.store[0])
+            self.scope.lines.append(
+                f"combine<Add>({self._pointer(s.outs[0])} + {at}, {self._as_lanes(s.value)}, {self._active()});"
+            )
         else:
             self._pointwise(s)
         return []

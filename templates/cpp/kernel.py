@@ -110,6 +110,7 @@ def _slots(
     slots.turned, slots.walked = list(emitter.turned.values()), list(emitter.walked.values())
     slots.vector = _vector_slot(nest, block, text) if vector_outer else None
     slots.grain = _grain(nest, sizes, flat, tasks)
+    slots.share = None if nest.kernel.share is None else _share_slot(nest, emitter, sizes, slots)
     slots.rows = [
         f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;"
         for b, row in emitter.rows.items()
@@ -192,6 +193,21 @@ def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
     )
 
 
+def _share_slot(nest: Nest, emitter: Emitter, sizes: Sizes, slots: SimpleNamespace) -> SimpleNamespace:
+    """How rows are shared out, and what begins with zeros for each share."""
+    kernel = nest.kernel
+    assert kernel.share is not None
+    count = sizes.of(kernel.share.extent)
+    columns = ix.product(v.extent for v in kernel.inner)
+    text = _Text(emitter)
+    grain = -(-slots.grain * count // max(1, sizes.of(slots.task_count)))
+    begins = [
+        (emitter._pointer(s.outs[0]), text(kernel.share.expr() * columns)) for s in kernel.statements if s.kind == "column"
+    ]
+    zeros = [f"__builtin_memset({sums} + {first}, 0, sizeof(*{sums}) * ({text(columns)}));" for sums, first in begins]
+    return SimpleNamespace(name=kernel.share.name, count=count, grain=grain, zeros=zeros)
+
+
 def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
     """Tasks (or elements, when flat) per thread that make waking it worthwhile."""
     per_point = _point_cost(nest)
@@ -254,7 +270,7 @@ def _splits(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
     """Whether threads should share each row, or each set of columns that lanes reduce together: one section of reductions, few
     outer points, long rows."""
     kernel = nest.kernel
-    if len(sections) != 1 or not kernel.inner or kernel.rows:
+    if len(sections) != 1 or not kernel.inner or kernel.rows or kernel.share is not None:
         return False
     if any(s.inner and s.kind in ("scan", "scatter") for s in kernel.statements):
         return False
