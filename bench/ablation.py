@@ -94,7 +94,7 @@ def measure(subject: Subject, switches: Sequence[str], device: str, budget: floa
     """Median seconds of all variants that work, and why the others do not.
 
     The variants with and without CUDA graphs come last, when none of the bench's own recordings is used any more: torch gives
-    up cuBLAS's workspaces when it records, also those that earlier recordings write to."""
+    up cuBLAS's workspaces when it records, and library calls that were recorded earlier then fail unless they need none."""
     torch._dynamo.reset()
     torch.backends.cuda.matmul.allow_tf32 = subject.tf32
     sets = subject.sets()
