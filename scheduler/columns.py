@@ -31,7 +31,8 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 MIN_COLUMNS = 32
 MAX_COLUMNS = 8192
 MAX_HELD = 65536
-# On a CPU: bytes of rows for each share, how many shares there are at least (what is smaller stays in the cache), and at most.
+# On a CPU: bytes of rows for each share, counted as numbers of 32 bits; how many shares there are at least (what is smaller
+# stays in the cache), and at most.
 SHARE_BYTES, MIN_SHARES, MAX_SHARES = 1 << 18, 16, 256
 
 ILLEGAL = (Reason.INDEX_MISMATCH, Reason.MUTATION, Reason.CYCLE)
@@ -81,7 +82,7 @@ def _holds_rows(kernel: Kernel) -> bool:
     if kernel.contracts or not kernel.outer or not kernel.inner or length < MIN_COLUMNS:
         return False
     if kernel.target == "cpp":
-        return all(s.kind in ("pointwise", "reduction", "column") for s in kernel.statements)
+        return all(s.kind in ("pointwise", "reduction") for s in kernel.statements)
     return persistent(kernel) and all(s.kind != "scatter" for s in kernel.statements)
 
 
@@ -169,13 +170,24 @@ class _Carrier:
 
     def _along_rows(self, element: Element, rows: Kernel) -> bool:
         """Whether an access of both loops goes along memory as the inner loops run."""
+        return bool(self._loops_along(element, rows))
+
+    def _loops_along(self, element: Element, rows: Kernel) -> list[Var]:
+        """The inner loops along which an access of both loops goes along memory."""
         name, index = element
         strides = self.setting.graph.buffers[name].strides
         if strides is None or not _uses(index, rows.outer):
-            return False
+            return []
         offset = ix.linearize(index, strides)
         inner = (v for v in rows.inner if self.setting.sizes.of(v.extent) >= MIN_COLUMNS)
-        return any(stride_along(offset, v, self.setting.sizes) == 1 for v in inner)
+        return [v for v in inner if stride_along(offset, v, self.setting.sizes) == 1]
+
+    def _turned(self, rows: Kernel, kernel: Kernel, moved: _Moved) -> bool:
+        """Whether lanes that go along the rows would add to sums that lie apart."""
+        sums = ix.linearize(moved.column, ix.contiguous_strides(tuple(v.extent for v in kernel.outer)))
+        common = {load.attr[:2] for load in vs.loads(moved.roots)} & _held(rows)
+        along = (v for element in common for v in self._loops_along(element, rows))
+        return not any(stride_along(sums, v, self.setting.sizes) == 1 for v in along)
 
     def _bytes(self, element: Element) -> int:
         name, index = element
@@ -202,6 +214,8 @@ class _Carrier:
         length = self.setting.sizes.points(rows.inner)
         read = {load.attr[:2] for load in vs.loads(moved.roots)} - _held(rows)
         if any(_uses(e[1], rows.inner) and _uses(e[1], rows.outer) and not self._along_rows(e, rows) for e in read):
+            return Reason.LAYOUT_CONFLICT
+        if rows.target == "cpp" and self._turned(rows, kernel, moved):
             return Reason.LAYOUT_CONFLICT
         if length > MAX_COLUMNS or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_HELD:
             return Reason.TOO_LARGE
@@ -278,7 +292,7 @@ class _Carrier:
         return replace(kernel, inner=(share,), statements=tuple(statements))
 
     def keep_in_registers(self) -> None:
-        """What only the sums read need not be stored by the rows' kernel any more."""
+        """What only the sums read need not be stored by a GPU's kernel of rows. On a CPU a later walk may read it again."""
         steps = [step for place in self.places for step in place]
         readers: dict[str, int] = {}
         for step in steps:

@@ -107,6 +107,30 @@ def test_columns_of_two_dimensions() -> None:
     check(f, r(600, 6, 32), r(6, 32), r(600, 6, 32))
 
 
+def centred(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    p = x
+    for other in others:
+        p = p * other
+    return p - p.mean((1, 2), keepdim=True), p.sum(0), x.sum(0)
+
+
+def turned(*sizes: int) -> Tensor:
+    return r(sizes[0], sizes[2], sizes[1]).transpose(1, 2)
+
+
+@pytest.mark.usefixtures("small")
+def test_lanes_that_walk_across_the_sums_stay_apart() -> None:
+    """The rows lie in memory in another order than their columns' sums."""
+    check(centred, turned(500, 32, 48), turned(500, 32, 48), carrying=0)
+
+
+@pytest.mark.usefixtures("small")
+def test_lanes_that_walk_across_the_sums_add_to_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which loop becomes lanes is chosen later."""
+    monkeypatch.setattr(columns._Carrier, "_turned", lambda *_: False)
+    check(centred, turned(500, 32, 48), turned(500, 32, 48))
+
+
 @pytest.mark.usefixtures("small")
 def test_a_gradient_that_accumulates_in_place() -> None:
     def f(x: Tensor, g: Tensor, total: Tensor) -> tuple[Tensor]:

@@ -7,7 +7,7 @@ the header's functions take both. A value is emitted once, in the outermost scop
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -143,10 +143,7 @@ class Emitter:
         elif s.kind == "scatter":
             self._scatter(s)
         elif s.kind == "column":
-            at = self._index(s.store[0]).scalar(s.store[0])
-            self.scope.lines.append(
-                f"combine<Add>({self._pointer(s.outs[0])} + {at}, {self._as_lanes(s.value)}, {self._active()});"
-            )
+            self._scatter_text(replace(s, op="add"), self._as_lanes(s.value), None)
         else:
             self._pointwise(s)
         return []
