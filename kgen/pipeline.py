@@ -190,12 +190,12 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
-        made = text(step, symbol)
+        made = rendered(step, symbol)
         if begin is not None and isinstance(made, KernelCall) and made.launch is not None:
             begin(made.launch)
         return made
 
-    def text(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
+    def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         if isinstance(step, Packing):
             text = render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
             return Rendered(text, (step.source, step.name), (), frozenset())

@@ -52,6 +52,32 @@ def reasons(plan: Schedule, outcome: Outcome) -> set[Reason]:
     return {v.reason for v in plan.verdicts if v.outcome is outcome}
 
 
+def sums_over_two_loops(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+    dx = x * (g - (g * x).sum(-1, keepdim=True))
+    return dx, dx.sum((0, 1)), (g * x).reshape(-1, x.shape[-1]).sum(0)
+
+
+def sums_of_two_dimensions(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    dw = g * w
+    return dw - dw.mean((1, 2), keepdim=True), (x * g).sum(0) + (dw * x).sum(0)
+
+
+def accumulating(x: Tensor, g: Tensor, total: Tensor) -> tuple[Tensor]:
+    dx, db = softmax_backward(g, x)
+    total.add_(db)
+    return (dx,)
+
+
+def overwriting(x: Tensor, g: Tensor) -> tuple[Tensor]:
+    db = (x * g).sum(0)
+    x.copy_(x.softmax(-1))
+    return (db,)
+
+
+def integers_and_wide(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x - x.amax(-1, keepdim=True), x.sum(0), y - y.amax(-1, keepdim=True), (y * 2).sum(0)
+
+
 # ---- plans ----------------------------------------------------------------------------------------------------------
 
 
@@ -153,19 +179,39 @@ def test_a_demand_keeps_them_apart() -> None:
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def run(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Any:
+INTERPRETED = {"gpu_interpreter": True}
+
+
+def run(f: Callable[..., Any], *args: Any, dynamic: bool | None = None, **options: bool) -> Any:
     torch._dynamo.reset()
-    return torch.compile(f, backend="kgen", dynamic=dynamic, fullgraph=True, options={"gpu_interpreter": True})(*args)
+    return torch.compile(f, backend="kgen", dynamic=dynamic, fullgraph=True, options=options or INTERPRETED)(*args)
 
 
-def check(f: Callable[..., Any], *args: Tensor, rtol: float = 1e-4, carrying: int = 1) -> None:
+def check(
+    f: Callable[..., Any], *args: Tensor, rtol: float = 1e-4, carrying: int = 1, planned: Options = GPU, **options: bool
+) -> None:
     """Agrees with float64 on copies of the arguments, which end as eager's do; `carrying` kernels of rows sum columns."""
-    assert len(carriers(plan_of(f, *(a.clone() for a in args)))) == carrying
+    assert len(carriers(plan_of(f, *(a.clone() for a in args), options=planned))) == carrying
     mine, wide = [a.clone() for a in args], [a.double() if a.is_floating_point() else a.clone() for a in args]
     with torch.no_grad():
-        got, want = run(f, *mine), f(*wide)
+        got, want = run(f, *mine, **options), f(*wide)
     for one, other in zip((*got, *mine), (*want, *wide), strict=True):
         torch.testing.assert_close(one, other.to(one.dtype), rtol=rtol, atol=rtol * float(other.abs().max()))
+
+
+def check_a_number_of_rows(**options: bool) -> None:
+    """One graph for all of them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(softmax_backward, backend="kgen", options={"cache": False, **options})
+    with recording() as recorder:
+        for rows in (400, 901, 3):
+            g, y = r(rows, 64), r(rows, 64)
+            for t in (g, y):
+                torch._dynamo.mark_dynamic(t, 0)
+            torch.testing.assert_close(compiled(g, y), softmax_backward(g, y), rtol=1e-4, atol=1e-4)
+    [graph] = recorder.graphs
+    assert isinstance(graph, Record)
+    assert len(carriers(graph.plan)) == 1
 
 
 @pytest.mark.interpret
@@ -184,20 +230,12 @@ def test_bfloat16_rows_and_float32_weights() -> None:
 def test_rows_of_two_loops() -> None:
     """Sums over batch and time of what the rows' kernel walks as two loops, or as one."""
 
-    def f(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        dx = x * (g - (g * x).sum(-1, keepdim=True))
-        return dx, dx.sum((0, 1)), (g * x).reshape(-1, x.shape[-1]).sum(0)
-
-    check(f, r(4, 75, 64), r(4, 75, 64))
+    check(sums_over_two_loops, r(4, 75, 64), r(4, 75, 64))
 
 
 @pytest.mark.interpret
 def test_columns_of_two_dimensions() -> None:
-    def f(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        dw = g * w
-        return dw - dw.mean((1, 2), keepdim=True), (x * g).sum(0) + (dw * x).sum(0)
-
-    check(f, r(600, 6, 32), r(6, 32), r(600, 6, 32))
+    check(sums_of_two_dimensions, r(600, 6, 32), r(6, 32), r(600, 6, 32))
 
 
 @pytest.mark.interpret
@@ -211,24 +249,14 @@ def test_what_follows_the_sums_follows_the_partial_results() -> None:
 
 @pytest.mark.interpret
 def test_a_gradient_that_accumulates_in_place() -> None:
-    def f(x: Tensor, g: Tensor, total: Tensor) -> tuple[Tensor]:
-        dx, db = softmax_backward(g, x)
-        total.add_(db)
-        return (dx,)
-
-    check(f, r(500, 64), r(500, 64), r(64))
+    check(accumulating, r(500, 64), r(500, 64), r(64))
 
 
 @pytest.mark.interpret
 def test_rows_that_are_overwritten() -> None:
     """The sums are of the rows as they were before; the kernel of rows changes them."""
 
-    def f(x: Tensor, g: Tensor) -> tuple[Tensor]:
-        db = (x * g).sum(0)
-        x.copy_(x.softmax(-1))
-        return (db,)
-
-    check(f, r(500, 64), r(500, 64), carrying=0)
+    check(overwriting, r(500, 64), r(500, 64), carrying=0)
 
 
 @pytest.mark.interpret
@@ -308,10 +336,7 @@ def test_scans_of_rows() -> None:
 
 @pytest.mark.interpret
 def test_integers_and_wide_numbers() -> None:
-    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x - x.amax(-1, keepdim=True), x.sum(0), y - y.amax(-1, keepdim=True), (y * 2).sum(0)
-
-    check(f, torch.randint(-99, 99, (900, 40)), r(900, 40).double(), carrying=2)
+    check(integers_and_wide, torch.randint(-99, 99, (900, 40)), r(900, 40).double(), carrying=2)
 
 
 @pytest.mark.interpret
@@ -323,16 +348,7 @@ def test_results_repeat() -> None:
 
 @pytest.mark.interpret
 def test_a_dynamic_number_of_rows() -> None:
-    compiled = torch.compile(softmax_backward, backend="kgen", options={"gpu_interpreter": True, "cache": False})
-    with recording() as recorder:
-        for rows in (400, 901, 3):
-            g, y = r(rows, 64), r(rows, 64)
-            for t in (g, y):
-                torch._dynamo.mark_dynamic(t, 0)
-            torch.testing.assert_close(compiled(g, y), softmax_backward(g, y), rtol=1e-4, atol=1e-4)
-    [graph] = recorder.graphs
-    assert isinstance(graph, Record)
-    assert len(carriers(graph.plan)) == 1
+    check_a_number_of_rows(**INTERPRETED)
 
 
 def test_a_dynamic_number_of_columns_stays_apart() -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from kgen.record import Record, recording
 from kgen.scheduler import Options, columns
 from kgen.scheduler.columns import MAX_SHARES, MIN_SHARES, SHARE_BYTES
-from tests.test_columns import carriers, layer_norm_backward, plan_of, r, softmax_backward
+from tests import test_columns
+from tests.test_columns import (
+    accumulating,
+    carriers,
+    check_a_number_of_rows,
+    integers_and_wide,
+    layer_norm_backward,
+    overwriting,
+    plan_of,
+    r,
+    softmax_backward,
+    sums_of_two_dimensions,
+    sums_over_two_loops,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -26,19 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "MIN_SHARES", 2)
 
 
-def run(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(f, backend="kgen", dynamic=dynamic, fullgraph=True, options={"cache": False})(*args)
-
-
-def check(f: Callable[..., Any], *args: Tensor, rtol: float = 1e-4, carrying: int = 1) -> None:
-    """Agrees with float64 on copies of the arguments, which end as eager's do; `carrying` kernels of rows sum columns."""
-    assert len(carriers(plan_of(f, *(a.clone() for a in args), options=CPU))) == carrying
-    mine, wide = [a.clone() for a in args], [a.double() if a.is_floating_point() else a.clone() for a in args]
-    with torch.no_grad():
-        got, want = run(f, *mine), f(*wide)
-    for one, other in zip((*got, *mine), (*want, *wide), strict=True):
-        torch.testing.assert_close(one, other.to(one.dtype), rtol=rtol, atol=rtol * float(other.abs().max()))
+check = partial(test_columns.check, planned=CPU, cache=False)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -91,20 +90,12 @@ def test_what_is_made_and_summed() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_rows_of_two_loops() -> None:
-    def f(x: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        dx = x * (g - (g * x).sum(-1, keepdim=True))
-        return dx, dx.sum((0, 1)), (g * x).reshape(-1, x.shape[-1]).sum(0)
-
-    check(f, r(4, 75, 64), r(4, 75, 64))
+    check(sums_over_two_loops, r(4, 75, 64), r(4, 75, 64))
 
 
 @pytest.mark.usefixtures("small")
 def test_columns_of_two_dimensions() -> None:
-    def f(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        dw = g * w
-        return dw - dw.mean((1, 2), keepdim=True), (x * g).sum(0) + (dw * x).sum(0)
-
-    check(f, r(600, 6, 32), r(6, 32), r(600, 6, 32))
+    check(sums_of_two_dimensions, r(600, 6, 32), r(6, 32), r(600, 6, 32))
 
 
 def centred(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -133,22 +124,12 @@ def test_lanes_that_walk_across_the_sums_add_to_each_of_them(monkeypatch: pytest
 
 @pytest.mark.usefixtures("small")
 def test_a_gradient_that_accumulates_in_place() -> None:
-    def f(x: Tensor, g: Tensor, total: Tensor) -> tuple[Tensor]:
-        dx, db = softmax_backward(g, x)
-        total.add_(db)
-        return (dx,)
-
-    check(f, r(500, 64), r(500, 64), r(64))
+    check(accumulating, r(500, 64), r(500, 64), r(64))
 
 
 @pytest.mark.usefixtures("small")
 def test_rows_that_are_overwritten() -> None:
-    def f(x: Tensor, g: Tensor) -> tuple[Tensor]:
-        db = (x * g).sum(0)
-        x.copy_(x.softmax(-1))
-        return (db,)
-
-    check(f, r(500, 64), r(500, 64), carrying=0)
+    check(overwriting, r(500, 64), r(500, 64), carrying=0)
 
 
 @pytest.mark.usefixtures("small")
@@ -167,10 +148,7 @@ def test_a_scan_of_rows_stays_apart() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_integers_and_wide_numbers() -> None:
-    def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        return x - x.amax(-1, keepdim=True), x.sum(0), y - y.amax(-1, keepdim=True), (y * 2).sum(0)
-
-    check(f, torch.randint(-99, 99, (900, 40)), r(900, 40).double(), carrying=2)
+    check(integers_and_wide, torch.randint(-99, 99, (900, 40)), r(900, 40).double(), carrying=2)
 
 
 @pytest.mark.usefixtures("small")
@@ -198,14 +176,4 @@ def test_results_are_the_same_with_any_number_of_threads() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_a_number_of_rows_at_run_time() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(softmax_backward, backend="kgen", options={"cache": False})
-    with recording() as recorder:
-        for rows in (400, 901, 3):
-            g, y = r(rows, 64), r(rows, 64)
-            for t in (g, y):
-                torch._dynamo.mark_dynamic(t, 0)
-            torch.testing.assert_close(compiled(g, y), softmax_backward(g, y), rtol=1e-4, atol=1e-4)
-    [graph] = recorder.graphs
-    assert isinstance(graph, Record)
-    assert len(carriers(graph.plan)) == 1
+    check_a_number_of_rows()

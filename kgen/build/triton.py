@@ -67,7 +67,7 @@ def _job(key: str, kernel: TritonKernel, arch: int) -> Future[bytes]:
         if job is None:
             # In a copy of the caller's context: it holds the caller's cache folder.
             job = _begun[key] = _threads().submit(contextvars.copy_context().run, _build, key, kernel, arch)
-    job.add_done_callback(partial(_forget, key))
+            job.add_done_callback(partial(_forget, key))
     return job
 
 
@@ -236,10 +236,9 @@ _SERVER_GONE = 256  # no exit status of a process
 
 
 class _Server:
-    """One running server; `owner` is the process that started it, since a fork of that process must not use it."""
+    """One running server."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
         self.process = child.start("kgen.build.triton_worker", without=_NOT_FOR_THE_COMPILER)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -291,7 +290,8 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _forked() -> None:
-    """A fork has none of its parent's threads."""
+    """A fork has none of its parent's threads, and must not use its server."""
+    _running.clear()
     _begun.clear()
     _threads.cache_clear()
 
@@ -301,7 +301,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def _server() -> _Server:
     with _start:
-        if _running and _running[0].alive and _running[0].owner == os.getpid():
+        if _running and _running[0].alive:
             return _running[0]
         _running[:] = [_Server()]
         return _running[0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
-from kgen.plan import Nest
+from kgen.plan import Kernel, Nest, Statement
 from kgen.sizes import Sizes
 from kgen.templates.cpp.emit import Emitter
 from kgen.values import Value
@@ -105,10 +105,10 @@ def pointed_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> tuple[list
     kernel, lanes = nest.kernel, nest.vector
     before: list[str] = []
     inside: dict[int, list[str]] = {}
-    if lanes is None or nest.tile is not None or (kernel.inner and nest.one_step):
+    if lanes is None or nest.tile is not None or nest.one_step:
         return before, inside
     made = {out for s in kernel.statements for out in s.outs}
-    targets = {(s.outs[0], s.store[0]): s.section for s in kernel.statements if s.kind == "scatter"}
+    targets = {(s.outs[0], s.store[0]): s.section for s in _innermost(kernel) if s.kind == "scatter"}
     for (name, at), section in (_first_reads(nest) | targets).items():
         index, table = _index_from_data(at), emitter.graph.buffers[name]
         if index is None or index[1].attr[0] in made or sizes.bytes(table) <= MAX_BYTES:
@@ -152,19 +152,23 @@ def _early(nest: Nest, at: Expr, place: Expr, itemsize: int, sizes: Sizes) -> Ea
 def _index_from_data(at: Expr) -> tuple[ix.Indirect, Value] | None:
     """The only index from data in a place, if it is read from memory, and where: none before zero need be told apart, since
     asking for a wrong place does no harm."""
-    found = [a for a in ix.free_atoms(at) if isinstance(a, ix.Indirect)]
+    found = _from_data(at)
     loads = vs.loads([found[0].value]) if len(found) == 1 else []
-    if len(loads) != 1 or loads[0].args:
+    if len(loads) != 1 or loads[0].args or _from_data(loads[0].attr[1][0]):
         return None
-    plain = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(loads[0].attr[1][0]))
-    return (found[0], loads[0]) if plain else None
+    return found[0], loads[0]
 
 
 def step_between(at: Expr, lanes: Var, row: Var) -> Expr | None:
     """How far a place moves from row to row. None where it stays, is not contiguous along the lanes, or comes from data."""
     step = ix.stride_of(at, row)
-    known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(at))
-    return step if known and step is not None and step.terms and ix.stride_of(at, lanes) == 1 else None
+    moves = step is not None and step.terms and not _from_data(at)
+    return step if moves and ix.stride_of(at, lanes) == 1 else None
+
+
+def _from_data(at: Expr) -> list[ix.Indirect]:
+    """The indices in a place that come from data."""
+    return [a for a in ix.free_atoms(at) if isinstance(a, ix.Indirect)]
 
 
 def _later(run: int) -> int:
@@ -177,9 +181,14 @@ def _first_reads(nest: Nest) -> dict[tuple[str, Expr], int]:
     kernel = nest.kernel
     made = {out for s in kernel.statements for out in s.outs}
     found: dict[tuple[str, Expr], int] = {}
-    for s in sorted((s for s in kernel.statements if s.inner or not kernel.inner), key=lambda s: s.section):
+    for s in sorted(_innermost(kernel), key=lambda s: s.section):
         for load in vs.loads(s.roots):
             name, (at, *_), _ = load.attr
             if name not in made:
                 found.setdefault((name, at), s.section)
     return found
+
+
+def _innermost(kernel: Kernel) -> list[Statement]:
+    """The statements in the innermost loops."""
+    return [s for s in kernel.statements if s.inner or not kernel.inner]

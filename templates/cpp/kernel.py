@@ -117,11 +117,10 @@ def _slots(
     ]
     slots.one_step = _one_step_slot(nest) if nest.one_step else None
     before, inside = pointed_prefetches(nest, emitter, sizes)
-    if not nest.kernel.inner:
-        slots.body = [*(line for lines in inside.values() for line in lines), *body]
     if not flat:
         slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes), *before]
-    for asked in (prefetches(nest, emitter, sizes), inside if nest.kernel.inner else {}):
+    slots.body = [*inside.pop(-1, ()), *body]  # of a nest of points, which has no sections
+    for asked in (prefetches(nest, emitter, sizes), inside):
         for number, lines in asked.items():
             sections[number].body = [*lines, *sections[number].body]
     slots.sections = [_section_slot(s, nest, text) for s in sections]
