@@ -42,6 +42,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "prologues": {"prologues": False},
     "siblings": {"siblings": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
+    "early_launch": {"early_launch": False},
 }
 ON, AGAIN, GRAPHS = "all on", "all on, again", "cudagraphs"
 CALLED, REPLAYED = "called", "called, with graphs"

@@ -36,7 +36,8 @@ class Config:
     read, but fuses with what reads it; without `loop_reordering` loops run in the order of the operator's dimensions;
     without `templates` products are library calls; without `prologues` templates read their operands from memory; without
     `siblings` nothing shares a kernel only because it reads the same data or is small: no products with an operand in common,
-    no loops that need nothing of each other, no batches; without `measurements` no tuning file is read.
+    no loops that need nothing of each other, no batches; without `measurements` no tuning file is read; without
+    `early_launch` a GPU's kernels are launched when the one before has ended.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of products once (docs/architecture.md, Freezing).
@@ -58,6 +59,7 @@ class Config:
     prologues: bool = True
     siblings: bool = True
     measurements: bool = True
+    early_launch: bool = True
     freezing: bool = False
     verify: bool = False
     debug: str | None = None
@@ -89,7 +91,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings",
-    "measurements", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
+    "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

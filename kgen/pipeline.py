@@ -191,6 +191,8 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         made = rendered(step, symbol)
+        if not config.early_launch and isinstance(made, KernelCall) and made.launch is not None:
+            made = replace(made, launch=triton_kernel.launched_in_turn(made.launch))
         if begin is not None and isinstance(made, KernelCall) and made.launch is not None:
             begin(made.launch)
         return made

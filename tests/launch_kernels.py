@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
 
-HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
+HEADER = """import triton
+import triton.language as tl
+from kgen.templates.triton import library as lib
+
+
+@triton.jit
+"""
 
 ADD = """def add(x, y, out, n):
     i = tl.program_id(0).to(tl.int64) * 256 + tl.arange(0, 256)
@@ -38,6 +49,20 @@ COPY_BY_DESCRIPTOR = """def copy(x, out, rows):
     row = tl.program_id(0) * 32
     target.store([row, 0], source.load([row, 0]))
 """
+
+
+def waits_first(cubin: bytes) -> bool:
+    """Whether a kernel's machine code waits for the kernel before, and touches no memory until then."""
+    found = importlib.util.find_spec("triton")
+    assert found is not None
+    assert found.origin is not None
+    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    before, wait, _ = text.partition("ACQBULK")
+    return bool(wait) and re.search(r"\b(LDG|LD|STG|ST|ATOM|ATOMG|RED|UTMALDG|UTMASTG|LDGSTS|UBLKCP)\b", before) is None
 
 
 def kernel(source: str, signature: tuple[str, ...], divisible: tuple[bool, ...] | None = None, **more: Any) -> TritonKernel:

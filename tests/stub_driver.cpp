@@ -13,7 +13,7 @@ namespace {
 struct Config {
   unsigned grid[3], block[3], shared;
   void* stream;
-  void* attributes;
+  int* attributes;
   unsigned attribute_count;
 };
 
@@ -21,8 +21,8 @@ struct Kernel {
   void (*run)(const Config&, void** arguments);
 };
 
-int64_t launches, loads, contexts_set, shared_limit, fail_next, encodes, refuse_maps;
-int64_t config_seen[8];   // grid, block along x, shared, stream, device of the context
+int64_t driver_version = 12030, launches, loads, contexts_set, shared_limit, fail_next, encodes, refuse_maps;
+int64_t config_seen[10];  // grid, block along x, shared, stream, device of the context, attributes; the first and its value
 int64_t arguments_seen[80];
 int64_t encode_seen[32];  // the arguments of the last cuTensorMapEncodeTiled in order, arrays with as many numbers as counted
 char types[100];          // of `record`: p pointer, i 32 bits, l 64 bits, m a descriptor (its address is recorded)
@@ -82,6 +82,7 @@ extern "C" {
 
 int64_t* stub_numbers(const char* name) {
   const std::string wanted = name;
+  if (wanted == "driver_version") return &driver_version;
   if (wanted == "launches") return &launches;
   if (wanted == "loads") return &loads;
   if (wanted == "contexts_set") return &contexts_set;
@@ -116,6 +117,7 @@ int64_t stub_race(int (*launch)(void*, int, void*, void**, const int64_t*, const
 }
 
 int cuInit(unsigned) { return 0; }
+int cuDriverGetVersion(int* version) { return *version = static_cast<int>(driver_version), 0; }
 int cuGetErrorName(int code, const char** text) {
   *text = code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_OTHER";
   return 0;
@@ -171,7 +173,8 @@ int cuLaunchKernelEx(const Config* config, void* kernel, void** arguments, void*
   if (fail_next) return static_cast<int>(fail_next);
   ++launches;
   const int64_t seen[] = {config->grid[0], config->grid[1], config->grid[2], config->block[0], config->shared,
-                          reinterpret_cast<intptr_t>(config->stream), contexts.back(), config->attribute_count};
+                          reinterpret_cast<intptr_t>(config->stream), contexts.back(), config->attribute_count,
+                          config->attribute_count ? config->attributes[0] : 0, config->attribute_count ? config->attributes[2] : 0};
   std::memcpy(config_seen, seen, sizeof seen);
   static_cast<Kernel*>(kernel)->run(*config, arguments);
   return 0;

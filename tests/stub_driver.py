@@ -14,6 +14,8 @@ from kgen.build import toolchain
 from kgen.build.gpu_kernel import CompiledKernel
 from kgen.host import launch
 
+DRIVER_VERSION = 12030  # with everything that kgen uses
+
 
 class Stub:
     """What the stub driver saw."""
@@ -50,14 +52,16 @@ def installed(path: Path) -> Iterator[Stub]:
     made = Stub(ctypes.CDLL(str(path)))
     for name in ("launches", "loads", "contexts_set", "shared_limit", "fail_next", "encodes", "refuse_maps"):
         made[name] = 0
+    made["driver_version"] = DRIVER_VERSION
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "DRIVER", str(path))
-        _forget()
+        forget()
         yield made
-    _forget()
+    forget()
 
 
-def _forget() -> None:
+def forget() -> None:
+    """The driver is opened anew."""
     launch._library.cache_clear()
     launch._create_once.cache_clear()
 

@@ -33,6 +33,25 @@ def test_machine_code_and_what_a_launch_needs(arch):
     assert made.stack == 0
 
 
+WAITS = """def waits(x, out):
+    lib.wait_for_previous()
+    tl.store(out, tl.load(x) + 1)
+"""
+
+
+def test_kernels_that_wait_by_themselves():
+    """Where the GPU can, and the kernel does."""
+    options = (("launch_pdl", True),)
+    [waits] = triton.compile_kernels([tk.kernel(WAITS, ("*fp32", "*fp32"), options=options)], 90)
+    assert waits.early
+    assert tk.waits_first(waits.cubin)
+    [forgets] = triton.compile_kernels([tk.add(options=options)], 90)
+    [asked_for_nothing] = triton.compile_kernels([tk.kernel(WAITS, ("*fp32", "*fp32"))], 90)
+    [older] = triton.compile_kernels([tk.kernel(WAITS, ("*fp32", "*fp32"), options=options)], 80)
+    others = forgets, asked_for_nothing, older
+    assert not any(made.early or tk.waits_first(made.cubin) for made in others)
+
+
 def test_shared_memory_is_reported():
     source = "def total(x, out):\n    tl.store(out, tl.sum(tl.load(x + tl.arange(0, 1024)), 0))\n"
     [made] = triton.compile_kernels([tk.kernel(source, ("*fp32", "*fp32"))], 90)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from codegen import gradients, options_for, plan_of, rendered
 from gpu_graphs import GRAPHS, Maker, kinds_of, short_rows, tilings, wide_indices
+from launch_kernels import waits_first
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -59,6 +60,8 @@ def assert_fits(kernels: list[TritonKernel], arch: int) -> None:
     assert kernels
     for kernel, made in zip(kernels, triton.compile_kernels(kernels, arch), strict=True):
         assert made.stack == 0, f"{made.stack} bytes of stack\n{kernel.source}"
+        assert made.early == (arch >= 90)
+        assert waits_first(made.cubin) == made.early, kernel.source
         assert made.registers <= 255
         assert made.shared <= SHARED[arch]
 

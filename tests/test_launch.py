@@ -7,6 +7,7 @@ import pickle
 import threading
 
 import pytest
+import stub_driver
 import torch
 from program_builder import Builder
 from stub_driver import compiled
@@ -113,6 +114,20 @@ def test_shared_memory_above_the_default_is_asked_for(stub):
     assert stub["shared_limit"] == 200_000
 
 
+def test_a_kernel_that_waits_by_itself_is_launched_early(stub):
+    """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 6; older drivers cannot record such launches in graphs."""
+    early, other = (launch.load_kernel(compiled("record", (), early=early), [0]) for early in (True, False))
+    stub.expect("")
+    assert call(early) is None
+    assert stub.list("config", 10)[7:] == [1, 6, 1]
+    assert call(other) is None
+    assert stub.list("config", 10)[7:] == [0, 0, 0]
+    stub["driver_version"] = 12020
+    stub_driver.forget()
+    assert call(launch.load_kernel(compiled("record", (), early=True), [0])) is None
+    assert stub.list("config", 10)[7:] == [0, 0, 0]
+
+
 def test_errors_name_the_kernel_and_say_what_the_driver_says(stub):
     kernel = launch.load_kernel(compiled("record", ()), [0])
     stub.expect("")
@@ -148,7 +163,7 @@ def test_no_driver(monkeypatch):
         launch.load_kernel(compiled("record", ()), [0])
     library = cpp.load_library(cpp.build_unit("no_driver", 'extern "C" int cuInit(unsigned) { return 0; }', include_dirs=[]))
     monkeypatch.setattr(launch, "DRIVER", library._name)
-    with pytest.raises(DriverNotFound, match="has no function cuGetErrorName"):
+    with pytest.raises(DriverNotFound, match="has no function cuDriverGetVersion"):
         launch.load_kernel(compiled("record", ()), [0])
 
 

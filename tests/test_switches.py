@@ -149,13 +149,27 @@ def test_siblings(back_end: str) -> None:
     assert [m.kernels for m in (on, off)] == [1, 2]
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_early_launch(early: bool) -> None:
+    """Of generated kernels, batches, and templates."""
+    f = lambda x, w, y: (torch.relu(x @ w), torch.softmax(y, -1), *torch._foreach_add([x, w], 1))  # noqa: E731
+    torch._dynamo.reset()
+    options = {"gpu_interpreter": True, "cache": False, "early_launch": early}
+    with recording() as recorder, only("triton_matmul", lambda configs: configs[0]):
+        torch.compile(f, backend="kgen", options=options)(r(33, 20), r(20, 17), r(50, 60))
+    [graph] = (g for g in recorder.graphs if isinstance(g, Record))
+    launches = [call.launch for call in graph.units.calls.values()]
+    assert len(launches) == 3
+    assert {("launch_pdl", True) in kernel.options for kernel in launches} == {early}
+
+
 def test_what_flows_is_fused_without_siblings() -> None:
     plan = plans(lambda x: torch.softmax(x, -1) * x, r(64, 1000), options=Options(siblings=False)).forward
     assert len(plan.kernels) == 1
 
 
 def test_every_switch_enters_the_cache_key() -> None:
-    assert {"fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings"} <= set(CODE_FIELDS)
+    assert {"fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings", "early_launch"} <= set(CODE_FIELDS)
 
 
 @pytest.mark.parametrize("switch", ["inlining", "siblings", "prologues", "loop_reordering"])

@@ -48,7 +48,8 @@ class CompiledKernel:
 
     `shared` is dynamic shared memory in bytes, `warps` the warps of a block. After the kernel's own parameters come pointers to
     scratch memory: `scratch` has the bytes that each needs per block, 0 for a null pointer. `registers` and `stack` (bytes) are
-    those of one thread; a stack means that registers were spilled. `maps` are the formats of its TMA descriptors in order.
+    those of one thread; a stack means that registers were spilled. `maps` are the formats of its TMA descriptors in order. `early`:
+    it waits for the kernel before it on its stream by itself, and may be launched while that one still runs.
     """
 
     name: str
@@ -62,3 +63,4 @@ class CompiledKernel:
     registers: int
     stack: int
     maps: tuple[MapFormat, ...] = ()
+    early: bool = False

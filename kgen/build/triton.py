@@ -103,7 +103,7 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-_STORED = 2  # changes with what is kept of a kernel
+_STORED = 3  # changes with what is kept of a kernel
 
 
 def _key(kernel: TritonKernel, arch: int) -> str:
@@ -208,7 +208,7 @@ def _restore(kernel: TritonKernel, stored: bytes | None) -> CompiledKernel:
     return CompiledKernel(
         kernel.name, facts["function"], cubin, kernel.signature, kernel.divisible, facts["warps"], facts["shared"],
         tuple(facts["scratch"]), facts["registers"], facts["stack"],
-        tuple(MapFormat(**fields, box=tuple(box)) for fields, box in facts["maps"]),
+        tuple(MapFormat(**fields, box=tuple(box)) for fields, box in facts["maps"]), facts["early"],
     )  # fmt: skip
 
 

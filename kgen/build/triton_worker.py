@@ -156,6 +156,7 @@ def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
     signature = dict(zip(function.arg_names, request["signature"], strict=True))
     attributes = {(k,): [["tt.divisibility", 16]] for k, multiple in enumerate(request["divisible"]) if multiple}
     options = {**dict(request["options"]), "num_warps": request["num_warps"], "num_stages": request["num_stages"]}
+    options["launch_pdl"] = options.get("launch_pdl", False) and request["arch"] >= _HOPPER
     source = ASTSource(function, signature, constexprs={}, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
     cubin = folder / "kernel.cubin"
@@ -194,6 +195,8 @@ def _facts(metadata: Any, ptx: str, signature: list[str]) -> dict[str, Any]:
         "shared": metadata.shared,
         "scratch": scratch[:trailing],
         "maps": maps,
+        # launched early, a kernel that does not wait would compute with what is not there yet
+        "early": metadata.launch_pdl and "griddepcontrol.wait" in ptx,
     }
 
 
@@ -218,4 +221,5 @@ def _map_format(meta: dict[str, Any]) -> tuple[dict[str, int], list[int]]:
     return fields, meta["block_size"]
 
 
-_UNUSUAL = {"num_ctas": 1, "launch_cooperative_grid": False, "launch_pdl": False}
+_HOPPER = 90
+_UNUSUAL = {"num_ctas": 1, "launch_cooperative_grid": False}

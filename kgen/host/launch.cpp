@@ -49,6 +49,7 @@ struct Kernel {
   std::vector<Format> formats;  // of the maps in order
   size_t arguments = 0;         // parameters in machine code, scratch included
   int scratch;
+  bool early;  // waits for the kernel before by itself
   std::mutex loading;
   Loaded loaded[kMaxDevices];
 };
@@ -249,6 +250,11 @@ void launch(Site& site, int device, CUstream stream, void** pointers, const int6
   if (grid[0] > INT32_MAX || grid[1] > INT32_MAX || grid[2] > INT32_MAX) throw Failure{say() + ": that is too many"};
   CUlaunchConfig config{static_cast<unsigned>(grid[0]), static_cast<unsigned>(grid[1]), static_cast<unsigned>(grid[2]),
                         kernel.threads, 1, 1, kernel.shared, stream, nullptr, 0};
+  CUlaunchAttribute early{kSerializeByProgram, 0, {1}};
+  if (kernel.early && driver.launches_early) {
+    config.attributes = &early;
+    config.attribute_count = 1;
+  }
   const CUresult status =
       with_context(kernel, device, [&] { return driver.cuLaunchKernelEx(&config, function, arguments.data, nullptr); });
   if (status != kSuccess) check(status, say());
@@ -283,7 +289,7 @@ int kgen_open_driver(const char* path) {
 // `kinds` has one byte for each of the kernel's own parameters: Kind, plus 128 where it is compiled for multiples of 16.
 // `formats` has those of the maps in order.
 void* kgen_create_kernel(const char* name, const char* function, const char* image, int64_t image_size, const uint8_t* kinds,
-                         int kinds_size, const Format* formats, int threads, int shared, int scratch) {
+                         int kinds_size, const Format* formats, int threads, int shared, int scratch, int early) {
   auto made = std::make_unique<Kernel>();
   made->name = name;
   made->function = function;
@@ -291,6 +297,7 @@ void* kgen_create_kernel(const char* name, const char* function, const char* ima
   made->threads = static_cast<unsigned>(threads);
   made->shared = static_cast<unsigned>(shared);
   made->scratch = scratch;
+  made->early = early != 0;
   made->arguments = static_cast<size_t>(scratch);
   for (int i = 0; i < kinds_size; ++i) {
     const auto kind = static_cast<Kind>(kinds[i] & 127);

@@ -71,6 +71,7 @@ def _create_once(kernel: CompiledKernel, driver: str) -> GpuKernel:
     handle = _library(driver).kgen_create_kernel(
         kernel.name.encode(), kernel.function.encode(), kernel.cubin, ctypes.c_int64(len(kernel.cubin)), kinds, len(kinds),
         (ctypes.c_int32 * len(formats))(*formats), kernel.warps * 32, kernel.shared, len(kernel.scratch),
+        kernel.early,
     )  # fmt: skip
     ranks = [rank for what in kernel.signature if (rank := map_rank(what))]
     pointers = sum(map(is_pointer, kernel.signature))

@@ -20,21 +20,30 @@ constexpr CUresult kSuccess = 0, kInvalidContext = 201;
 constexpr int kMaxDynamicSharedSize = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 constexpr int kRelaxedCapture = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED
 
+constexpr int kSerializeByProgram = 6;      // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+constexpr int kEarlyInGraphs = 12030;       // the first version that records such launches in graphs
+
 constexpr int kNoInterleave = 0, kPromoteTo128Bytes = 2, kFillZeros = 0;  // CU_TENSOR_MAP_...
 
 struct alignas(64) CUtensorMap {  // a TMA descriptor
   uint64_t opaque[16];
 };
 
+struct CUlaunchAttribute {
+  int id, padding;
+  int64_t value[8];
+};
+
 struct CUlaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
   CUstream stream;
-  void* attributes;
+  CUlaunchAttribute* attributes;
   unsigned attribute_count;
 };
 
 struct Driver {
   CUresult (*cuInit)(unsigned);
+  CUresult (*cuDriverGetVersion)(int*);
   CUresult (*cuGetErrorName)(CUresult, const char**);
   CUresult (*cuGetErrorString)(CUresult, const char**);
   CUresult (*cuDeviceGet)(CUdevice*, int);
@@ -49,6 +58,7 @@ struct Driver {
   CUresult (*cuTensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                                      const uint32_t*, int, int, int, int);
   CUresult (*cuLaunchKernelEx)(const CUlaunchConfig*, CUfunction, void**, void**);
+  bool launches_early = false;
 };
 
 Driver driver;
@@ -79,6 +89,7 @@ void open_driver(const char* path) {
   };
 #define KGEN_FIND(name) find(found.name, #name)
   KGEN_FIND(cuInit);
+  KGEN_FIND(cuDriverGetVersion);
   KGEN_FIND(cuGetErrorName);
   KGEN_FIND(cuGetErrorString);
   KGEN_FIND(cuDeviceGet);
@@ -95,6 +106,9 @@ void open_driver(const char* path) {
 #undef KGEN_FIND
   driver = found;
   check(driver.cuInit(0), "starting the CUDA driver");
+  int version = 0;
+  check(driver.cuDriverGetVersion(&version), "asking for the driver's version");
+  driver.launches_early = version >= kEarlyInGraphs;
 }
 
 }  // namespace

@@ -91,6 +91,7 @@ def _plain_library() -> ModuleType:
             names[name] = FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
     names.update(  # what is inline assembly otherwise
         branch_constant=lambda value, program: value,
+        wait_for_previous=lambda: None,
         finished=lambda acc: acc,
         approximate_exp2=lambda x: tl.exp2(1.0 * x),  # which is patched by then
         approximate_reciprocal=lambda x: 1.0 / x,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,8 @@ from kgen.templates.triton.table import TRITON_TYPES
 FOLDER = Path(__file__).parent
 # Alignment, in bytes, of what torch allocates and of what the host makes sure of for inputs.
 ALIGNMENT = 16
+# The compile option of kernels that may be launched while the kernel before still runs.
+EARLY = ("launch_pdl", True)
 
 
 def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = False) -> KernelCall:
@@ -60,9 +63,14 @@ def _template(kernel: Kernel) -> str:
 
 def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, object], ...]:
     """For Triton's compiler; `checks`: the kernel traps where an index is out of range; `contracts`: a*b+c may be rounded once,
-    where eager rounds twice."""
-    plain = (("enable_fp_fusion", contracts),)
+    where eager rounds twice. All kernels wait for the one before (`lib.wait_for_previous`), so they may be launched early."""
+    plain = (("enable_fp_fusion", contracts), EARLY)
     return (*plain, ("debug", True), ("sanitize_overflow", False)) if checks else plain
+
+
+def launched_in_turn(kernel: TritonKernel) -> TritonKernel:
+    """The kernel, launched when the one before has ended."""
+    return replace(kernel, options=tuple(one for one in kernel.options if one != EARLY))
 
 
 def aligned(buffer: ir.Buffer) -> bool:

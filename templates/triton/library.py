@@ -41,6 +41,7 @@ from kgen.templates.triton.arithmetic import (
     truncdiv,
 )
 from kgen.templates.triton.branches import branch_constant
+from kgen.templates.triton.dependent import wait_for_previous
 from kgen.templates.triton.folds import (
     combine_all,
     combine_any,

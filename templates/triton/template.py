@@ -101,6 +101,7 @@ class _Part:
         for axis in problem.template.axes:
             kind = ": tl.constexpr" if problem.static(axis) else ""
             lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
+        lines += ["    lib.wait_for_previous()"] * (not more)
         return "\n".join(lines)
 
 
@@ -144,7 +145,7 @@ def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
         # of alike branches the compiler would make one that selects among descriptors, which have to be parameters
         start = f"lib.branch_constant({number}, program)" if number is not None else f"({scope.length(begin)})"
         calls.append(f"{known}({', '.join([f'(program - {start}).to(tl.int32)', *part.arguments()])})")
-    body = ["program = tl.program_id(0)"]
+    body = ["lib.wait_for_previous()", "program = tl.program_id(0)"]
     limits = ["", *map(scope.length, ends[:-1]), ""]
     for call, low, high in zip(calls, limits, limits[1:], strict=False):
         sides = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
