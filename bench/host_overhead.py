@@ -1,6 +1,9 @@
 """What a call costs beside the work: microseconds above an AOT compiler that does nothing, for one tiny kernel and for ten.
 
 python -m bench.host_overhead --json out.json
+python -m bench.host_overhead --device cuda --contenders inductor kgen inductor-graphs kgen-graphs
+
+`-graphs` are the mode `reduce-overhead`, on a GPU.
 """
 
 from __future__ import annotations
@@ -32,16 +35,25 @@ def ten(*xs: Tensor) -> list[Tensor]:
     return [x * 2 + 1 for x in xs]
 
 
-def ten_in_a_row(x: Tensor) -> Tensor:
-    """Ten steps of which each needs all of the one before."""
-    for _ in range(10):
+def in_a_row(x: Tensor, steps: int) -> Tensor:
+    """Steps of which each needs all of the one before."""
+    for _ in range(steps):
         x = x - x.flip(0).cumsum(0)
     return x
+
+
+def four_in_a_row(x: Tensor) -> Tensor:
+    return in_a_row(x, 4)
+
+
+def ten_in_a_row(x: Tensor) -> Tensor:
+    return in_a_row(x, 10)
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "one kernel": (one, (torch.randn(8),)),
     "ten kernels": (ten, tuple(torch.randn(8 + i) for i in range(10))),
+    "four in a row": (four_in_a_row, (torch.randn(8),)),
     "ten in a row": (ten_in_a_row, (torch.randn(8),)),
 }
 
@@ -54,7 +66,13 @@ def nothing(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
 
 
 FLOOR = "floor"
-BACKENDS = {FLOOR: aot_autograd(fw_compiler=nothing), "inductor": "inductor", "kgen": "kgen"}
+CONTENDERS: dict[str, dict[str, Any]] = {
+    FLOOR: {"backend": aot_autograd(fw_compiler=nothing)},
+    "inductor": {"backend": "inductor"},
+    "kgen": {"backend": "kgen"},
+    "inductor-graphs": {"backend": "inductor", "mode": "reduce-overhead"},
+    "kgen-graphs": {"backend": "kgen", "mode": "reduce-overhead"},
+}
 
 
 def measure_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +82,7 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {"eager": lambda: fn(*inputs)}
     row: dict[str, Any] = {"name": name, "failed": {}}
     for contender in (FLOOR, *options.contenders):
-        compiled = torch.compile(_fresh(fn), backend=BACKENDS[contender], fullgraph=True)
+        compiled = torch.compile(_fresh(fn), fullgraph=True, **CONTENDERS[contender])
         try:
             compiled(*inputs)
         except Exception as cause:
@@ -85,7 +103,7 @@ def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contenders", nargs="+", choices=("inductor", "kgen"), default=["inductor", "kgen"])
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS][1:], default=["inductor", "kgen"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for one row, at least")

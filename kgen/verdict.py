@@ -69,6 +69,7 @@ class Reason(Enum):
     ONE_REPLAY = "all of its launches then cost as much as one"
     NOT_ONE_GPU = "it does not run on one GPU alone"
     NOTHING_RUNS = "it launches nothing"
+    FEW_LAUNCHES = "a replay would cost the host more than its few launches"
     TEMPLATE = "a template computes it, with what is fused"
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
     VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
@@ -119,6 +120,7 @@ CHANGES: dict[Reason, str] = {
     Reason.UNKNOWN_SIZES: "compile with dynamic=False, or mark the dimensions static",
     Reason.NO_LOWERING: "none: the operator runs in eager",
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
+    Reason.FEW_LAUNCHES: "compile more in one graph",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }

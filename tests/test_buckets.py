@@ -23,7 +23,7 @@ import kgen
 from kgen import index as ix
 from kgen import ir
 from kgen.build import cpp, triton
-from kgen.host import native
+from kgen.host import cudagraph, native
 from kgen.host import program as hp
 from kgen.host.compiled import HostGraph
 from kgen.host.cudagraph import decide
@@ -432,8 +432,9 @@ def test_programs_that_are_refused(program: hp.Program, problem: str) -> None:
         hp.verify(program)
 
 
-def test_a_pick_of_launches_may_be_recorded() -> None:
+def test_a_pick_of_launches_may_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recordings are kept by the integers among a graph's arguments, so each size has its own."""
+    monkeypatch.setattr(cudagraph, "FEWEST", 1)
     launches = tuple(hp.Launch(k, (0,), (), (1, 1, 1)) for k in range(2))
     spec = hp.SlotSpec(torch.float32, (1,), (1,), 0, "cuda:0")
     program = replace(pick((16,), *launches), slots=(spec,), launches=("a", "b"), kernels=())
@@ -527,7 +528,8 @@ def test_all_choices_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_many_lengths_on_a_gpu(mode: str) -> None:
+def test_many_lengths_on_a_gpu(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph, "FEWEST", 1)
     w, b = r(1024, 1024, dtype=bf).cuda(), r(1024, dtype=bf).cuda()
     with recording() as recorder:
         torch._dynamo.reset()

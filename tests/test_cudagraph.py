@@ -8,6 +8,7 @@ import torch
 from program_builder import Builder
 
 import kgen
+from kgen.host import cudagraph
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.cudagraph import Recording, decide
 from kgen.host.program import Alias, Alloc, ArgTensor, BindSize, Extern, Launch, Program, PythonCall
@@ -17,11 +18,11 @@ GPU = "cuda:0"
 EVERY = frozenset(range(10))
 
 
-def sum_program(b: Builder, mutated: bool = False, more=()) -> Program:
-    """x + y, or x += y."""
+def sum_program(b: Builder, mutated: bool = False, more=(), launches: int = cudagraph.FEWEST) -> Program:
+    """x + y, or x += y, that many times."""
     x, y, out = b.slot((1000,)), b.slot((1000,)), b.slot((1000,))
     grid = b.regs((4, 1, 1))
-    code = [Alias(out, x) if mutated else Alloc(out), Launch(0, (x, y, out), (b.reg(1000),), grid), *more]
+    code = [Alias(out, x) if mutated else Alloc(out), *[Launch(0, (x, y, out), (b.reg(1000),), grid)] * launches, *more]
     return b.program([b.input(x, mutated=mutated), b.input(y)], code, [] if mutated else [b.out(out)])
 
 
@@ -43,6 +44,12 @@ def test_static_inputs_may_be_written(b):
     recording, verdict = decide(program, frozenset({1}), "inference")
     assert (recording, verdict.reason) == (Recording(0, "inference", replays=False), Reason.MUTATED_INPUT)
     assert "parameter" in verdict.change
+
+
+def test_few_launches_are_not_recorded(b):
+    recording, verdict = decide(sum_program(b, launches=cudagraph.FEWEST - 1), EVERY, "forward")
+    assert (recording, verdict.reason) == (Recording(0, "forward", replays=False), Reason.FEW_LAUNCHES)
+    assert decide(sum_program(b, mutated=True, launches=1), frozenset(), "forward")[1].reason is Reason.MUTATED_INPUT
 
 
 def test_what_needs_the_host_is_not_recorded(b):
@@ -99,7 +106,7 @@ def test_replays_give_what_calls_would(b):
 @pytest.mark.gpu
 def test_a_recorded_graph_writes_its_static_inputs(b):
     recording = Recording(0, "inference", (0,), (0,))
-    graph = HostGraph(Blueprint([], sum_program(b, mutated=True), launches=[tk.add()], recording=recording))
+    graph = HostGraph(Blueprint([], sum_program(b, mutated=True, launches=1), launches=[tk.add()], recording=recording))
     total, expected = torch.zeros(1000, device=GPU), torch.zeros(1000, device=GPU)
     for _ in range(6):
         step = torch.randn(1000, device=GPU)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import kgen
 from kgen import config, errors
 from kgen.freeze import SMALL
+from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
 from kgen.record import Record, recording
 from kgen.templates.cpp import packing
@@ -515,7 +516,8 @@ def test_the_rule_knows_the_words_of_the_engine() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_on_a_gpu(mode: str) -> None:
+def test_on_a_gpu(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph, "FEWEST", 1)
     layers = [Owner(lambda x, w: F.relu(x @ w.to(bf).t()), r(64, 96, seed=k).cuda()) for k in range(2)]
     runs = [freezing(layer, mode=mode) for layer in layers]
     x = r(40, 96, dtype=bf).cuda()

@@ -22,6 +22,10 @@ __all__ = ["Recording", "decide", "recorded"]
 
 Run = Callable[[list[Any]], list[Any]]
 
+# Launches and library calls from which on a replay costs the host less: torch's recorder takes 55 to 70 us for any replay, a call
+# of kgen's own on the same machine 34 us for four launches and 54 for ten (bench/host_overhead.py, H200).
+FEWEST = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Recording:
@@ -53,12 +57,15 @@ def _why_not(program: hp.Program, static: frozenset[int]) -> Reason | None:
     devices = {slot.device for slot in program.slots}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):
         return Reason.NOT_ONE_GPU
-    if not any(isinstance(item, hp.Launch | hp.Extern) for item in hp.each(program.code)):
+    launches = sum(isinstance(item, hp.Launch | hp.Extern) for item in hp.each(program.code))
+    if launches == 0:
         return Reason.NOTHING_RUNS
     for item in hp.each(program.code):
         if isinstance(item, hp.PythonCall | hp.BindSize) or (isinstance(item, hp.Extern) and item.registers):
             return Reason.HOST_DECIDES
-    return None if static.issuperset(_mutated(program)) else Reason.MUTATED_INPUT
+    if not static.issuperset(_mutated(program)):
+        return Reason.MUTATED_INPUT
+    return None if launches >= FEWEST else Reason.FEW_LAUNCHES
 
 
 def _mutated(program: hp.Program) -> tuple[int, ...]:
