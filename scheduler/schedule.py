@@ -140,7 +140,8 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         answers = {out: one for out, one in answers.items() if refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))}
         answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
-        known = known.after(refused, blocks, cuts)
+        before, known = known, known.after(refused, blocks, cuts)
+        assert known != before, "an attempt that finds out nothing new would be made forever"
         if trial is not None and not known.tiles.twice:
             return _finished(trial.given_up(), refusals, options)
 
@@ -163,7 +164,8 @@ class _Known:
 
     def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int]) -> _Known:
         """With what one more attempt has found out."""
-        apart = {name for name, verdict in refused.items() if verdict.reason is Reason.TWO_PRODUCTS}
+        products = refused.keys() & self.offered  # and not what else of a product may be refused, by a name of its own
+        apart = {name for name in products if refused[name].reason is Reason.TWO_PRODUCTS}
         gone = set(refused) - apart
         cuts = {**self.tiles.cuts, **cuts}
         rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)

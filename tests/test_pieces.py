@@ -161,6 +161,22 @@ def test_gradients(options: dict[str, Any]) -> None:
         assert error(one, other) < 1e-5
 
 
+@pytest.mark.cpu
+@pytest.mark.usefixtures("templates_win")
+def test_pieces_beside_another_product() -> None:
+    """The backward's products share an operand, and one of them is read in pieces: attempts at a schedule went on forever."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return torch.stack([torch.cat([x, x.relu()]) @ w, torch.tanh(torch.cat([x, x.relu()]) @ v)])
+
+    bf16 = torch.bfloat16
+    args = [t.requires_grad_() for t in (r(32, 4, dtype=bf16), r(4, 32, dtype=bf16), r(4, 32, dtype=bf16))]
+    torch._dynamo.reset()
+    got = torch.autograd.grad(torch.compile(f, backend="kgen", options={"cache": False})(*args).float().sum(), args)
+    want = torch.autograd.grad(f(*(a.float() for a in args)).sum(), args)
+    assert all(error(one, other) < 1e-2 for one, other in zip(got, want, strict=True))
+
+
 def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     c = x @ w
     return F.glu(c), c
