@@ -26,6 +26,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from kgen.operators import is_pure
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["Freezing", "freeze"]
@@ -34,16 +35,6 @@ __all__ = ["Freezing", "freeze"]
 SMALL = 64 << 10
 # Alike, but no part of a schema says that their result is their argument's memory.
 _ALIASES = ("aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias")
-# Operators whose results hold whatever was in memory.
-_EMPTY = (
-    "aten::empty",
-    "aten::new_empty",
-    "aten::resize",
-    "aten::rand",
-    "aten::bernoulli",
-    "aten::multinomial",
-    "aten::normal",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,7 @@ class _Split:
             return False
         if node.op == "get_attr" or node.target is operator.getitem:
             return True
-        return _is_pure(node.target) and not any(map(_is_symbolic, _leaves((node.args, node.kwargs))))
+        return is_pure(node.target) and not any(map(_is_symbolic, _leaves((node.args, node.kwargs))))
 
     def _ask(self, node: Node, returned: set[Node]) -> None:
         """Notes what the rest of the graph needs for the result of a node: a constant, or else those among its arguments."""
@@ -169,13 +160,6 @@ class _Split:
 
 
 # ---- what operators do --------------------------------------------------------------------------------------------------
-
-
-def _is_pure(target: Any) -> bool:
-    """Whether an operator of torch's makes its results of its arguments alone, and does nothing else."""
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims") or target._schema.is_mutable:
-        return False
-    return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.name.startswith(_EMPTY)
 
 
 def _is_view(node: Node) -> bool:

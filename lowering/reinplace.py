@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 
 from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
+from kgen.lowering.repeats import drop_repeats
 from kgen.lowering.views import is_view
 
 # Functional operators whose result is their first argument with some elements changed.
@@ -47,7 +48,9 @@ INVERSE = {
 
 
 def reinplace(gm: GraphModule) -> GraphModule:
-    """Marks the writes of the graph that may go to existing storage, after turning sums with a sparse gradient into writes."""
+    """Marks the writes of the graph that may go to existing storage, after turning sums with a sparse gradient into writes, and
+    dropping what is computed twice."""
+    drop_repeats(gm)
     accumulate(gm)
     order = {node: k for k, node in enumerate(gm.graph.nodes)}
     storages: dict[Node, _Storage] = {}

@@ -194,7 +194,7 @@ WHOLE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "four": lambda x, w: sum((x @ w).chunk(4, -1), start=torch.zeros(1)),
     "unequal": lambda x, w: (x @ w)[:, :30].sum(-1, keepdim=True).relu() * (x @ w)[:, 30:],
     "apart": lambda x, w: tuple(t.relu() for t in (x @ w).chunk(2, -1)),
-    "by_index": lambda x, w: (x @ w)[:, torch.arange(36)] * (x @ w)[:, 36:],
+    "by_index": lambda x, w: (x @ w)[:, (w[0, :36] > 0).long()] * (x @ w)[:, 36:],
     "interleaved": lambda x, w: (x @ w)[:, ::2] * (x @ w)[:, 1::2],
 }
 

@@ -22,8 +22,8 @@ __all__ = ["Recording", "decide", "recorded"]
 
 Run = Callable[[list[Any]], list[Any]]
 
-# Launches and library calls from which on a replay costs the host less: torch's recorder takes 55 to 70 us for any replay, a call
-# of kgen's own on the same machine 34 us for four launches and 54 for ten (bench/host_overhead.py, H200).
+# Launches and library calls from which on a replay costs the host less: torch's recorder takes 55 to 70 us for any replay, a
+# call of kgen's own on the same machine 34 us for four launches and 54 for ten (bench/host_overhead.py, H200).
 FEWEST = 10
 
 

@@ -1,0 +1,63 @@
+"""Operators that compute what another one has computed.
+
+AOTAutograd drops these in training, where it looks for what to keep for the backward; a graph for inference has them as they
+were written: rotary embeddings made anew in each layer, masks, products with the same operands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_flatten
+
+from kgen.operators import is_pure
+
+
+def drop_repeats(gm: GraphModule) -> None:
+    """Lets users of a call read an earlier equal one. Both stay where one's memory is the graph's result, since the caller may
+    write to that; where memory was written in between; and where sizes are known at run time alone, for these have names."""
+    returned = set(_storages(gm.graph.output_node().all_input_nodes))
+    known: dict[Hashable, Node] = {}
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is not operator.getitem and not is_pure(node.target):
+            if _may_write(node.target):
+                known.clear()
+            continue
+        if returned.isdisjoint(_storages([node])) and not any(map(free_unbacked_symbols, _values(node))):
+            first = known.setdefault(_key(node), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _may_write(target: Any) -> bool:
+    """Whether a call may change a tensor. Python's own functions are of numbers."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    return getattr(target, "__module__", "") not in ("_operator", "math", "torch")
+
+
+def _key(node: Node) -> Hashable:
+    """Equal for equal calls: of numbers the type counts, and the sign of a zero."""
+    leaves, shape = tree_flatten((node.args, node.kwargs))
+    return node.target, str(shape), tuple((type(leaf), leaf if isinstance(leaf, Node) else repr(leaf)) for leaf in leaves)
+
+
+def _values(node: Node) -> list[Any]:
+    return tree_flatten(node.meta.get("val"))[0]
+
+
+def _storages(nodes: list[Node]) -> Iterator[int]:
+    """The memory in which results of the nodes lie."""
+    for node in nodes:
+        for value in _values(node):
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                yield value.untyped_storage()._cdata
