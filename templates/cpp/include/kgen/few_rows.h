@@ -17,7 +17,9 @@ namespace kgen {
 template <class U, int Rows, int Columns, class T>
 [[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
   constexpr int L = word_lanes<U>, E = U::elements;
-  constexpr int64_t ahead = 1024 / sizeof(T);  // elements to the memory that is asked for in advance
+  // Elements to the memory that is asked for in advance: further on in the column, or where that is short, in the next ones.
+  constexpr int64_t near = 1024 / sizeof(T);
+  const int64_t ahead = b.nk * int64_t(sizeof(T)) > 8192 ? near : Columns * b.view.i_stride;
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * Columns] = {};
@@ -125,6 +127,12 @@ struct FewRows {
     const bool in_tiles = has_tiles && m > 4 && along_k && tiles_t<U>::granted();
     const int64_t padded = m > 8 || in_tiles ? 16 : m > 4 ? 8 : m > 2 ? 4 : m;
     return {m, padded, kDepth<U> * (in_tiles ? kPanel<U> : padded), in_tiles, nullptr, nullptr};
+  }
+  // How many k's to multiply columns by before the next ones: of so many, all rows stay in L1, while for each column read they
+  // are read once. Tiles read them from L2 as fast.
+  int64_t near(int64_t all) const {
+    constexpr int64_t bytes = 16 << 10;
+    return in_tiles ? all : depth * larger<int64_t>(1, bytes / (block * int64_t(sizeof(Word))));
   }
   int64_t tile_words() const { return in_tiles ? 48 * kDepth<U> : 0; }
 
