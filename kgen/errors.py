@@ -82,6 +82,11 @@ class TritonNotFound(UserError):
     hint = "pip install triton (the version that `python -m pip show torch` names as a requirement)"
 
 
+class NoProgress(InternalError):
+    template = "a schedule comes to no end: the last attempt refused {refused}, as the one before"
+    hint = "set options={{'templates': False}}, and report this"
+
+
 class TritonBuildFailed(InternalError):
     template = "Triton failed on kernel {kernel} for sm_{arch} ({how}); the source is kept at {source}\n{output}"
     hint = "see the whole log: {log}"

@@ -10,6 +10,8 @@ from torch._ops import OpOverload
 # Operators whose results hold whatever was in memory.
 _EMPTY = (
     "aten::empty",
+    "aten::_empty",
+    "prims::empty",
     "aten::new_empty",
     "aten::resize",
     "aten::rand",

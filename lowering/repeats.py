@@ -7,7 +7,7 @@ were written: rotary embeddings made anew in each layer, masks, products with th
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from kgen.operators import is_pure
 
 
 def drop_repeats(gm: GraphModule) -> None:
-    """Lets users of a call read an earlier equal one. Both stay where one's memory is the graph's result, since the caller may
-    write to that; where memory was written in between; and where sizes are known at run time alone, for these have names."""
-    returned = set(_storages(gm.graph.output_node().all_input_nodes))
+    """Lets users of a call read an earlier equal one. Both stay where both are in memory that the graph returns, for its owner
+    may write to one of them; where memory was written in between; where what they give is no strided tensor; and where sizes
+    are known at run time alone, for these have names."""
+    returned = {place for node in gm.graph.output_node().all_input_nodes for place in _storages(node) or ()}
     known: dict[Hashable, Node] = {}
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
@@ -30,12 +31,17 @@ def drop_repeats(gm: GraphModule) -> None:
             if _may_write(node.target):
                 known.clear()
             continue
-        if returned.isdisjoint(_storages([node])) and not any(map(free_unbacked_symbols, _values(node))):
-            first = known.setdefault(_key(node), node)
-            if first is not node:
-                node.replace_all_uses_with(first)
-                gm.graph.erase_node(node)
-    gm.recompile()
+        places = _storages(node)
+        if places is None or any(map(free_unbacked_symbols, _values(node))):
+            continue
+        first = known.setdefault(_key(node), node)
+        others = _storages(first) or set()
+        if first is node or not (returned.isdisjoint(places) or returned.isdisjoint(others)):
+            continue
+        if not returned.isdisjoint(places):
+            returned |= others
+        node.replace_all_uses_with(first)
+        gm.graph.erase_node(node)
 
 
 def _may_write(target: Any) -> bool:
@@ -55,9 +61,9 @@ def _values(node: Node) -> list[Any]:
     return tree_flatten(node.meta.get("val"))[0]
 
 
-def _storages(nodes: list[Node]) -> Iterator[int]:
-    """The memory in which results of the nodes lie."""
-    for node in nodes:
-        for value in _values(node):
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                yield value.untyped_storage()._cdata
+def _storages(node: Node) -> set[int] | None:
+    """The memory in which a node's results lie; None where that is not known, or they are no tensors."""
+    values = _values(node)
+    if not all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in values):
+        return None
+    return {value.untyped_storage()._cdata for value in values} or None

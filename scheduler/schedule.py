@@ -140,8 +140,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         answers = {out: one for out, one in answers.items() if refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))}
         answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
-        before, known = known, known.after(refused, blocks, cuts)
-        assert known != before, "an attempt that finds out nothing new would be made forever"
+        known = known.after(refused, blocks, cuts)
         if trial is not None and not known.tiles.twice:
             return _finished(trial.given_up(), refusals, options)
 
@@ -163,7 +162,7 @@ class _Known:
     tiles: Tiles = field(default_factory=Tiles)
 
     def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int]) -> _Known:
-        """With what one more attempt has found out."""
+        """With what one more attempt has found out. Raises NoProgress where that is nothing: attempts would go on forever."""
         products = refused.keys() & self.offered  # and not what else of a product may be refused, by a name of its own
         apart = {name for name in products if refused[name].reason is Reason.TWO_PRODUCTS}
         gone = set(refused) - apart
@@ -171,7 +170,10 @@ class _Known:
         rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)
         twice = frozenset(out for out in self.tiles.twice if second_of(out) not in gone)
         tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice)
-        return _Known(self.offered - gone, self.single | apart, tiles)
+        made = _Known(self.offered - gone, self.single | apart, tiles)
+        if made == self:
+            raise errors.NoProgress(refused=", ".join(refused) or "nothing")
+        return made
 
 
 def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:

@@ -62,7 +62,8 @@ def waits_first(cubin: bytes) -> bool:
         file.flush()
         text = subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
     before, wait, _ = text.partition("ACQBULK")
-    return bool(wait) and re.search(r"\b(LDG|LD|STG|ST|ATOM|ATOMG|RED|UTMALDG|UTMASTG|LDGSTS|UBLKCP)\b", before) is None
+    memory = r"\b(LDG|LD\b|STG|ST\b|ATOM(?!S)|RED(?!UX)|UTMA|UBLK|CCTL|SULD|SUST|SURED)"
+    return bool(wait) and re.search(rf"{memory}|\bBRA\b|\bEXIT\b", before) is None
 
 
 def kernel(source: str, signature: tuple[str, ...], divisible: tuple[bool, ...] | None = None, **more: Any) -> TritonKernel:

@@ -47,8 +47,11 @@ def test_static_inputs_may_be_written(b):
 
 
 def test_few_launches_are_not_recorded(b):
-    recording, verdict = decide(sum_program(b, launches=cudagraph.FEWEST - 1), EVERY, "forward")
-    assert (recording, verdict.reason) == (Recording(0, "forward", replays=False), Reason.FEW_LAUNCHES)
+    program = sum_program(b, launches=cudagraph.FEWEST - 1)
+    recording, verdict = decide(program, EVERY, "inference")
+    assert (recording, verdict.reason) == (Recording(0, "inference", replays=False), Reason.FEW_LAUNCHES)
+    # what a forward saves is in the recorder's memory, or copied at each replay of its backward
+    assert [decide(program, EVERY, role)[1].reason for role in ("forward", "backward")] == [Reason.ONE_REPLAY] * 2
     assert decide(sum_program(b, mutated=True, launches=1), frozenset(), "forward")[1].reason is Reason.MUTATED_INPUT
 
 

@@ -24,7 +24,7 @@ def r(*sizes: int) -> Tensor:
 
 
 def same(f: Callable[..., Any], *args: Tensor) -> Any:
-    """The results, which are eager's to the bit."""
+    """The results, which are eager's."""
     torch._dynamo.reset()
     mine, others = ([a.clone() for a in args] for _ in range(2))
     with torch.no_grad():
@@ -62,6 +62,35 @@ def test_results_are_tensors_of_their_own() -> None:
     f = lambda x: (x.exp(), x.exp(), x.exp() + 1, x.t(), x.t())  # noqa: E731
     first, second, *_ = same(f, r(5, 7))
     assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_result_and_what_is_made_of_its_equal() -> None:
+    """One call is enough, whichever of both comes first."""
+    for f in (lambda x, w: (x @ w, torch.relu(x @ w)), lambda x, w: (torch.relu(x @ w), x @ w)):
+        assert products(plans(f, r(64, 32), r(32, 48)).forward) == 1
+        same(f, r(64, 32), r(32, 48))
+    first, second, third = same(lambda x: (x.exp().view(-1), x.exp().view(-1), x.exp()), r(5, 7))
+    assert len({t.data_ptr() for t in (first, second, third)}) == 3
+
+
+def test_memory_written_in_between() -> None:
+    graph = torch.fx.Graph()
+    a, b = (graph.placeholder(name) for name in "ab")
+    sums = []
+    for _ in range(2):
+        sums += [graph.call_function(torch.ops.aten.sum.default, (a,)) for _ in range(2)]
+        graph.call_function(torch.ops.aten.copy_.default, (a, b))
+    total = graph.call_function(torch.ops.aten.stack.default, (sums,))
+    graph.output((total,))
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(())
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    drop_repeats(gm)
+    [made] = [node for node in gm.graph.nodes if node.target is torch.ops.aten.stack.default]
+    first, second, third, last = made.args[0]
+    assert first is second
+    assert third is last
+    assert first is not third
 
 
 def test_numbers_that_compare_equal_are_not_alike() -> None:

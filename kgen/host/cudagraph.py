@@ -22,8 +22,10 @@ __all__ = ["Recording", "decide", "recorded"]
 
 Run = Callable[[list[Any]], list[Any]]
 
-# Launches and library calls from which on a replay costs the host less: torch's recorder takes 55 to 70 us for any replay, a
-# call of kgen's own on the same machine 34 us for four launches and 54 for ten (bench/host_overhead.py, H200).
+# Launches and library calls of an inference graph from which on it is recorded. A replay by torch's recorder takes the host 55
+# to 70 us, a call of kgen's own 34 us for four launches, 61 for eight of one kind and 54 for ten of another (H200,
+# bench/host_overhead.py). In training both passes are recorded: what a forward saves has to be in the recorder's memory, or
+# each replay of its backward would copy it.
 FEWEST = 10
 
 
@@ -41,7 +43,7 @@ class Recording:
 
 def decide(program: hp.Program, static: frozenset[int], role: str) -> tuple[Recording | None, Verdict]:
     """The recording of a graph whose inputs `static` lie in the same place at each call; None for one that touches no GPU."""
-    reason = _why_not(program, static)
+    reason = _why_not(program, static, role)
     outcome = Outcome.RECORDED if reason is None else Outcome.NOT_RECORDED
     verdict = Verdict(f"{role} graph", "", outcome, reason or Reason.ONE_REPLAY)
     gpus = sorted({torch.device(slot.device).index for slot in program.slots if slot.device.startswith("cuda")})
@@ -53,11 +55,11 @@ def decide(program: hp.Program, static: frozenset[int], role: str) -> tuple[Reco
     return Recording(gpus[0], role, tuple(k for k in tensors if k in static), _mutated(program)), verdict
 
 
-def _why_not(program: hp.Program, static: frozenset[int]) -> Reason | None:
+def _why_not(program: hp.Program, static: frozenset[int], role: str) -> Reason | None:
     devices = {slot.device for slot in program.slots}
     if len(devices) != 1 or not devices.pop().startswith("cuda"):
         return Reason.NOT_ONE_GPU
-    launches = sum(isinstance(item, hp.Launch | hp.Extern) for item in hp.each(program.code))
+    launches = sum(map(_launches, program.code))
     if launches == 0:
         return Reason.NOTHING_RUNS
     for item in hp.each(program.code):
@@ -65,7 +67,12 @@ def _why_not(program: hp.Program, static: frozenset[int]) -> Reason | None:
             return Reason.HOST_DECIDES
     if not static.issuperset(_mutated(program)):
         return Reason.MUTATED_INPUT
-    return None if launches >= FEWEST else Reason.FEW_LAUNCHES
+    return None if launches >= FEWEST or role != "inference" else Reason.FEW_LAUNCHES
+
+
+def _launches(item: hp.Instruction) -> bool:
+    """Whether an instruction launches one kernel, or calls the library once."""
+    return isinstance(item, hp.Launch | hp.Extern) or (isinstance(item, hp.Pick) and any(map(_launches, item.items)))
 
 
 def _mutated(program: hp.Program) -> tuple[int, ...]:

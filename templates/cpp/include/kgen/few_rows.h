@@ -18,8 +18,8 @@ template <class U, int Rows, int Columns, class T>
 [[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
   constexpr int L = word_lanes<U>, E = U::elements;
   // Elements to the memory that is asked for in advance: further on in the column, or where that is short, in the next ones.
-  constexpr int64_t near = 1024 / sizeof(T);
-  const int64_t ahead = b.nk * int64_t(sizeof(T)) > 8192 ? near : Columns * b.view.i_stride;
+  constexpr int64_t distance = 1024 / sizeof(T), is_short = 8 * distance;
+  const int64_t ahead = b.nk > is_short ? distance : Columns * b.view.i_stride;
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * Columns] = {};
@@ -128,9 +128,9 @@ struct FewRows {
     const int64_t padded = m > 8 || in_tiles ? 16 : m > 4 ? 8 : m > 2 ? 4 : m;
     return {m, padded, kDepth<U> * (in_tiles ? kPanel<U> : padded), in_tiles, nullptr, nullptr};
   }
-  // How many k's to multiply columns by before the next ones: of so many, all rows stay in L1, while for each column read they
-  // are read once. Tiles read them from L2 as fast.
-  int64_t near(int64_t all) const {
+  // How many k's all columns are multiplied by before the next k's. The rows are read anew for every few columns: of so many
+  // k's they fill half of L1, while all of 8 rows would come from L2. Tiles read them fast enough from there.
+  int64_t k_at_once(int64_t all) const {
     constexpr int64_t bytes = 16 << 10;
     return in_tiles ? all : depth * larger<int64_t>(1, bytes / (block * int64_t(sizeof(Word))));
   }

@@ -126,7 +126,7 @@ class FewRowsProduct {
   }
 
   void multiply(const Operand<U>& right, int64_t n, int64_t count, const FewRows<U>& x, Acc* c, int64_t ldc, void* room) const {
-    const int64_t step = !right.in_place ? depth * kFilledDepths : right.along_k ? x.near(all_.k) : all_.k;
+    const int64_t step = !right.in_place ? depth * kFilledDepths : right.along_k ? x.k_at_once(all_.k) : all_.k;
     for (int64_t k = 0; k < all_.k; k += step) {
       right.multiply(right.self, {n, count, k, smaller(step, all_.k - k)}, x, c, ldc, room);
     }
