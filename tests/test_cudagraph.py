@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import launch_kernels as tk
 import pytest
 import torch
@@ -11,7 +13,7 @@ import kgen
 from kgen.host import cudagraph
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.cudagraph import Recording, decide
-from kgen.host.program import Alias, Alloc, ArgTensor, BindSize, Extern, Launch, Program, PythonCall
+from kgen.host.program import Alias, Alloc, ArgTensor, BindSize, Extern, Launch, Pick, Program, PythonCall
 from kgen.verdict import Outcome, Reason
 
 GPU = "cuda:0"
@@ -50,6 +52,8 @@ def test_few_launches_are_not_recorded(b):
     program = sum_program(b, launches=cudagraph.FEWEST - 1)
     recording, verdict = decide(program, EVERY, "inference")
     assert (recording, verdict.reason) == (Recording(0, "inference", replays=False), Reason.FEW_LAUNCHES)
+    picks = replace(program, code=[*program.code[:1], Pick(0, (), program.code[1:] * 2)])
+    assert decide(picks, EVERY, "inference")[1].reason is Reason.FEW_LAUNCHES  # of all these, one runs
     # what a forward saves is in the recorder's memory, or copied at each replay of its backward
     assert [decide(program, EVERY, role)[1].reason for role in ("forward", "backward")] == [Reason.ONE_REPLAY] * 2
     assert decide(sum_program(b, mutated=True, launches=1), frozenset(), "forward")[1].reason is Reason.MUTATED_INPUT

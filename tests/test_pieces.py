@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from products import error
 from torch import Tensor
 
 import kgen
+from kgen import errors
 from kgen.explain import watching
 from kgen.plan import Kernel
 from kgen.scheduler import Options
@@ -175,6 +177,13 @@ def test_pieces_beside_another_product() -> None:
     got = torch.autograd.grad(torch.compile(f, backend="kgen", options={"cache": False})(*args).float().sum(), args)
     want = torch.autograd.grad(f(*(a.float() for a in args)).sum(), args)
     assert all(error(one, other) < 1e-2 for one, other in zip(got, want, strict=True))
+
+
+def test_attempts_that_find_out_nothing_end() -> None:
+    known = importlib.import_module("kgen.scheduler.schedule")._Known(frozenset({"mm"}))
+    assert known.after({"mm": Verdict("mm", "", Outcome.STORED, Reason.NO_TEMPLATE)}, {}, {}).offered == frozenset()
+    with pytest.raises(errors.NoProgress, match="nothing"):
+        known.after({}, {}, {})
 
 
 def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
