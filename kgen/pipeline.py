@@ -191,11 +191,12 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         made = rendered(step, symbol)
-        if not config.early_launch and isinstance(made, KernelCall) and made.launch is not None:
-            made = replace(made, launch=triton_kernel.launched_in_turn(made.launch))
-        if begin is not None and isinstance(made, KernelCall) and made.launch is not None:
-            begin(made.launch)
-        return made
+        if not isinstance(made, KernelCall) or made.launch is None:
+            return made
+        kernel = made.launch if config.early_launch else triton_kernel.launched_in_turn(made.launch)
+        if begin is not None:
+            begin(kernel)
+        return replace(made, launch=kernel)
 
     def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         if isinstance(step, Packing):

@@ -23,7 +23,7 @@ def drop_repeats(gm: GraphModule) -> None:
     may write to one of them; where memory was written in between; where what they give is no strided tensor; and where sizes
     are known at run time alone, for these have names."""
     returned = {place for node in gm.graph.output_node().all_input_nodes for place in _storages(node) or ()}
-    known: dict[Hashable, Node] = {}
+    known: dict[Hashable, tuple[Node, set[int]]] = {}  # calls, and the memory in which their results lie
     for node in list(gm.graph.nodes):
         if node.op != "call_function":
             continue
@@ -34,11 +34,11 @@ def drop_repeats(gm: GraphModule) -> None:
         places = _storages(node)
         if places is None or any(map(free_unbacked_symbols, _values(node))):
             continue
-        first = known.setdefault(_key(node), node)
-        others = _storages(first) or set()
-        if first is node or not (returned.isdisjoint(places) or returned.isdisjoint(others)):
+        first, others = known.setdefault(_key(node), (node, places))
+        is_returned = not returned.isdisjoint(places)
+        if first is node or (is_returned and not returned.isdisjoint(others)):
             continue
-        if not returned.isdisjoint(places):
+        if is_returned:
             returned |= others
         node.replace_all_uses_with(first)
         gm.graph.erase_node(node)

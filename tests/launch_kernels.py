@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
+from kgen.build import triton
 from kgen.build.gpu_kernel import TritonKernel
 
 HEADER = """import triton
@@ -53,15 +50,7 @@ COPY_BY_DESCRIPTOR = """def copy(x, out, rows):
 
 def waits_first(cubin: bytes) -> bool:
     """Whether a kernel's machine code waits for the kernel before, and touches no memory until then."""
-    found = importlib.util.find_spec("triton")
-    assert found is not None
-    assert found.origin is not None
-    tool = Path(found.origin).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    before, wait, _ = text.partition("ACQBULK")
+    before, wait, _ = triton.dumped(cubin, "-sass").partition("ACQBULK")
     memory = r"\b(LDG|LD\b|STG|ST\b|ATOM(?!S)|RED(?!UX)|UTMA|UBLK|CCTL|SULD|SUST|SURED)"
     return bool(wait) and re.search(rf"{memory}|\bBRA\b|\bEXIT\b", before) is None
 

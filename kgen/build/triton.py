@@ -90,14 +90,19 @@ def version() -> str | None:
 
 def resource_usage(cubin: bytes) -> tuple[int, int]:
     """(registers, bytes of stack) of a thread of the only kernel in `cubin`."""
+    printed = dumped(cubin, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", printed)
+    assert found is not None, printed
+    return int(found[1]), int(found[2])
+
+
+def dumped(cubin: bytes, what: str) -> str:
+    """What the cuobjdump that comes with Triton prints of machine code; `what` is its option."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         tool = _require_package() / "backends" / "nvidia" / "bin" / "cuobjdump"
-        done = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
-    assert found is not None, done.stdout
-    return int(found[1]), int(found[2])
+        return subprocess.run([str(tool), what, file.name], capture_output=True, text=True, check=True).stdout
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
