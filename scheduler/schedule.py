@@ -63,6 +63,7 @@ class Options:
     joint: bool = True  # products too, with an operand in common
     twice: bool = True  # products may be computed again for what needs their elements and reductions of these
     fused_calls: bool = True  # the library may compute a product and what follows in one call
+    interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
@@ -73,7 +74,9 @@ class Options:
         if self.target(str(graph.buffers[buffer].device)) == "cpp":
             return self.cpu
         gpu = self.gpu
-        return Device("cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth)
+        return Device(
+            "cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=self.interpreted
+        )
 
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
         """Of which results on: a CPU's library makes two passes of what is one call."""

@@ -9,6 +9,8 @@ An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m`
 of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The
 class may define
 
+- ``language = "gluon"``: that the Jinja file is in Gluon, the level of Triton at which layouts and shared memory are written
+  out;
 - ``longest = {"m": 1}``: how long axes may be; longer ones are refused, and conformance problems stay within;
 - ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
@@ -241,6 +243,11 @@ class Template:
     def many(self) -> str | None:
         """The operand of which each product of a family has its own."""
         return next((name for name, one in self.operands.items() if one.many), None)
+
+    @property
+    def language(self) -> str:
+        """Of the kernel, by the name of the module with its decorators; for a GPU only."""
+        return str(getattr(self.author, "language", "triton"))
 
     def block(self, axis: str) -> str | None:
         """The knob that is the tile along an axis, if there is one."""

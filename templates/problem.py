@@ -35,7 +35,8 @@ class Device:
     or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
     names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
     in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
-    library's share, on wide floats, of the rate that it has on the processors it was made for."""
+    library's share, on wide floats, of the rate that it has on the processors it was made for. Of a GPU that is `interpreted`
+    there are only kernels that Triton's interpreter can run."""
 
     kind: str = "cuda"
     arch: int = 90
@@ -48,6 +49,7 @@ class Device:
     narrow: float = 12
     bandwidth: float = 4.3e12
     library: float = 1.0
+    interpreted: bool = False
 
     def rate(self, kind: torch.dtype) -> float:
         """Operations a second of the units that multiply numbers of a type."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BUILT_IN = (
     "kgen.templates.triton.matmul",
     "kgen.templates.triton.matmul_tma",
+    "kgen.templates.triton.matmul_specialized",
     "kgen.templates.triton.matmul_resident",
     "kgen.templates.cpp.matmul",
 )

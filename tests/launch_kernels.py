@@ -48,11 +48,14 @@ COPY_BY_DESCRIPTOR = """def copy(x, out, rows):
 """
 
 
+# Instructions that touch memory which other kernels can see.
+MEMORY = r"\b(LDG|LD\b|STG|ST\b|ATOM(?!S)|RED(?!UX)|UTMA|UBLK|CCTL|SULD|SUST|SURED)"
+
+
 def waits_first(cubin: bytes) -> bool:
     """Whether a kernel's machine code waits for the kernel before, and touches no memory until then."""
     before, wait, _ = triton.dumped(cubin, "-sass").partition("ACQBULK")
-    memory = r"\b(LDG|LD\b|STG|ST\b|ATOM(?!S)|RED(?!UX)|UTMA|UBLK|CCTL|SULD|SUST|SURED)"
-    return bool(wait) and re.search(rf"{memory}|\bBRA\b|\bEXIT\b", before) is None
+    return bool(wait) and re.search(rf"{MEMORY}|\bBRA\b|\bEXIT\b", before) is None
 
 
 def kernel(source: str, signature: tuple[str, ...], divisible: tuple[bool, ...] | None = None, **more: Any) -> TritonKernel:

@@ -69,6 +69,8 @@ def assert_covered(reports: list[Report], **how: Any) -> None:
 def assert_conform(family: str, problems: dict[str, list[Case]] | None, **how: Any) -> None:
     """One test for a family: what each of its templates refuses matters only to all of them."""
     templates = [registry.find(name) for name in NAMES if registry.find(name).device == family]
+    if how["device"] == "cpu":  # Triton's interpreter does not run Gluon
+        templates = [t for t in templates if t.language != "gluon"]
     reports = [
         check_template(t, problems=None if problems is None else problems[t.name], raises=False, **how) for t in templates
     ]

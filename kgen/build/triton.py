@@ -140,11 +140,13 @@ def _version() -> str:
 
 @functools.cache
 def _library() -> tuple[str, ...]:
-    """The functions that kernels import are part of every kernel: the text of library.py and of all that it imports here."""
+    """The functions that kernels import are part of every kernel: the texts of library.py and specialized.py, and of all that
+    they import here."""
     spec = importlib.util.find_spec("kgen.templates.triton")
     assert spec is not None
     assert spec.submodule_search_locations
-    return tuple(_with_imports(Path(spec.submodule_search_locations[0]), "library").values())
+    folder = Path(spec.submodule_search_locations[0])
+    return tuple((_with_imports(folder, "library") | _with_imports(folder, "specialized")).values())
 
 
 def _with_imports(folder: Path, name: str) -> dict[str, str]:

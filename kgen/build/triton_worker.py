@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kgen.build.tensor_map import map_rank, widths
+from kgen.build.tensor_map import map_block, map_rank, widths
 
 _PARENT_CHECK_S = 5.0
 _LIBRARY = "kgen.templates.triton.library"  # what kernels import
@@ -157,12 +157,36 @@ def compile_kernel(folder: Path, request: dict[str, Any]) -> None:
     attributes = {(k,): [["tt.divisibility", 16]] for k, multiple in enumerate(request["divisible"]) if multiple}
     options = {**dict(request["options"]), "num_warps": request["num_warps"], "num_stages": request["num_stages"]}
     options["launch_pdl"] = options.get("launch_pdl", False) and request["arch"] >= _HOPPER
-    source = ASTSource(function, signature, constexprs={}, attrs=attributes)
+    if function.is_gluon():
+        source = _gluon_source(function, signature, attributes)
+    else:
+        source = ASTSource(function, signature, constexprs={}, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", request["arch"], 32), options=options)
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(made.asm["cubin"])
     facts = _facts(made.metadata, made.asm["ptx"], request["signature"])
     (folder / "result.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _gluon_source(function: Any, signature: dict[str, str], attributes: dict[Any, Any]) -> Any:
+    """The source of a kernel in Gluon. Its descriptors say how tiles lie in shared memory. Where Triton's own functions, which
+    are called from there as well, make a tile without saying how threads hold it, that follows from what it meets."""
+    from triton.experimental.gluon import language as gl  # noqa: PLC0415
+    from triton.experimental.gluon._runtime import GluonASTSource  # noqa: PLC0415
+    from triton.experimental.gluon.language._semantic import GluonSemantic  # noqa: PLC0415
+
+    for method in (GluonSemantic.arange, GluonSemantic.full):
+        method.__defaults__ = (None,)
+    names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "i8": gl.int8, "u8": gl.uint8}
+    names |= {"fp8e4nv": gl.float8e4nv, "fp8e5": gl.float8e5, "i32": gl.int32}
+    known = {}
+    for name, kind in signature.items():
+        element, block = map_block(kind)
+        known[name] = kind
+        if block:
+            layout = gl.NVMMASharedLayout.get_default_for(list(block), names[element])
+            known[name] = f"tensordesc<{element}{list(block)},{layout!r}>"
+    return GluonASTSource(function, known, {}, attributes)
 
 
 def _module(path: Path) -> ModuleType:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kgen import index as ix
 from kgen.build.tensor_map import TensorMap
 from kgen.index import Var
 from kgen.templates.triton.boxes import Boxes
 from kgen.templates.triton.expression import IndexText
+
+# Of elements that epilogues read and write through the copy engine, by Triton's names.
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "i8": 1, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,107 @@ class Move:
         if len(self.places) > 2:
             value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.places) - 2) + list(self.sides))}])"
         return f"{self.map}.store([{', '.join(self.places)}], {value})"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A tile's way in Gluon, where shared memory is written out: an operand's through a ring of stages, a result's through
+    memory that it leaves from. `block` are the sides of the descriptor's blocks, `dtype` is its elements' type."""
+
+    move: Move
+    block: tuple[int, ...]
+    dtype: str
+
+    def same_memory(self, other: Staged) -> bool:
+        """Whether tiles of both lie alike."""
+        return (self.block, self.dtype, self.move.turned) == (other.block, other.dtype, other.move.turned)
+
+    def ring(self, name: str, stages: int) -> str:
+        """Makes the memory `name` of as many stages."""
+        return self.memory(name, stages)
+
+    def memory(self, name: str, *more: int) -> str:
+        """Makes the memory `name` of a tile, or of as many as the lengths `more` say."""
+        lengths = ", ".join(map(str, (*more, *self.block)))
+        return f"{name} = gl.allocate_shared_memory({self.move.map}.dtype, [{lengths}], {self.move.map}.layout)"
+
+    def fetch(self, ring: str) -> str:
+        return f"ws.fetch({self.move.map}, [{', '.join(self.move.places)}], ready, {ring}, stage, stage)"
+
+    def view(self, ring: str) -> str:
+        """A stage's tile as the author wants it."""
+        return self._as_tile(f"{ring}.index(stage)")
+
+    def _as_tile(self, text: str) -> str:
+        if len(self.block) > 2:
+            text = f"{text}.reshape([{', '.join(map(str, self.block[-2:]))}])"
+        return f"{text}.permute((1, 0))" if self.move.turned else text
+
+    def ahead(self, memory: str) -> str:
+        """Asks for the tile that part `part` of an epilogue reads."""
+        return f"ws.fetch({self.move.map}, [{', '.join(self.move.places)}], arrived, {memory}, group * PARTS + part, group)"
+
+    def loaded(self, memory: str) -> str:
+        """That tile, in registers."""
+        return f"{self._as_tile(f'{memory}.index(group * PARTS + part)')}.load(layout)"
+
+    def sent(self, memory: str, value: str, pending: str) -> str:
+        """A statement that stores `value` through `memory`; `pending`: how many later stores may still be reading theirs."""
+        turned = f"gl.permute({value}, (1, 0))" if self.move.turned else value
+        return f"ws.write({self.move.map}, [{', '.join(self.move.places)}], {turned}, {memory}, {pending})"
+
+
+@dataclass(slots=True)
+class Held:
+    """The shared memory that an epilogue's tiles in Gluon come to and leave from. What is read is fetched `ahead`, during the
+    products; a result leaves from the memory of a tile like it that has been read by then, if there is one."""
+
+    ahead: bool
+    reads: dict[str, Staged] = field(default_factory=dict)
+    writes: dict[str, Staged] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # of what is written: the descriptor read whose memory it takes
+
+    def load(self, way: Staged) -> str:
+        self.reads[way.move.map] = way
+        return way.loaded(memory_of(way.move.map))
+
+    def store(self, way: Staged, value: str) -> str:
+        name = way.move.map
+        self.writes[name] = way
+        taken = set(self.places.values())
+        alike = [m for m, one in self.reads.items() if m not in taken and one.same_memory(way)]
+        if not alike:
+            return way.sent(memory_of(name), value, "PENDING")
+        self.places[name] = alike[0]
+        return way.sent(f"{memory_of(alike[0])}.index(group * PARTS + part)", value, "63")
+
+    def bytes_read(self) -> int:
+        """Of one part."""
+        return sum(math.prod(way.block) * BYTES[way.dtype] for way in self.reads.values())
+
+    def memories(self) -> list[str]:
+        """Statements that make what only the multiplying warps touch."""
+        own = [way.memory(memory_of(name)) for name, way in self.writes.items() if name not in self.places]
+        return [*own, f"PENDING: tl.constexpr = {max(0, len(self.writes) - 1)}"]
+
+
+def memory_of(descriptor: str) -> str:
+    """The name of the shared memory of an epilogue's tiles."""
+    return f"held_{descriptor.removeprefix('map_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one access of an epilogue goes, in Gluon."""
+
+    held: Held
+    staged: Staged
+
+    def load(self) -> str:
+        return self.held.load(self.staged)
+
+    def store(self, value: str) -> str:
+        return self.held.store(self.staged, value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
-from kgen.templates.triton.moves import Move, Window, move, name_of
+from kgen.templates.triton.moves import Held, Move, Staged, Way, Window, move, name_of
 from kgen.templates.triton.table import TRITON_TYPES, literal
 from kgen.templates.triton.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.values import Value
@@ -30,14 +30,21 @@ class Engine:
     result: str
     tile: Window
 
-    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | None:
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
         """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
         problem, config = self.slots.problem, self.slots.config
+        if self.slots.staged and not written and not self.slots.held.ahead:
+            return None
         found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
         if isinstance(found, str):
             return None
         box = found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
-        return None if box is None else self.slots.move(found, box, self.tile)
+        if box is None:
+            return None
+        way = self.slots.move(found, box, self.tile)
+        if not self.slots.staged:
+            return way
+        return Way(self.slots.held, Staged(way, box.block, box.dtype))
 
 
 @dataclass(slots=True)
@@ -48,6 +55,15 @@ class Slots:
     config: Config
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
+    held: Held = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = Held(self.config.get("AHEAD", False))
+
+    @property
+    def staged(self) -> bool:
+        """Whether the template writes its shared memory and layouts out, in Gluon."""
+        return self.problem.template.language == "gluon"
 
     def emitter(
         self,
@@ -80,11 +96,16 @@ class Slots:
             dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, **starts: str) -> list[str]:
+    def tile(
+        self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, way: str = "", **starts: str
+    ) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`)."""
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`).
+
+        In Gluon, `name` is a ring of stages, and `way` what to do with it: "ring" makes it, "fetch" asks for a tile in the
+        stage `stage`, "view" is that stage's tile."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
@@ -92,6 +113,10 @@ class Slots:
             box = None if isinstance(found, str) else found.map(blocks)
             if box is not None and not isinstance(found, str):
                 window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
+                if way:
+                    staged = Staged(self.move(found, box, window), box.block, box.dtype)
+                    stages = self.config.get("STAGES")
+                    return [staged.ring(name, stages) if way == "ring" else getattr(staged, way)(name)]
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, indices, strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
@@ -201,10 +226,16 @@ class Slots:
         """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names."""
         lines: list[str] = []
         names: list[str] = []
+        template = self.problem.template
         for axis, start in zip(axes, starts, strict=True):
-            block = self.problem.template.block(axis)
+            block = template.block(axis)
             names.append(start if block is None else f"r{axis}")
-            if block is not None:
+            if block is not None and self.staged:
+                kept = [a for a in axes if template.block(a)].index(axis)
+                lines.append(
+                    f"r{axis} = {start} + gl.arange(0, {lengths.get(axis, block)}, gl.SliceLayout({1 - kept}, layout))"
+                )
+            elif block is not None:
                 lines.append(f"r{axis} = {start} + tl.arange(0, {lengths.get(axis, block)})")
         self.parameters.made_names.update(names)
         return lines, names

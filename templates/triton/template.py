@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kgen import index as ix
 from kgen.build.gpu_kernel import TritonKernel
@@ -16,6 +17,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean, tidy
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
+from kgen.templates.triton.moves import Held, Staged, memory_of
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.slots import Slots
 from kgen.templates.triton.table import TRITON_TYPES
@@ -57,6 +59,41 @@ def _all(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
+    ``{{ kernel("loads", "ready", "ring") }}`` opens one with parameters of its own before the kernel's, and
+    ``kernel.call("loads", "ready", "ring")`` is what says so. ``kernel.held`` is the memory that an epilogue's tiles go
+    through, ``kernel.readings`` the tiles it reads by the names of their memories, once the epilogue has been rendered."""
+
+    part: _Part
+    filler: Slots
+    name: str
+    head: str
+    more: Sequence[str]
+    opened: list[str] = field(default_factory=list)
+
+    def __call__(self, suffix: str = "", *own: str) -> str:
+        if not suffix:
+            text = self.part.opening(self.name, self.filler, self.more) + "\n    lib.wait_for_previous()" * (not self.more)
+        else:
+            text = self.part.opening(f"{self.name}_{suffix}", self.filler, own)
+        head = "" if self.opened else self.head
+        self.opened.append(suffix)
+        return f"{head}{text}"
+
+    def call(self, suffix: str, *own: object) -> str:
+        return f"{self.name}_{suffix}, ({', '.join([*map(str, own), *self.part.arguments()])})"
+
+    @property
+    def held(self) -> Held:
+        return self.filler.held
+
+    @property
+    def readings(self) -> dict[str, Staged]:
+        return {memory_of(name): way for name, way in self.held.reads.items()}
+
+
 class _Part:
     """One problem of a kernel: its slots, and what they turned out to need."""
 
@@ -72,7 +109,7 @@ class _Part:
         self.parameters = Parameters(known.pointers, known.maps, known.sizes)
         filler = Slots(self.problem, self.config, self.exact, self.parameters)
         program = more[0] if more else "tl.program_id(0)"
-        return sl.render([filler], lambda: f"{head}{self._opening(name, filler, more)}", _facts, program)
+        return sl.render([filler], _Head(self, filler, name, head, more), _facts, program)
 
     def arguments(self) -> list[str]:
         """The names of its parameters."""
@@ -88,10 +125,10 @@ class _Part:
     def names(self) -> set[str]:
         return self.parameters.made_names | set(map(clean, self.parameters.sizes))
 
-    def _opening(self, name: str, filler: Slots, more: Sequence[str]) -> str:
+    def opening(self, name: str, filler: Slots, more: Sequence[str]) -> str:
         """The signature, knobs, and the lengths of the axes."""
         problem = self.problem
-        lines = ["@triton.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
+        lines = [f"@{problem.template.language}.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
         constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
         constants += [
             ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
@@ -101,7 +138,6 @@ class _Part:
         for axis in problem.template.axes:
             kind = ": tl.constexpr" if problem.static(axis) else ""
             lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
-        lines += ["    lib.wait_for_previous()"] * (not more)
         return "\n".join(lines)
 
 
@@ -123,7 +159,11 @@ def _imports(parts: Sequence[_Part]) -> str:
     comments = [line for part in parts for line in source_lines(part.problem.kernel.origins)]
     comments += [f"{part.problem.template.name} {part.config} | {_axes_line(part.problem)}" for part in parts]
     lines = [f"# {line}" for line in comments]
-    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib", "", ""]
+    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib"]
+    if parts[0].problem.template.language == "gluon":
+        lines += ["from triton.experimental import gluon", "from triton.experimental.gluon import language as gl"]
+        lines += ["from kgen.templates.triton import specialized as ws"]
+    lines += ["", ""]
     return "\n".join([*lines, ""])
 
 

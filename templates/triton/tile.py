@@ -17,7 +17,7 @@ from kgen.plan import Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
-from kgen.templates.triton.moves import Move
+from kgen.templates.triton.moves import Move, Way
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -73,7 +73,7 @@ class Folded:
 class Ways(Protocol):
     """How an epilogue's accesses go where pointers are not the best way."""
 
-    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | None:
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
         """The way of the tile that is read or written there; None: by pointers."""
 
 

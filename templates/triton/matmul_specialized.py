@@ -1,0 +1,151 @@
+"""Matrix products on Hopper GPUs by warps with parts of their own, in Gluon: one asks the copy engine for operands, the others
+multiply. No warp that multiplies ever waits for an address, and the next tile's operands arrive during an epilogue.
+
+The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `sm90_gemm_tma_warpspecialized_cooperative`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kgen import index as ix
+from kgen import values as vs
+from kgen.index import Expr
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem, once
+from kgen.templates.triton import estimate
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.matmul import DOT_TYPES, HOPPER, operand_bytes, order_of_dots, refuse_sums, sums_needs
+from kgen.templates.triton.matmul_tma import BARRIERS, ROW, epilogue_tiles, grid_of_tiles, sides
+
+# Sums of a thread beside which it has registers for tiles that it reads itself.
+FEW_SUMS = 64
+# Bytes of shared memory through which sums of operands get to the threads that store them.
+TURNED = 2048
+# What is left of a kernel's time when no warp that multiplies works out addresses or waits for copies to be asked for.
+GAIN = 0.95
+
+
+def refuse(problem: Problem) -> str | None:
+    if problem.device.interpreted:
+        return "Triton's interpreter does not run Gluon"
+    if problem.device.arch // 10 != HOPPER // 10:
+        return f"its multiplications are those of compute capability 9.0, not {problem.device.arch / 10}"
+    if problem.side_sums and (found := refuse_sums(problem)):
+        return found
+    if problem.main_dtype not in DOT_TYPES or problem.exact_float32:
+        return f"{problem.main_dtype} has no multiplication out of shared memory"
+    if any(problem.extent(axis) == 0 for axis in problem.loops):
+        return "it has no elements"
+    for member in problem.members:
+        for one in member.values():
+            if isinstance(why := boxes(problem, one), str):
+                return why
+    if problem.main_dtype.itemsize != 2 and not all(
+        problem.stride(name, "k", number) == 1 for number, member in enumerate(problem.members) for name in member
+    ):
+        return "only numbers of 16 bits are multiplied in any order"
+    return _refuse_epilogue(problem)
+
+
+def _refuse_epilogue(problem: Problem) -> str | None:
+    """Why an epilogue is none for tiles whose layout is written out."""
+    if any(s.kind == "scatter" for s in problem.epilogue):
+        return "its epilogue scatters"
+    if any(written and not boxed for _, boxed, written in epilogue_tiles(problem)):
+        return "a result is no box that the copy engine can write"
+    parts = [s for s in problem.epilogue if s.kind == "partial"]
+    if any(s.op in ("welford", "argmax", "argmin") or not problem.part(s).whole for s in parts):
+        return "its epilogue reduces tiles in a way that layouts are not written out for"
+    return None
+
+
+@once
+def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
+    """Bytes of shared memory for each element of the epilogue's tile: of what is fetched ahead, and of what is written and
+    takes no read tile's place. Only the first result that is written surely finds such a tile read."""
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    reads: dict[tuple[str, Expr], Boxes] = {}
+    before: list[Boxes] | None = None  # what has been read when the first result is written
+    written: list[Boxes] = []
+    for s in problem.epilogue:
+        for load in vs.loads(s.roots) if ahead else ():
+            name, (offset,), dtype = load.attr
+            atoms = ix.free_atoms(offset)
+            tile = None if name in made else epilogue_boxes(problem, "C", name, offset, dtype, written=False)
+            if isinstance(tile, Boxes) and not (atoms.isdisjoint(rows) or atoms.isdisjoint(columns)) and not load.args:
+                reads[name, offset] = tile
+        for out, kept in zip(s.outs, s.stored, strict=True) if s.kind != "partial" else ():
+            tile = (
+                epilogue_boxes(problem, "C", out, s.store[0], problem.graph.buffers[out].dtype, written=True) if kept else None
+            )
+            if isinstance(tile, Boxes):
+                before = list(reads.values()) if before is None else before
+                written.append(tile)
+    alike = any((b.dtype, b.axes) == (written[0].dtype, written[0].axes) for b in before or ())
+    sizes = [box.dtype.itemsize for box in written]
+    return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if alike else sizes)
+
+
+@template(
+    implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul_specialized.py.jinja",
+    name="triton_matmul_specialized",
+)  # fmt: skip
+class SpecializedMatmul:
+    """C = A B by one program for each processor, one of whose warps loads for the others."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma", sums=True),
+        operand("b", "k", "n", access="tma", many=True, sums=True),
+        result("b", "m", "n", access="tma", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256), knob(256, 128), knob(64, 32, 128)
+    GROUP, PARTS, AHEAD = knob(8, 16), knob(1, 2), knob(False, True)
+    WARPS, STAGES = knob(8), knob(3, 4, 5, 6)
+    PROGRAMS, FLATTEN = knob(1, 2), knob(True)  # groups of warps that multiply, for the estimate as good as programs
+    language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
+
+    refuse = staticmethod(refuse)
+    sides = staticmethod(sides)
+    order = staticmethod(order_of_dots)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS")
+        reads = [boxed for _, boxed, written in epilogue_tiles(problem) if not written]
+        for row in (
+            (128, 256, 8, 3, 1, 1), (128, 256, 8, 4, 2, 1), (128, 256, 8, 3, 2, 1), (256, 128, 8, 3, 1, 1),
+            (128, 128, 8, 6, 1, 1), (128, 128, 8, 5, 1, 1), (128, 128, 8, 4, 1, 1),
+            (128, 128, 4, 5, 1, 2), (128, 128, 4, 4, 1, 2), (128, 128, 4, 5, 2, 2), (128, 128, 4, 3, 1, 2),
+            (64, 256, 4, 4, 1, 2), (128, 128, 4, 4, 2, 2),
+        ):  # fmt: skip
+            for ahead in (True, False) if any(reads) else (False,):
+                # tiles that come by pointers stay in registers, of which large sums leave few
+                pointed = not all(reads) or (reads and not ahead)
+                if not pointed or row[0] * row[1] <= FEW_SUMS * 32 * row[2]:
+                    values = dict(zip(names, row, strict=True))
+                    yield {**values, "BLOCK_K": ROW // problem.main_dtype.itemsize, "AHEAD": ahead}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        """All stages, and what the epilogue reads and writes: but for a result in a read tile's place, nothing is where
+        something else has been."""
+        arriving, _ = operand_bytes(problem, config, config.STAGES)
+        area = config.BLOCK_M * config.BLOCK_N
+        read, written = held_bytes(problem, config.AHEAD)
+        folds = config.BLOCK_N * 4 * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
+        sums = len(problem.members) * area // (config.WARPS * 32)
+        summing = sums_needs(problem, config)
+        turned = TURNED if problem.side_sums else 0
+        own = read * area + written * area // config.PARTS + summing.shared + turned + folds
+        return Resources(arriving + own * config.PROGRAMS + BARRIERS, sums + summing.registers + 64)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        """Groups of warps are like programs that share the memory and the registers, and what is on its way to them."""
+        shared = self.resources(problem, config).shared // config.PROGRAMS
+        own = 1 + (config.STAGES - 1) // config.PROGRAMS
+        alike = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))
+        return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * GAIN
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return ix.minimum(grid_of_tiles(problem, config), problem.device.processors)

@@ -1,0 +1,137 @@
+"""What templates in Gluon call, as ``ws.name(...)``: warps with parts of their own, barriers between them, stages of tiles.
+
+Gluon (`triton.experimental.gluon`) is the level of Triton at which layouts and shared memory are written out, and warps of one
+program may run different functions. Functions of `library` can be called from there, too. Imports Triton only, as that does.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.constexpr_function
+def accumulator(columns, warps, size):
+    """How warps hold a tile of `columns` that they add up: each group of four has 64 rows of it at a time. `size` are the bytes
+    of a factor."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, min(columns, 256), 32 // size])
+
+
+@gluon.jit
+def barriers(count: gl.constexpr):
+    """Barriers that one arrival completes."""
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(count):
+        mbarrier.init(made.index(k), count=1)
+    return made
+
+
+@gluon.jit
+def ones(rows: gl.constexpr, kind: gl.constexpr, warps: gl.constexpr):
+    """A tile of ones in shared memory: multiplied by it, a tile's rows are added up, 16 times each."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [warps, 1], [1, 0])
+    made = gl.allocate_shared_memory(kind, [rows, 16], gl.NVMMASharedLayout.get_default_for([rows, 16], kind))
+    made.store(gl.full([rows, 16], 1.0, kind, layout))
+    fence_async_shared()
+    return made
+
+
+@gluon.jit
+def await_free(free, stage, turn):
+    """Waits until the stage's tiles of the turn before have been multiplied; in the first turn nothing is waited for."""
+    mbarrier.wait(free.index(stage), (turn & 1) ^ 1)
+
+
+@gluon.jit
+def await_ready(ready, stage, turn):
+    """Waits until the stage's tiles are there."""
+    mbarrier.wait(ready.index(stage), turn & 1)
+
+
+@gluon.jit
+def release(free, stage):
+    """The stage's tiles have been multiplied."""
+    mbarrier.arrive(free.index(stage))
+
+
+@gluon.jit
+def await_turn(turns, group: gl.constexpr, count, groups: gl.constexpr):
+    """Of two groups of warps, waits until the other one has asked for all products of the tile before; the first tile's group
+    waits for nobody. `count`: the group's tiles before this one."""
+    if groups > 1:
+        mbarrier.wait(turns.index(group), (count & 1) ^ (1 - group))
+
+
+@gluon.jit
+def pass_turn(turns, group: gl.constexpr, groups: gl.constexpr):
+    """All products of this tile have been asked for."""
+    if groups > 1:
+        mbarrier.arrive(turns.index(1 - group))
+
+
+@gluon.jit
+def expect(ready, stage, count: gl.constexpr):
+    """`count` bytes will make the stage ready."""
+    mbarrier.expect(ready.index(stage), count)
+
+
+@gluon.jit
+def fetch(descriptor, places, ready, ring, stage, barrier):
+    """Asks the copy engine for a tile in a stage of a ring, which the barrier of that number will know of."""
+    tma.async_copy_global_to_shared(descriptor, places, ready.index(barrier), ring.index(stage))
+
+
+@gluon.jit
+def begin(rows: gl.constexpr, columns: gl.constexpr, kind: gl.constexpr, layout: gl.constexpr):
+    """A sum of products, none so far."""
+    return warpgroup_mma_init(gl.zeros([rows, columns], kind, layout))
+
+
+@gluon.jit
+def multiply(left, right, acc):
+    """acc + left right, which will be there after a `settle`."""
+    return warpgroup_mma(left, right, acc, is_async=True)
+
+
+@gluon.jit
+def settle(acc, pending: gl.constexpr):
+    """Waits until no more than `pending` multiplications are under way."""
+    return warpgroup_mma_init(warpgroup_mma_wait(pending, deps=(acc,)))
+
+
+@gluon.jit
+def total(acc):
+    """The sum, when all of it is there."""
+    return warpgroup_mma_wait(0, deps=(acc,))
+
+
+@gluon.jit
+def write(descriptor, places, value, staging, pending: gl.constexpr):
+    """Stores a tile through the copy engine. `staging` is free when all but the last `pending` stores have read theirs."""
+    tma.store_wait(pending)
+    store_tile(staging, value)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(descriptor, places, staging)
+
+
+@gluon.jit
+def store_tile(staging, value):
+    """A tile to shared memory that may have leading dimensions of length 1."""
+    if len(staging.shape) > 2:
+        staging.reshape(value.shape).store(value)
+    else:
+        staging.store(value)
+
+
+@gluon.jit
+def written():
+    """Waits until all that was stored has left shared memory."""
+    tma.store_wait(0)
