@@ -234,6 +234,7 @@ class Template:
     joins: str | None = None  # one of JOINING: how one launch can have several problems
     workspaces: Mapping[str, Workspace] = field(default_factory=dict)
     values: Mapping[str, HostValue] = field(default_factory=dict)
+    language: str = "triton"  # of a GPU's kernel, by the name of the module with its decorators
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -243,11 +244,6 @@ class Template:
     def many(self) -> str | None:
         """The operand of which each product of a family has its own."""
         return next((name for name, one in self.operands.items() if one.many), None)
-
-    @property
-    def language(self) -> str:
-        """Of the kernel, by the name of the module with its decorators; for a GPU only."""
-        return str(getattr(self.author, "language", "triton"))
 
     def block(self, axis: str) -> str | None:
         """The knob that is the tile along an axis, if there is one."""
@@ -340,6 +336,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     return Template(
         name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
+        members.get("language", "triton"),
     )  # fmt: skip
 
 

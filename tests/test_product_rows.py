@@ -298,7 +298,7 @@ def test_the_estimate_keeps_rows_where_that_pays() -> None:
     """Wide tiles by the copy engine; long rows, and those of long sums, are better off in tiles that do not hold them."""
     f, args = queries(256, 64)
     [kernel] = plan_of(f, *args).kernels
-    assert members(kernel)[0].choice.template == "triton_matmul_specialized"
+    assert members(kernel)[0].choice.template == "triton_matmul_tiles"
     f, args = normalised(512, 512)
     [kernel] = plan_of(f, *args).kernels
     assert members(kernel)[0].choice.template == "triton_matmul_tiles"

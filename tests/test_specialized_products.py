@@ -19,8 +19,10 @@ from test_hopper_products import CASES as ALL
 from test_hopper_products import r
 from torch import Tensor
 
+from kgen import pipeline
 from kgen.build import triton
 from kgen.build.gpu_kernel import TritonKernel
+from kgen.host.interpret import Interpreted
 from kgen.plan import Schedule, members
 from kgen.scheduler import Gpu, Options
 from kgen.scheduler.choose import chosen_problem, product_of
@@ -59,6 +61,7 @@ CASES |= {
     "side_sum": (gradients, [r(96, 200), r(96, 264)]),
     "sums_of_columns": (lambda x, w: (x @ w, w.sum(0)), [r(200, 96), r(96, 264)]),
     "two_reads": (two_reads, [r(200, 96), r(96, 264), r(200, 264), r(200, 264)]),
+    "as_it_is_and_transposed": (lambda x, w, y: x @ w + y + 2 * y.t(), [r(256, 96), r(96, 256), r(256, 256)]),
     "saved_gelu": (lambda dy, w, u: torch.ops.aten.gelu_backward(dy @ w, u), [r(200, 96), r(96, 264), r(200, 264)]),
     "softmax": (lambda x, w: torch.softmax(x @ w, -1), [r(200, 96) * 0.1, r(96, 256)]),
     "dropout": (lambda x, w: F.dropout(x @ w, 0.5), [r(200, 96), r(96, 264)]),
@@ -133,6 +136,40 @@ def test_compiles(name: str, tf32: None) -> None:
         assert found.warps == 12
         assert found.early
         assert waits_before_memory(found.cubin)
+
+
+def test_a_matrix_is_read_twice_by_one_descriptor() -> None:
+    """As it is and transposed: each tile has memory of its own, fetched from its own place."""
+    fn, args = CASES["as_it_is_and_transposed"]
+    ahead = [
+        one.kernel.source for one in kernels(fn, args, lambda configs: [c for c in configs if c.AHEAD and c.BLOCK_N == 128])
+    ]
+    assert ahead
+    for source in ahead:
+        assert len(set(re.findall(r"ws.fetch\(\w+, (\[.*\]), arrived", source))) == 2
+        assert len(set(re.findall(r"(held_\w+)\.index\(.*load\(layout\)", source))) == 2
+
+
+@pytest.mark.ptx
+def test_sums_of_a_length_of_the_call() -> None:
+    """The gradient of a weight, for any number of rows: loops have 64 bits, stages 32."""
+    dy, x = r(96, 200), r(96, 264)
+    for t in (dy, x):
+        torch._dynamo.mark_dynamic(t, 0)
+    found: list[TritonKernel] = []
+
+    def keep(one: Any, *_: Any) -> tuple[()]:
+        found.append(one.kernel)
+        return ()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_options", lambda graph, config: Options(gpu_everywhere=True, only=Only(NAME, lambda c: c[0])))
+        patch.setattr(Interpreted, "__call__", keep)
+        torch._dynamo.reset()
+        torch.compile(gradients, backend="kgen", options={"gpu_interpreter": True, "cache": False})(dy, x)
+    [kernel] = found
+    assert "i64" in kernel.signature
+    assert triton.compile_kernels([kernel], 90)[0].stack == 0
 
 
 @pytest.mark.parametrize("name", REFUSED)

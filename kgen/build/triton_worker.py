@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -176,6 +177,8 @@ def _gluon_source(function: Any, signature: dict[str, str], attributes: dict[Any
     from triton.experimental.gluon.language._semantic import GluonSemantic  # noqa: PLC0415
 
     for method in (GluonSemantic.arange, GluonSemantic.full):
+        if list(inspect.signature(method).parameters)[-1] != "layout":
+            raise ValueError("this version of Triton is not known to work with kernels in Gluon: triton==3.6 and 3.7 are")
         method.__defaults__ = (None,)
     names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "i8": gl.int8, "u8": gl.uint8}
     names |= {"fp8e4nv": gl.float8e4nv, "fp8e5": gl.float8e5, "i32": gl.int32}

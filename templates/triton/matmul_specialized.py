@@ -36,8 +36,8 @@ def refuse(problem: Problem) -> str | None:
         return found
     if problem.main_dtype not in DOT_TYPES or problem.exact_float32:
         return f"{problem.main_dtype} has no multiplication out of shared memory"
-    if any(problem.extent(axis) == 0 for axis in problem.loops):
-        return "it has no elements"
+    if ix.lower_bound(problem.extent("k")) < 1 or any(problem.extent(axis) == 0 for axis in problem.loops):
+        return "it may have no elements, or empty sums"
     for member in problem.members:
         for one in member.values():
             if isinstance(why := boxes(problem, one), str):

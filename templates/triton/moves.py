@@ -95,23 +95,32 @@ class Held:
     products; a result leaves from the memory of a tile like it that has been read by then, if there is one."""
 
     ahead: bool
-    reads: dict[str, Staged] = field(default_factory=dict)
-    writes: dict[str, Staged] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)  # of what is written: the descriptor read whose memory it takes
+    reads: dict[Move, Staged] = field(default_factory=dict)
+    writes: dict[Move, Staged] = field(default_factory=dict)
+    places: dict[Move, Move] = field(default_factory=dict)  # of what is written: what was read where it takes its place
 
     def load(self, way: Staged) -> str:
-        self.reads[way.move.map] = way
-        return way.loaded(memory_of(way.move.map))
+        self.reads[way.move] = way
+        return way.loaded(self.memory(way.move))
 
     def store(self, way: Staged, value: str) -> str:
-        name = way.move.map
-        self.writes[name] = way
+        self.writes[way.move] = way
         taken = set(self.places.values())
-        alike = [m for m, one in self.reads.items() if m not in taken and one.same_memory(way)]
+        alike = [move for move, one in self.reads.items() if move not in taken and one.same_memory(way)]
         if not alike:
-            return way.sent(memory_of(name), value, "PENDING")
-        self.places[name] = alike[0]
-        return way.sent(f"{memory_of(alike[0])}.index(group * PARTS + part)", value, "63")
+            return way.sent(_leaving(way.move), value, "PENDING")
+        self.places[way.move] = alike[0]
+        return way.sent(f"{self.memory(alike[0])}.index(group * PARTS + part)", value, "63")
+
+    def memory(self, move: Move) -> str:
+        """The name of the memory of what is read. A matrix may be read as it is and transposed, by one descriptor."""
+        number = [other for other in self.reads if other.map == move.map].index(move)
+        return f"held_{move.map.removeprefix('map_')}" + (f"_again{number}" if number else "")
+
+    @property
+    def readings(self) -> dict[str, Staged]:
+        """What is read, by the names of its memories."""
+        return {self.memory(move): way for move, way in self.reads.items()}
 
     def bytes_read(self) -> int:
         """Of one part."""
@@ -119,13 +128,13 @@ class Held:
 
     def memories(self) -> list[str]:
         """Statements that make what only the multiplying warps touch."""
-        own = [way.memory(memory_of(name)) for name, way in self.writes.items() if name not in self.places]
+        own = [way.memory(_leaving(move)) for move, way in self.writes.items() if move not in self.places]
         return [*own, f"PENDING: tl.constexpr = {max(0, len(self.writes) - 1)}"]
 
 
-def memory_of(descriptor: str) -> str:
-    """The name of the shared memory of an epilogue's tiles."""
-    return f"held_{descriptor.removeprefix('map_')}"
+def _leaving(move: Move) -> str:
+    """The name of the memory of what is written and has no other place."""
+    return f"leaving_{move.map.removeprefix('map_')}"
 
 
 @dataclass(frozen=True, slots=True)

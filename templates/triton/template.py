@@ -17,7 +17,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean, tidy
 from kgen.templates.triton.kernel import aligned, compile_options, source_lines
-from kgen.templates.triton.moves import Held, Staged, memory_of
+from kgen.templates.triton.moves import Held
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.slots import Slots
 from kgen.templates.triton.table import TRITON_TYPES
@@ -64,7 +64,7 @@ class _Head:
     """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
     ``{{ kernel("loads", "ready", "ring") }}`` opens one with parameters of its own before the kernel's, and
     ``kernel.call("loads", "ready", "ring")`` is what says so. ``kernel.held`` is the memory that an epilogue's tiles go
-    through, ``kernel.readings`` the tiles it reads by the names of their memories, once the epilogue has been rendered."""
+    through, once the epilogue has been rendered."""
 
     part: _Part
     filler: Slots
@@ -88,10 +88,6 @@ class _Head:
     @property
     def held(self) -> Held:
         return self.filler.held
-
-    @property
-    def readings(self) -> dict[str, Staged]:
-        return {memory_of(name): way for name, way in self.held.reads.items()}
 
 
 class _Part:
