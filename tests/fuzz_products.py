@@ -54,10 +54,12 @@ GPU_TEMPLATES = (
     "triton_matmul", "triton_matmul_tiles", "triton_matmul_resident", "triton_matmul", "triton_matmul_persistent",
     "triton_matvec",
 )  # fmt: skip
+# Triton's interpreter does not run Gluon.
+NATIVE_TEMPLATES = (*GPU_TEMPLATES, "triton_matmul_specialized", "triton_matmul_specialized")
 CPU_TEMPLATES = ("cpp_matmul",)
 MOST = 20000
 # The copy engine wants rows that begin at multiples of 16 bytes.
-COPIED = ("triton_matmul_tiles", "triton_matmul_persistent")
+COPIED = ("triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_specialized")
 ANY_SIZE = (1, 2, 3, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 61, 64, 67, 96, 101, 128, 131)
 EVEN_SIZE = (8, 16, 24, 32, 48, 64, 72, 96, 128, 136)
 NAME = re.compile(r"\b[vx]\d+\b")
@@ -562,7 +564,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="a line for each program")
     parser.add_argument("--shrink", action="store_true", help="make failing programs smaller")
     asked = parser.parse_args()
-    templates = asked.templates or (GPU_TEMPLATES if asked.device != "cpu" else CPU_TEMPLATES + GPU_TEMPLATES)
+    templates = asked.templates or (NATIVE_TEMPLATES if asked.device != "cpu" else CPU_TEMPLATES + GPU_TEMPLATES)
     start, failed, taken, done = time.monotonic(), [], 0, 0
     for seed in range(asked.first, asked.first + asked.count):
         if time.monotonic() - start > asked.seconds:

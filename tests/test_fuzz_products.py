@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fuzz_graphs import Program
-from fuzz_products import CPU_TEMPLATES, GPU_TEMPLATES, How, check, grow, needed, run, smaller
+from fuzz_products import CPU_TEMPLATES, GPU_TEMPLATES, NATIVE_TEMPLATES, How, check, grow, needed, run, smaller
 
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 # Programs of a test, and all for a machine without a GPU: those that run each time, and the others.
@@ -55,7 +55,7 @@ def test_fuzz_products(seeds: range, templates: Sequence[str]) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("first", range(FIRST, FIRST + 40, BATCH))
 def test_fuzz_products_on_a_gpu(first: int) -> None:
-    assert_right(range(first, first + BATCH), "cuda", GPU_TEMPLATES)
+    assert_right(range(first, first + BATCH), "cuda", NATIVE_TEMPLATES)
 
 
 # ---- what the programs have found, made smaller -----------------------------------------------------------------------
