@@ -73,8 +73,8 @@ def test_a_program_waits_for_stores_to_rows_of_odd_length() -> None:
 
 @pytest.mark.parametrize("number", ["1", "12", "13"])
 def test_the_library_with_its_activation(number: str) -> None:
-    """Estimated within a tenth of what it took, and no slower than the fastest templates with
-    warps that are all alike, as measured."""
+    """Estimated within a tenth of what it took, and no slower than the fastest templates with warps that are all alike, as
+    measured."""
     found = {c.name: c for c in cost_model.candidates(BY_NUMBER[number], MEASURED[number])}
     library = found["library"]
     assert library.measured == pytest.approx(MEASURED[number]["library"]["vendor"] * 1e-6)

@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from kgen import index as ix
 from kgen.build.tensor_map import TensorMap
 from kgen.index import Var
 from kgen.templates.triton.boxes import Boxes
 from kgen.templates.triton.expression import IndexText
-
-# Of elements that epilogues read and write through the copy engine, by Triton's names.
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "i8": 1, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +25,14 @@ class Move:
     sides: tuple[str, str]
     turned: bool
 
+    @property
+    def begin(self) -> str:
+        """Its place, as the copy engine is told."""
+        return f"[{', '.join(self.places)}]"
+
     def load(self) -> str:
         """The tile as the author wants it."""
-        text = f"{self.map}.load([{', '.join(self.places)}])"
+        text = f"{self.map}.load({self.begin})"
         if len(self.places) > 2:
             text = f"{text}.reshape({', '.join(self.sides)})"
         return f"{text}.T" if self.turned else text
@@ -38,7 +42,7 @@ class Move:
         value = f"{value}.T" if self.turned else value
         if len(self.places) > 2:
             value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.places) - 2) + list(self.sides))}])"
-        return f"{self.map}.store([{', '.join(self.places)}], {value})"
+        return f"{self.map}.store({self.begin}, {value})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +52,11 @@ class Staged:
 
     move: Move
     block: tuple[int, ...]
-    dtype: str
+    dtype: torch.dtype
 
     def same_memory(self, other: Staged) -> bool:
         """Whether tiles of both lie alike."""
         return (self.block, self.dtype, self.move.turned) == (other.block, other.dtype, other.move.turned)
-
-    def ring(self, name: str, stages: int) -> str:
-        """Makes the memory `name` of as many stages."""
-        return self.memory(name, stages)
 
     def memory(self, name: str, *more: int) -> str:
         """Makes the memory `name` of a tile, or of as many as the lengths `more` say."""
@@ -64,7 +64,7 @@ class Staged:
         return f"{name} = gl.allocate_shared_memory({self.move.map}.dtype, [{lengths}], {self.move.map}.layout)"
 
     def fetch(self, ring: str) -> str:
-        return f"ws.fetch({self.move.map}, [{', '.join(self.move.places)}], ready, {ring}, stage, stage)"
+        return f"ws.fetch({self.move.map}, {self.move.begin}, ready, {ring}, stage, stage)"
 
     def view(self, ring: str) -> str:
         """A stage's tile as the author wants it."""
@@ -77,7 +77,7 @@ class Staged:
 
     def ahead(self, memory: str) -> str:
         """Asks for the tile that part `part` of an epilogue reads."""
-        return f"ws.fetch({self.move.map}, [{', '.join(self.move.places)}], arrived, {memory}, group * PARTS + part, group)"
+        return f"ws.fetch({self.move.map}, {self.move.begin}, arrived, {memory}, group * PARTS + part, group)"
 
     def loaded(self, memory: str) -> str:
         """That tile, in registers."""
@@ -86,7 +86,7 @@ class Staged:
     def sent(self, memory: str, value: str, pending: str) -> str:
         """A statement that stores `value` through `memory`; `pending`: how many later stores may still be reading theirs."""
         turned = f"gl.permute({value}, (1, 0))" if self.move.turned else value
-        return f"ws.write({self.move.map}, [{', '.join(self.move.places)}], {turned}, {memory}, {pending})"
+        return f"ws.write({self.move.map}, {self.move.begin}, {turned}, {memory}, {pending})"
 
 
 @dataclass(slots=True)
@@ -124,7 +124,7 @@ class Held:
 
     def bytes_read(self) -> int:
         """Of one part."""
-        return sum(math.prod(way.block) * BYTES[way.dtype] for way in self.reads.values())
+        return sum(math.prod(way.block) * way.dtype.itemsize for way in self.reads.values())
 
     def memories(self) -> list[str]:
         """Statements that make what only the multiplying warps touch."""

@@ -44,7 +44,7 @@ class Engine:
         way = self.slots.move(found, box, self.tile)
         if not self.slots.staged:
             return way
-        return Way(self.slots.held, Staged(way, box.block, box.dtype))
+        return Way(self.slots.held, Staged(way, box.block, found.dtype))
 
 
 @dataclass(slots=True)
@@ -114,9 +114,8 @@ class Slots:
             if box is not None and not isinstance(found, str):
                 window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
                 if way:
-                    staged = Staged(self.move(found, box, window), box.block, box.dtype)
-                    stages = self.config.get("STAGES")
-                    return [staged.ring(name, stages) if way == "ring" else getattr(staged, way)(name)]
+                    staged = Staged(self.move(found, box, window), box.block, found.dtype)
+                    return [staged.memory(name, self.config.STAGES) if way == "ring" else getattr(staged, way)(name)]
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, indices, strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]

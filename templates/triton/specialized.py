@@ -115,20 +115,15 @@ def total(acc):
 
 @gluon.jit
 def write(descriptor, places, value, staging, pending: gl.constexpr):
-    """Stores a tile through the copy engine. `staging` is free when all but the last `pending` stores have read theirs."""
+    """Stores a tile through the copy engine. `staging`, which may have leading dimensions of length 1, is free when all but the
+    last `pending` stores have read theirs."""
     tma.store_wait(pending)
-    store_tile(staging, value)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(descriptor, places, staging)
-
-
-@gluon.jit
-def store_tile(staging, value):
-    """A tile to shared memory that may have leading dimensions of length 1."""
     if len(staging.shape) > 2:
         staging.reshape(value.shape).store(value)
     else:
         staging.store(value)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(descriptor, places, staging)
 
 
 @gluon.jit
