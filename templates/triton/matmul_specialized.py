@@ -121,9 +121,9 @@ class SpecializedMatmul:
             (64, 256, 4, 4, 1, 2), (128, 128, 4, 4, 2, 2),
         ):  # fmt: skip
             for ahead in (True, False) if any(reads) else (False,):
-                # tiles that come by pointers stay in registers, of which large sums leave few
-                pointed = not all(reads) or (reads and not ahead)
-                if not pointed or row[0] * row[1] <= FEW_SUMS * 32 * row[2]:
+                # tiles that come by pointers stay in registers, of which large sums leave few; so do several that are fetched
+                crowded = not all(reads) or (reads and not ahead) or len(reads) > 1
+                if not crowded or row[0] * row[1] <= FEW_SUMS * 32 * row[2]:
                     values = dict(zip(names, row, strict=True))
                     yield {**values, "BLOCK_K": ROW // problem.main_dtype.itemsize, "AHEAD": ahead}
 
