@@ -6,7 +6,7 @@ leave nothing to the library, and most of them should take most problems.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 from kgen.templates import registry
 from kgen.templates.contract import Template
 from kgen.testing import Case, Report, cases, check_template
-from kgen.testing.cases import DTYPES, cases_of_dtype, plain
+from kgen.testing.cases import DTYPES, cases_of_dtype, large, plain
 
 NAMES = [t.name for t in registry.every() if type(t.author).__module__ in registry.BUILT_IN]
 # The share of (problem, template) pairs that a family may refuse.
@@ -46,7 +46,7 @@ def some_problems(template: Template) -> Iterator[Case]:
 
 
 def assert_right(report: Report) -> None:
-    report.raise_if_failed()
+    assert not report.failed, str(report)
     apart = [r for r in report.separate if r.case.name in FUSED]
     assert not apart, "\n".join(map(str, apart))
 
@@ -55,28 +55,32 @@ def refused_cases(report: Report) -> list[Case]:
     return [r.case for r in report.refused if r.case.name not in LEFT_TO_LIBRARY]
 
 
-def assert_covered(reports: list[Report], **how: Any) -> None:
+def assert_covered(report: Report, family: list[Template], **how: Any) -> None:
     """What one template refuses, another one of the family takes."""
-    for report in reports:
-        left = refused_cases(report)
-        for other in (r.template for r in reports if r is not report):
-            tried = check_template(other, problems=left, configs=1, raises=False, **how) if left else report
+    left = refused_cases(report)
+    for other in family:
+        if left and other.name != report.template:
+            tried = check_template(other, problems=left, configs=1, raises=False, **how)
             assert not tried.failed, str(tried)
-            left = refused_cases(tried) if left else []
-        assert not left, f"no template takes {[str(case) for case in left]}"
+            left = refused_cases(tried)
+    assert not left, f"no template takes {[str(case) for case in left]}"
+
+
+def family_of(kind: str) -> list[Template]:
+    return [t for t in map(registry.find, NAMES) if t.device == kind]
 
 
 def assert_conform(family: str, problems: dict[str, list[Case]] | None, **how: Any) -> None:
     """One test for a family: what each of its templates refuses matters only to all of them."""
-    templates = [registry.find(name) for name in NAMES if registry.find(name).device == family]
-    if how["device"] == "cpu":  # Triton's interpreter does not run Gluon
-        templates = [t for t in templates if t.language != "gluon"]
+    # Triton's interpreter does not run Gluon
+    templates = [t for t in family_of(family) if t.language != "gluon"]
     reports = [
         check_template(t, problems=None if problems is None else problems[t.name], raises=False, **how) for t in templates
     ]
     for report in reports:
+        report.raise_if_failed()  # for one that takes nothing, too
         assert_right(report)
-    assert_covered(reports, device=how["device"])
+        assert_covered(report, templates, device=how["device"])
     pairs = sum(len(report.problems) for report in reports)
     refused = sum(len(refused_cases(report)) for report in reports)
     assert refused <= MAY_REFUSE * pairs, "\n".join(map(str, reports))
@@ -96,12 +100,42 @@ def test_templates_are_right_for_every_problem(device):
     assert_conform(device, None, device="cpu")
 
 
+# ---- on a GPU, where a compiler takes most of the time: in parts, so that several processes share them ------------------
+
+PARTS = 6
+GPU_NAMES = [t.name for t in family_of("cuda")]
+
+
+def every_problem(template: Template) -> Iterator[Case]:
+    """What `check_template` tries of itself: everything in the first type that the template takes on this GPU."""
+    first = True
+    for dtype in DTYPES:
+        yield plain(template, dtype)
+        if check_template(template, problems=[plain(template, dtype)], configs=1, raises=False).refused:
+            continue
+        yield from cases_of_dtype(template, dtype)
+        yield from large(template, dtype)
+        if first:
+            yield from cases(template, dtype)
+        first = False
+
+
+def assert_conforms_on_a_gpu(name: str, problems: Iterable[Case], part: int, configs: int) -> None:
+    report = check_template(name, problems=list(problems)[part::PARTS], device="cuda", configs=configs, raises=False)
+    assert_right(report)
+    assert_covered(report, family_of("cuda"), device="cuda")
+
+
 @pytest.mark.gpu
-def test_templates_are_right_on_a_gpu():
-    assert_conform("cuda", some_of_each(), device="cuda", configs=2)
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", GPU_NAMES)
+def test_templates_are_right_on_a_gpu(name, part):
+    assert_conforms_on_a_gpu(name, some_problems(registry.find(name)), part, configs=2)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_templates_are_right_for_every_problem_on_a_gpu():
-    assert_conform("cuda", None, device="cuda")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", GPU_NAMES)
+def test_templates_are_right_for_every_problem_on_a_gpu(name, part):
+    assert_conforms_on_a_gpu(name, every_problem(registry.find(name)), part, configs=3)
