@@ -303,6 +303,18 @@ PICKED = {"activation": (0, 5, 10), "computed": (0, 9), "turned": (0, 3, 10), "c
 
 
 @pytest.mark.ptx
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_exact_products_of_what_repeats_fit(template: str) -> None:
+    """Operands that repeat are read as whole tiles, by pointers, and written to shared memory again."""
+    x, w = r(1, 72, dtype=torch.float32).expand(35, 72), r(72, 1, dtype=torch.float32).expand(72, 40)
+    for flattened in (True, False):
+        with forced(template, lambda c, f=flattened: [x for x in c if x.get("FLATTEN") in (f, None)][-1:], runs=False) as made:
+            compiled(torch.mm, x, w)
+        (found,) = triton.compile_kernels(made.products, 90)
+        assert found.shared <= made.needs[0].shared, made.configs
+
+
+@pytest.mark.ptx
 @pytest.mark.usefixtures("tf32")
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("name", SHAPES)

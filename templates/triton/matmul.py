@@ -11,7 +11,7 @@ import torch
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Input, Problem
 from kgen.templates.triton import estimate
 
 # Operand types that the matrix units multiply.
@@ -50,8 +50,9 @@ def block_of_row(problem: Problem) -> int:
 
 def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, int]:
     """Shared memory of the operands' tiles: of those on their way, and of those that are written there again before they are
-    multiplied, for which a stage less is on its way. The latter are the computed ones, and those of float32 that are not
-    contiguous along k, for the matrix units turn tiles of 16 bits only, or are multiplied exactly, by other units."""
+    multiplied, for which a stage less is on its way, but for those that are read as they are in a flattened loop. The latter
+    are the computed ones, and those of float32 that are not contiguous along k, for the matrix units turn tiles of 16 bits
+    only, or are multiplied exactly, by other units."""
     staged = copied = 0
     for number, member in enumerate(problem.members):
         for one in member.values():
@@ -63,12 +64,20 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
             if one.load is not None and direct:
                 staged += area * one.dtype.itemsize * stages
                 continue
-            loops = [frozenset(one.loops[axis]) for axis in sides]
-            atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
-            tiles = {load for load, found in atoms.items() if all(own & found for own in loops)}
-            staged += area * (config.STAGES - 1) * sum(load.attr[2].itemsize for load in tiles)
+            waiting = config.STAGES - (one.load is None or not config.get("FLATTEN"))
+            staged += area * waiting * sum(load.attr[2].itemsize for load in _tiles(one, sides))
             copied += area * one.dtype.itemsize
     return staged, copied
+
+
+def _tiles(one: Input, sides: list[str]) -> list[vs.Value]:
+    """What an operand reads a tile of: itself where it is no computation, whatever it repeats along, else what varies along
+    both sides."""
+    if one.load is not None:
+        return [one.value]
+    loops = [frozenset(one.loops[axis]) for axis in sides]
+    atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
+    return [load for load, found in atoms.items() if all(own & found for own in loops)]
 
 
 def sums_needs(problem: Problem, config: Config) -> Resources:

@@ -8,6 +8,7 @@ instead, and fill it better where there are few tiles.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,15 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
-from kgen.templates.triton.matmul import HOPPER, block_of_row, operand_bytes, order_of_dots, refuse_dot, sums_needs
+from kgen.templates.triton.matmul import (
+    HOPPER,
+    LARGEST_EXACT,
+    block_of_row,
+    operand_bytes,
+    order_of_dots,
+    refuse_dot,
+    sums_needs,
+)
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
 # Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
@@ -121,14 +130,16 @@ def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Configurations from a table whose third column is the tile along k in bytes. Where the engine has nothing to move in an
-    epilogue, those that differ in that are one."""
+    epilogue, those that differ in that are one. Exact products have registers for small tiles only."""
+    largest = LARGEST_EXACT if problem.exact_float32 else math.inf
     boxed = any(can for _, can, _ in epilogue_tiles(problem))
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         values = dict(zip(names, row, strict=True))
         values["BLOCK_K"] //= problem.main_dtype.itemsize
         values["ENGINE"] = values["ENGINE"] and boxed
-        found.setdefault(tuple(values.values()), values)
+        if values["BLOCK_M"] * values["BLOCK_N"] <= largest or values["BLOCK_N"] == block_of_row(problem):
+            found.setdefault(tuple(values.values()), values)
     yield from found.values()
 
 
