@@ -493,10 +493,13 @@ def _row(s: Statement, kernel: Kernel) -> list[Var]:
 
 def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]) -> Kernel | None:
     """The kernel with both operands of its products exchanged, where that makes the last axis of the result the contiguous one,
-    or makes a family's common operand the one that the template has once. None where the products of a family have nothing in
-    common."""
+    or an axis as short as the template wants it, or makes a family's common operand the one that the template has once. None
+    where the products of a family have nothing in common."""
     values = (main[0].value, *main[0].factors)
     exchange = _contiguous_first(kernel, graph, values)
+    if template.longest and not any(_row(s, kernel) for s in kernel.statements if s.kind == "partial"):
+        short = [_short_enough(template, kernel, way) for way in (values, values[::-1])]
+        exchange = exchange if short[0] is short[1] else short[1]
     if len(main) > 1:
         single = next(k for k, one in enumerate(template.operands.values()) if not one.many)
         common = [len({(s.value, *s.factors)[k] for s in main}) == 1 for k in range(2)]
@@ -507,6 +510,21 @@ def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Stat
         return kernel
     new = {id(s): replace(s, value=s.factors[0], factors=(s.value,)) for s in main}
     return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
+
+
+def _short_enough(template: Template, kernel: Kernel, values: tuple[Value, ...]) -> bool:
+    """Whether axes of the result that come from one of these operands alone are no longer than the template takes."""
+    pattern = template.implements
+    used = [value.variables() for value in values]
+    for axis, most in template.longest.items():
+        inside = [axis in axes for axes in pattern.operands]
+        if axis not in pattern.results[0] or all(inside) or len(values) != len(inside):
+            continue
+        own, other = (used if inside[0] else used[::-1])[:2]
+        length = ix.product(v.extent for v in kernel.outer if v in own and v not in other).as_int()
+        if length is None or length > most:
+            return False
+    return True
 
 
 def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:

@@ -52,7 +52,7 @@ from kgen.tuning.only import only
 
 GPU_TEMPLATES = (
     "triton_matmul", "triton_matmul_tiles", "triton_matmul_resident", "triton_matmul", "triton_matmul_persistent",
-    "triton_matvec",
+    "triton_matvec", "triton_matmul_sliced",
 )  # fmt: skip
 # Triton's interpreter does not run Gluon.
 NATIVE_TEMPLATES = (*GPU_TEMPLATES, "triton_matmul_specialized", "triton_matmul_specialized")

@@ -21,11 +21,13 @@ __all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes", "side_sums"
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes of the operands and of the result, and the type of the operands."""
+    """The shapes of the operands and of the result, and the type of the operands. `own` is the axis of the last operand that
+    the result has from it alone."""
 
     inputs: tuple[tuple[int, ...], ...]
     result: tuple[int, ...]
     dtype: torch.dtype
+    own: int = -1
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -279,7 +281,8 @@ def _projected(product: Callable[..., Any], operands: Sequence[torch.Tensor], *o
 
 
 def _narrow(s: Shapes) -> Spec:
-    return replace(s.operands()[-1], shape=(*s.right[:-1], s.right[-1] // 3))
+    axis = s.own % len(s.right)
+    return replace(s.operands()[-1], shape=tuple(n // 3 if k == axis else n for k, n in enumerate(s.right)))
 
 
 FAMILIES: tuple[Fusion, ...] = (

@@ -16,6 +16,10 @@ from kgen.testing.fusions import Shapes
 __all__ = ["Roles", "product_of", "reference_of", "shapes_of"]
 
 
+# What the longest length that a template takes is cut down to a multiple of, for fusions that take an axis in parts.
+DIVISOR = 6
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """What each axis of a template is: "depth" where no result has it, "batch" where all operands have it and the result too,
@@ -40,11 +44,15 @@ class Roles:
         return self.template.longest.get(axis, sys.maxsize)
 
     def lengths(self, by_role: Mapping[str, int], batched: bool = False) -> dict[str, int]:
-        """Lengths by axis, no longer than the template takes. Without a batch its axes are left out, as a plain matrix product
-        has it; an operator has all."""
+        """Lengths by axis, no longer than the template takes, and with divisors where it takes less. Without a batch its axes
+        are left out, as a plain matrix product has it; an operator has all."""
         roles = {axis: self.of(axis) for axis in self.pattern.axes}
         whole = batched or bool(self.pattern.operator)
-        return {axis: min(by_role[role], self.longest(axis)) for axis, role in roles.items() if whole or role != "batch"}
+        return {axis: self._length(axis, by_role[role]) for axis, role in roles.items() if whole or role != "batch"}
+
+    def _length(self, axis: str, wanted: int) -> int:
+        longest = self.longest(axis)
+        return wanted if wanted <= longest else longest - longest % DIVISOR or longest
 
     @property
     def batches(self) -> bool:
@@ -54,7 +62,10 @@ class Roles:
 
 def shapes_of(pattern: Pattern, lengths: Mapping[str, int], dtype: torch.dtype) -> Shapes:
     shapes = [tuple(lengths[a] for a in axes if a in lengths) for axes in (*pattern.operands, pattern.results[0])]
-    return Shapes(tuple(shapes[:-1]), shapes[-1], dtype)
+    last = [a for a in pattern.operands[-1] if a in lengths]
+    elsewhere = {a for axes in pattern.operands[:-1] for a in axes}
+    own = [k for k, axis in enumerate(last) if axis in pattern.results[0] and axis not in elsewhere]
+    return Shapes(tuple(shapes[:-1]), shapes[-1], dtype, own[0] if own else -1)
 
 
 def product_of(template: Template, present: Iterable[str], all_results: bool = False) -> Callable[..., Any]:
@@ -93,11 +104,25 @@ def _contraction(pattern: Pattern, present: set[str]) -> Callable[..., Any]:
     """The call that users would write: a product of matrices, one of batches of them, or an einsum."""
     groups = (*pattern.operands, *pattern.results)
     left, right, result = ("".join(_letter(pattern, a) for a in axes if a in present) for axes in groups)
-    for call, rank in ((torch.mm, 2), (torch.bmm, 3)):
-        lead, a, b, c = left[:-2], left[-2:], right[-2:], result[-2:]
-        if len(left) == rank and right == lead + b and result == lead + c and a[1] == b[0] and c == a[0] + b[1]:
-            return call
+    call = {2: torch.mm, 3: torch.bmm}.get(len(result))
+    for exchanged, (a, b) in enumerate(((left, right), (right, left))):
+        if call is None or not len(a) == len(b) == len(result) or not a[:-2] == b[:-2] == result[:-2]:
+            continue
+        turned = (a[-2] != result[-2], b[-1] != result[-1])
+        rows, columns = a[:-3:-1] if turned[0] else a[-2:], b[:-3:-1] if turned[1] else b[-2:]
+        if rows[0] == result[-2] and columns[1] == result[-1] and rows[1] == columns[0]:
+            return _product(call, bool(exchanged), turned)
     return _einsum(f"{left},{right}->{result}")
+
+
+def _product(call: Callable[..., Any], exchanged: bool, turned: tuple[bool, bool]) -> Callable[..., Any]:
+    """A product of matrices, whose operands come the other way round or transposed."""
+
+    def run(*operands: torch.Tensor) -> Any:
+        pair = operands[::-1] if exchanged else operands
+        return call(*(x.mT if turn else x for x, turn in zip(pair, turned, strict=True)))
+
+    return run if exchanged or any(turned) else call
 
 
 def _einsum(equation: str) -> Callable[..., Any]:

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from kgen.templates.triton.integers import float_of_byte
+
 
 @triton.jit
 def truediv(a, b):
@@ -256,6 +258,8 @@ def cast(x, to: tl.constexpr):
             return x.to(tl.int64).to(to)
         else:
             return x.to(tl.int32).to(to)
+    elif x.dtype.is_int() and x.dtype.primitive_bitwidth == 8 and to.is_floating() and to.primitive_bitwidth <= 32:
+        return float_of_byte(x, to)
     else:
         return x.to(to)
 

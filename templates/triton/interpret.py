@@ -96,6 +96,8 @@ def _plain_library() -> ModuleType:
         approximate_exp2=lambda x: tl.exp2(1.0 * x),  # which is patched by then
         approximate_reciprocal=lambda x: 1.0 / x,
         trap_unless=_trap_unless,
+        float_of_byte=lambda x, to: x.to(tl.float32).to(to),
+        product_of_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),
         rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
     )
     return plain

@@ -123,11 +123,13 @@ from kgen.templates.triton.functions import (
     tanh,
 )
 from kgen.templates.triton.hardware import approximate_exp2, approximate_reciprocal, finished, rounded_to_bfloat16
+from kgen.templates.triton.integers import float_of_byte, product_of_halves
 from kgen.templates.triton.products import (
     add_rows,
     column_halves,
     column_parts,
     dot,
+    dot_of_slices,
     grouped_tile,
     no_sums,
     sums_of,

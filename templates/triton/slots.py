@@ -289,13 +289,32 @@ def _side_by_side(names: Sequence[str]) -> str:
 
 def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
     """A tile with a prologue, zero beyond the ends of its axes."""
-    text = emitter.emit(value)
+    text = _of_halves(emitter, value, dtype) or emitter.emit(value)
     if emitter.axes(value) != emitter.level:
         text = f"tl.broadcast_to({text}, {emitter._shape(emitter.level)})"
     masks = [emitter.inside(d.axis) for d in emitter.dimensions if d.ragged]
     if masks:
         text = f"tl.where({' & '.join(masks)}, {text}, {literal(_zero(value.dtype), value.dtype)})"
     return f"({text}).to({TRITON_TYPES[dtype].storage})"
+
+
+def _of_halves(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
+    """A tile of 16-bit floats that needs no wider ones on the way: numbers that have few enough digits as they are, and
+    products of two of them, which are rounded once there as here."""
+    if TRITON_TYPES[dtype].storage not in ("tl.bfloat16", "tl.float16"):
+        return None
+    if value.op != "mul":
+        return _in_few_digits(emitter, value, dtype)
+    factors = [_in_few_digits(emitter, one, dtype) for one in value.args]
+    return None if None in factors else f"lib.product_of_halves({', '.join(map(str, factors))})"
+
+
+def _in_few_digits(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
+    if value.op == "cast" and value.args[0].dtype in (torch.int8, torch.uint8):
+        return f"lib.cast({emitter.emit(value.args[0])}, {TRITON_TYPES[dtype].storage})"
+    if value.op == "load" and value.attr[2] == dtype:
+        return f"({emitter.emit(value)}).to({TRITON_TYPES[dtype].storage})"
+    return None
 
 
 def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:

@@ -1,0 +1,146 @@
+"""Products of few rows whose warps share the sum, and weights of 8 bits that become floats without a conversion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen.build import triton
+from kgen.plan import members
+from kgen.scheduler import Gpu, Options
+from kgen.templates import registry
+from kgen.tuning.only import only
+from tests.kernels import plans
+from tests.products import compiled, error, forced
+
+NAME = "triton_matmul_sliced"
+bf, h = torch.bfloat16, torch.float16
+KINDS = [(weights, floats) for weights in (torch.int8, torch.uint8) for floats in (bf, h)]
+
+
+def r(*shape: int, dtype: torch.dtype = bf) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def q(*shape: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    limits = torch.iinfo(dtype)
+    return torch.randint(limits.min, limits.max + 1, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def linear(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, w.to(s.dtype) * s.unsqueeze(1))
+
+
+def block(x: Tensor, w: Tensor, s: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(linear(x, w, s) + b)
+
+
+def gate_up(x: Tensor, w: Tensor, v: Tensor, s: Tensor) -> Tensor:
+    return F.silu(linear(x, w, s)) * linear(x, v, s)
+
+
+Case = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
+CASES: dict[str, Case] = {
+    "linear": (linear, (r(16, 200), q(72, 200), r(72) * 0.01)),
+    "bias and activation": (block, (r(5, 200), q(72, 200), r(72) * 0.01, r(72))),
+    "gate and up": (gate_up, (r(3, 200), q(72, 200), q(73, 200)[:72], r(72) * 0.01)),
+    "more rows": (linear, (r(27, 200), q(72, 200), r(72) * 0.01)),
+    "columns first": (lambda x, w: x @ w.to(bf), (r(8, 200), q(200, 72))),
+    "as they are": (lambda x, w: torch.relu(x @ w), (r(8, 200), r(200, 72))),
+    "batch": (lambda x, w: torch.bmm(x, w.to(bf)), (r(3, 4, 120), q(3, 120, 40))),
+    "in halves": (lambda x, w: x @ w.to(h), (r(8, 200, dtype=h), q(200, 72, dtype=torch.uint8))),
+    "scaled in float32": (lambda x, w, s: x @ (w.float() * s).to(bf), (r(8, 200), q(200, 72), r(72).float())),
+}
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_eager(name: str) -> None:
+    fn, args = CASES[name]
+    with forced(NAME) as made:
+        got = compiled(fn, *args)
+    assert error(got, fn(*(a.double() if a.is_floating_point() and name == "as they are" else a for a in args))) < 1e-2
+    assert len(made.kernels) == len(made.products) == 1
+
+
+@pytest.mark.interpret
+def test_long_matrices_are_the_rows_of_others() -> None:
+    """Whichever of the operands is short, it is the one with few rows."""
+    with forced(NAME) as made:
+        x, w = r(72, 200), r(200, 6)
+        assert error(compiled(torch.mm, x, w), x @ w) < 1e-2
+    assert "m x1<6" in made.products[0].source
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", CASES)
+def test_they_compile(name: str, arch: int) -> None:
+    """Within the memory that they ask for, without a stack, and without the conversion that makes 16 floats in a cycle."""
+    fn, args = CASES[name]
+    with forced(NAME, lambda configs: configs[:1], runs=False) as made:
+        compiled(fn, *args)
+    [kernel] = triton.compile_kernels(made.products, arch)
+    assert kernel.stack == 0
+    assert kernel.shared <= made.needs[0].shared
+    assert not re.search(r"\bI2F", triton.dumped(kernel.cubin, "-sass"))
+
+
+@pytest.mark.ptx
+def test_every_configuration_compiles() -> None:
+    fn, args = CASES["linear"]
+    with forced(NAME, list, runs=False) as made:
+        compiled(fn, *args)
+    for config, needs in zip(made.configs, made.needs, strict=True):
+        with forced(NAME, lambda _, config=config: [config], runs=False) as one:
+            compiled(fn, *args)
+        [kernel] = triton.compile_kernels(one.products, 90)
+        assert kernel.stack == 0, config
+        assert kernel.shared <= needs.shared, config
+
+
+@pytest.mark.parametrize(("weights", "chosen"), [(torch.int8, NAME), (bf, "triton_matmul")])
+def test_where_weights_are_computed_it_is_the_choice(weights: torch.dtype, chosen: str) -> None:
+    """By the estimate: with weights as they are, the template that multiplies whole sums is faster."""
+    x, w, s = torch.empty(16, 8192, dtype=bf), torch.empty(8192, 8192, dtype=weights), torch.empty(8192, dtype=bf)
+    fn = linear if weights is torch.int8 else lambda x, w, s: torch.relu(F.linear(x, w) + s)
+    plan = plans(fn, x, w, s, options=Options(gpu_everywhere=True, gpu=Gpu(arch=90))).forward
+    choices = [members(step)[0].choice for step in plan.kernels]
+    assert [choice.template for choice in choices if choice is not None] == [chosen]
+
+
+def test_exact_products_are_left_to_others() -> None:
+    assert NAME in {t.name for t in registry.every("cuda")}
+    with forced(NAME) as made:
+        compiled(torch.mm, r(8, 96, dtype=torch.float32), r(96, 72, dtype=torch.float32))
+    assert not made.products
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("weights", "floats"), KINDS)
+def test_all_bytes_on_a_gpu(weights: torch.dtype, floats: torch.dtype) -> None:
+    """Every byte, as it is and scaled, against eager: bit for bit."""
+    eye = torch.eye(256, dtype=floats, device="cuda")
+    bytes_ = torch.arange(256, device="cuda").to(torch.uint8).view(weights)
+    w = bytes_.repeat(256, 1).contiguous()
+    scales = torch.randn(256, device="cuda").to(floats)
+    torch._dynamo.reset()
+    for fn in (lambda a, w, s: a @ w.to(floats), lambda a, w, s: a @ (w.to(floats) * s), lambda a, w, s: w.float() * 3):
+        got = torch.compile(fn, backend="kgen", options={"cache": False})(eye, w, scales)
+        assert torch.equal(got, fn(eye, w, scales))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_eager_on_a_gpu(name: str) -> None:
+    fn, args = CASES[name]
+    args = tuple(a.cuda() for a in args)
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[0]):
+        got = torch.compile(fn, backend="kgen", fullgraph=True, options={"cache": False, "poison": True})(*args)
+    assert error(got, fn(*args)) < 1e-2
