@@ -65,6 +65,7 @@ CASES |= {
     "saved_gelu": (lambda dy, w, u: torch.ops.aten.gelu_backward(dy @ w, u), [r(200, 96), r(96, 264), r(200, 264)]),
     "softmax": (lambda x, w: torch.softmax(x @ w, -1), [r(200, 96) * 0.1, r(96, 256)]),
     "dropout": (lambda x, w: F.dropout(x @ w, 0.5), [r(200, 96), r(96, 264)]),
+    "bytes": (lambda x, w, m: (x @ w) * m, [r(200, 96), r(96, 264), torch.arange(200 * 264).to(torch.int8).view(200, 264)]),
     "tf32": (
         lambda x, w: torch.relu(F.linear(x, w)),
         [r(200, 96, dtype=torch.float32), r(264, 96, dtype=torch.float32)],
