@@ -59,6 +59,9 @@ NATIVE_TEMPLATES = (*GPU_TEMPLATES, "triton_matmul_specialized", "triton_matmul_
 CPU_TEMPLATES = ("cpp_matmul",)
 MOST = 20000
 # The copy engine wants rows that begin at multiples of 16 bytes.
+# What multiplies no float32 numbers exactly, and what takes few rows.
+IN_HALVES = ("triton_matmul_specialized", "triton_matmul_sliced")
+FEW = (1, 2, 5, 8, 13, 16, 17, 31, 32)
 COPIED = ("triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_specialized")
 ANY_SIZE = (1, 2, 3, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 61, 64, 67, 96, 101, 128, 131)
 EVEN_SIZE = (8, 16, 24, 32, 48, 64, 72, 96, 128, 136)
@@ -365,6 +368,8 @@ def grow(seed: int, template: str) -> Program:
     weights = dict(DTYPES)
     if template != "cpp_matmul":
         weights.pop(torch.float64)
+    if template in IN_HALVES:
+        weights[torch.float32] = 1
     dtype = rng.choices(list(weights), list(weights.values()))[0]
     g = _Grower(seed, rng, dtype, most=MOST, copied=template in COPIED)
     sizes = _sizes(rng, template)
@@ -400,6 +405,8 @@ def _sizes(rng: random.Random, template: str) -> dict[str, int]:
     found = {name: rng.choice(lengths) for name in "mkn"} | {"h": rng.choice((4, 8, 16)), "b": rng.choice((1, 2, 3))}
     if template == "triton_matvec":
         found["m"] = 1
+    elif template == "triton_matmul_sliced":
+        found["m"] = rng.choice(FEW)
     elif rng.random() < 0.1:
         found[rng.choice("mkn")] = rng.choice((0, 1, 1))
     return found
