@@ -327,3 +327,18 @@ def test_fits(name: str, template: str) -> None:
         (found,) = triton.compile_kernels(made.products, 90)
         assert found.shared <= made.needs[0].shared, made.configs
         assert found.stack == 0
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_wide_tiles_beside_a_resident_operand_fit(kind: torch.dtype) -> None:
+    """What an epilogue reads, as wide as the accumulator or turned over, finds room, or a smaller tile is on offer."""
+    x, w, y = r(256, 256), r(256, 256), r(256, 256).to(kind).mT
+    with forced("triton_matmul_resident", list, runs=False) as made:
+        compiled(lambda x, w, y: x @ w + y, x, w, y)
+    for config, needs in zip(made.configs, made.needs, strict=True):
+        if needs.shared <= 232448:
+            with forced("triton_matmul_resident", lambda _, config=config: [config], runs=False) as one:
+                compiled(lambda x, w, y: x @ w + y, x, w, y)
+            (found,) = triton.compile_kernels(one.products, 90)
+            assert found.shared <= needs.shared, config

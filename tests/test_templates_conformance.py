@@ -127,6 +127,13 @@ def assert_conforms_on_a_gpu(name: str, problems: Iterable[Case], part: int, con
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_NAMES)
+def test_templates_take_plain_products_on_a_gpu(name):
+    """A part of the problems may be none that the template takes."""
+    check_template(name, problems=[plain(registry.find(name), torch.bfloat16)], device="cuda", configs=1)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", GPU_NAMES)
 def test_templates_are_right_on_a_gpu(name, part):

@@ -38,13 +38,14 @@ def _bfloat16(signed: bool) -> str:
     an unsigned one is their sum less 2^8, which is taken from the former before: then every step is exact."""
     lines = []
     for k, selected in enumerate((0x4140, 0x4342)):
-        lines.append(f"prmt.b32 p, $2, 0, {selected}; ")
+        lines.append(f"prmt.b32 p, bytes, 0, {selected}; ")
         lines.append(f"lop3.b32 x, p, 0x007F007F, {TWO_7}, 0xEA; lop3.b32 y, p, 0x00800080, {TWO_7}, 0xEA; ")
         if not signed:
             lines.append("fma.rn.bf16x2 x, x, one, less; ")
         lines.append(f"fma.rn.bf16x2 ${k}, y, {'less' if signed else 'one'}, x; ")
     less = 0xBF80BF80 if signed else 0xC380C380  # -1, -256
-    return f"mov.b32 one, 0x3F803F80; mov.b32 less, {less}; " + "".join(lines)
+    # a register of its own, for those that are written may be those that are read
+    return f"mov.b32 bytes, $2; mov.b32 one, 0x3F803F80; mov.b32 less, {less}; " + "".join(lines)
 
 
 MAKES = {tl.float32: (_float32, "=f,=f,=f,=f,r"), tl.float16: (_float16, "=r,=r,r"), tl.bfloat16: (_bfloat16, "=r,=r,r")}
@@ -58,7 +59,7 @@ def float_of_byte(x: Any, to: Any, _semantic: Any = None) -> Any:
     if not x.type.is_block():
         return x.to(tl.float32, _semantic=_semantic).to(to, _semantic=_semantic)
     make, constraints = MAKES[to]
-    text = f"{{ .reg .b32 x, y, p, one, less; {make(x.dtype == tl.int8)}}}"
+    text = f"{{ .reg .b32 bytes, x, y, p, one, less; {make(x.dtype == tl.int8)}}}"
     return core.inline_asm_elementwise(text, constraints, [x], to, is_pure=True, pack=4, _semantic=_semantic)
 
 

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from kgen import index as ix
+from kgen import values as vs
 from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.matmul import MIN_BLOCK, order_of_dots, refuse_dot
 
@@ -54,14 +56,14 @@ class ResidentMatmul:
                 yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "TILES": count, "WARPS": warps}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        """The result is on its way out, and what an epilogue reads on its way in, in parts, 16 bits an element together. One
-        tile has to be all of the right operand, whichever problem the configuration was made for."""
+        """The result is on its way out, and what an epilogue reads on its way in, one after the other. One tile has to be all
+        of the right operand, whichever problem the configuration was made for."""
         if problem.size("n") > config.BLOCK_N or problem.size("k") > config.BLOCK_K:
             return Resources(shared=problem.device.shared + 1)
         count, size = len(problem.members), problem.main_dtype.itemsize
         tiles = (count * config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
         area = config.BLOCK_M * config.BLOCK_N
-        return Resources(tiles + 2 * area + 1024, count * area // (config.WARPS * 32) + 64)
+        return Resources(tiles + _staged_bytes(problem) * area + 1024, count * area // (config.WARPS * 32) + 64)
 
     order = staticmethod(order_of_dots)
 
@@ -71,3 +73,19 @@ class ResidentMatmul:
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
         return estimate.resident(problem, config, needs.shared, needs.registers)
+
+
+@once
+def _staged_bytes(problem: Problem) -> int:
+    """Bytes of an element on its way to or from memory: as the accumulator has it, unless all are narrow, and neighbours in
+    memory are neighbours in a row."""
+    rows, columns = frozenset(problem.loops["m"]), problem.loops["n"]
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    for s in problem.epilogue:
+        tiles = [(load.attr[1][0], load.attr[2]) for load in vs.loads(s.roots) if load.attr[0] not in made]
+        tiles += [(s.store[0], problem.graph.buffers[o].dtype) for o, kept in zip(s.outs, s.stored, strict=True) if kept]
+        for offset, dtype in tiles if s.kind != "partial" else ():
+            atoms = ix.free_atoms(offset)
+            if rows & atoms and atoms & set(columns) and (dtype.itemsize > 2 or ix.stride_of(offset, columns[-1]) != 1):
+                return 4
+    return 2
