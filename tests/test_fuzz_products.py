@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from fuzz_graphs import Program
 from fuzz_products import CPU_TEMPLATES, GPU_TEMPLATES, NATIVE_TEMPLATES, How, check, grow, needed, run, smaller
+from slow import slow_but
 
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
-# Programs of a test, and all for a machine without a GPU: those that run each time, and the others.
+# Programs of a test, those that run each time, and all: once on the CPU and once on a GPU.
 BATCH = 10
 ALWAYS = 40
 ALL = int(os.environ.get("KGEN_FUZZ_EXAMPLES", "300"))
@@ -53,7 +54,7 @@ def test_fuzz_products(seeds: range, templates: Sequence[str]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("first", range(FIRST, FIRST + 40, BATCH))
+@pytest.mark.parametrize("first", slow_but(lambda first: first < FIRST + ALWAYS, range(FIRST, FIRST + ALL, BATCH)))
 def test_fuzz_products_on_a_gpu(first: int) -> None:
     assert_right(range(first, first + BATCH), "cuda", NATIVE_TEMPLATES)
 
