@@ -25,8 +25,6 @@ FEW_SUMS = 64
 TURNED = 2048
 # What is left of a kernel's time when no warp that multiplies works out addresses or waits for copies to be asked for.
 GAIN = 0.95
-# What sums of operands cost besides: the warps that multiply wait for each other's.
-SUMMING = 1.15
 
 
 def refuse(problem: Problem) -> str | None:
@@ -147,8 +145,7 @@ class SpecializedMatmul:
         shared = self.resources(problem, config).shared // config.PROGRAMS
         own = 1 + (config.STAGES - 1) // config.PROGRAMS
         alike = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))
-        gain = GAIN * (SUMMING if problem.side_sums else 1)
-        return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
+        return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * GAIN
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return ix.minimum(grid_of_tiles(problem, config), problem.device.processors)
