@@ -11,8 +11,8 @@ class may define
 
 - ``language = "gluon"``: that the Jinja file is in Gluon, the level of Triton at which layouts and shared memory are written
   out;
-- ``longest = {"m": 1}``: how long axes may be; longer ones are refused, and conformance problems stay within. Of a sum of
-  products that operand comes first whose axis is short enough;
+- ``longest = {"m": 1}``: how long axes may be; longer ones are refused, and conformance problems stay within. The
+  operands of a sum of products change places for it;
 - ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
 - ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
   is never offered;

@@ -259,10 +259,7 @@ def cast(x, to: tl.constexpr):
         else:
             return x.to(tl.int32).to(to)
     elif x.dtype.is_int() and x.dtype.primitive_bitwidth == 8 and to.is_floating():
-        if to.primitive_bitwidth > 8 and to.primitive_bitwidth < 64:
-            return float_of_byte(x, to)
-        else:
-            return x.to(to)
+        return float_of_byte(x, to)
     else:
         return x.to(to)
 

@@ -54,10 +54,10 @@ INSTRUCTION = {tl.float16: "fma.rn.f16x2", tl.bfloat16: "fma.rn.bf16x2"}
 
 @core.extern
 def float_of_byte(x: Any, to: Any, _semantic: Any = None) -> Any:
-    """int8 or uint8 to a float of 16 or 32 bits."""
+    """int8 or uint8 to a float: tiles to floats of 16 or 32 bits by their digits."""
     to = core._unwrap_if_constexpr(to)
-    if not x.type.is_block():
-        return x.to(tl.float32, _semantic=_semantic).to(to, _semantic=_semantic)
+    if to not in MAKES or not x.type.is_block():
+        return x.to(to, _semantic=_semantic)
     make, constraints = MAKES[to]
     text = f"{{ .reg .b32 bytes, x, y, p, one, less; {make(x.dtype == tl.int8)}}}"
     return core.inline_asm_elementwise(text, constraints, [x], to, is_pure=True, pack=4, _semantic=_semantic)

@@ -95,6 +95,11 @@ def refuse_sums(problem: Problem) -> str | None:
     return "partial sums of 8-bit floats are rounded on the way" if problem.main_dtype in FLOAT8 else None
 
 
+def refuse_empty(problem: Problem) -> str | None:
+    """Why a template leaves a product without elements, or of empty sums, to others."""
+    return "it has no elements" if any(problem.extent(axis) == 0 for axis in problem.loops) else None
+
+
 def refuse_dot(problem: Problem) -> str | None:
     """Why the matrix units cannot compute a product, or a side sum."""
     if problem.main_dtype not in DOT_TYPES:
@@ -169,9 +174,7 @@ class Matvec:
     WARPS, STAGES = knob(4, 8), knob(1)
 
     def refuse(self, problem: Problem) -> str | None:
-        if any(problem.extent(axis) == 0 for axis in problem.loops):
-            return "it has no elements"
-        return None
+        return refuse_empty(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         rows = ((1, 2048, 4), (4, 1024, 4), (8, 256, 4), (1, 512, 4))

@@ -17,7 +17,7 @@ from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.matmul import MIN_BLOCK, order_of_dots, refuse_dot
+from kgen.templates.triton.matmul import MIN_BLOCK, order_of_dots, refuse_dot, refuse_empty
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -43,9 +43,7 @@ class ResidentMatmul:
     longest: ClassVar = {"n": 1024, "k": 256}
 
     def refuse(self, problem: Problem) -> str | None:
-        if any(problem.extent(axis) == 0 for axis in problem.loops):
-            return "it has no elements"
-        return refuse_dot(problem)
+        return refuse_empty(problem) or refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         n, k = (max(MIN_BLOCK, 1 << (problem.size(axis) - 1).bit_length()) for axis in "nk")

@@ -18,7 +18,7 @@ from kgen import values as vs
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.matmul import MIN_BLOCK, operand_bytes, refuse_dot
+from kgen.templates.triton.matmul import MIN_BLOCK, operand_bytes, refuse_dot, refuse_empty
 
 # Rows of a tile; more would take as many multiplications as a tile of 64 in the other direction.
 MOST_ROWS = 32
@@ -48,11 +48,9 @@ class SlicedMatmul:
     longest: ClassVar = {"m": MOST_ROWS}
 
     def refuse(self, problem: Problem) -> str | None:
-        if any(problem.extent(axis) == 0 for axis in problem.loops):
-            return "it has no elements"
         if problem.exact_float32:
             return "no matrix unit multiplies float32 numbers exactly"
-        return refuse_dot(problem)
+        return refuse_empty(problem) or refuse_dot(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         rows = MIN_BLOCK if problem.size("m") <= MIN_BLOCK else MOST_ROWS

@@ -40,17 +40,12 @@ def waited(left, right, acc, precision: tl.constexpr):
 @triton.jit
 def dot_of_slices(left, right, acc, precision: tl.constexpr):
     """acc[s, m, n] + the sum over a slice of k of left[m, k] right[n, k]. Where there are as many warps as slices each has one,
-    and both operands come to its registers."""
+    and both operands come to its registers. No GPU multiplies several slices on its own, so nothing is waited for."""
     slices: tl.constexpr = acc.shape[0]
     part: tl.constexpr = left.shape[1] // slices
     a = tl.permute(tl.reshape(left, (left.shape[0], slices, part)), (1, 0, 2))
     b = tl.permute(tl.reshape(right, (right.shape[0], slices, part)), (1, 2, 0))
-    if precision == "ieee+wait":  # none of these is asynchronous
-        return tl.dot(a, b, acc, input_precision="ieee", out_dtype=acc.dtype)
-    elif precision == "tf32+wait":
-        return tl.dot(a, b, acc, input_precision="tf32", out_dtype=acc.dtype)
-    else:
-        return tl.dot(a, b, acc, input_precision=precision, out_dtype=acc.dtype)
+    return dot(a, b, acc, precision)
 
 
 @triton.jit
