@@ -342,3 +342,29 @@ def test_wide_tiles_beside_a_resident_operand_fit(kind: torch.dtype) -> None:
                 compiled(lambda x, w, y: x @ w + y, x, w, y)
             (found,) = triton.compile_kernels(one.products, 90)
             assert found.shared <= needs.shared, config
+
+
+def halves_of_columns(x: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """The second operand has a number for each column, made of two in one step."""
+    return x @ (s * y).expand(x.shape[1], len(s))
+
+
+# One row, with what is computed of several elements at a time: one program may have a single one.
+ONE_ROW: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
+    "rounded": (
+        lambda x, w, v: F.silu(F.linear(x, w)) * F.linear(x, v),
+        [r(1, 200, dtype=bf), r(48, 200, dtype=bf), r(48, 200, dtype=bf)],
+    ),
+    "bytes": (lambda x, w, m: F.linear(x, w) * m, [r(1, 200), r(48, 200), r(1, 48).to(torch.int8)]),
+    "halves": (halves_of_columns, [r(1, 200, dtype=bf), r(48, dtype=bf), r(48, dtype=bf)]),
+}
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_one_row_by_one_column_compiles(name: str) -> None:
+    fn, args = ONE_ROW[name]
+    with forced("triton_matvec", lambda configs: [c for c in configs if c.BLOCK_N == 1][-1:], runs=False) as made:
+        compiled(fn, *args)
+    [found] = triton.compile_kernels(made.products, 90)
+    assert found.stack == 0

@@ -259,6 +259,28 @@ def test_where_float8_e4m3fn_overflows_is_torchs_choice(run):
     assert nothing[:8].float().nan_to_num(0).tolist() == [448, 448, 0, 0, 0, 0, 0, 0]
 
 
+def few_elements() -> kernels.Kernel:
+    """What takes several elements at a time, of a tile that has one."""
+    kernel = kernels.Kernel("few_elements", 1)
+    x, byte, half = kernel.load(torch.float32), kernel.load(torch.int8), kernel.load(torch.bfloat16)
+    kernel.store(torch.float32, kernel.bind(f"lib.rounded_to_bfloat16({x})"))
+    for to in (torch.float32, torch.float16, torch.bfloat16):
+        kernel.store(to, kernel.bind(f"lib.float_of_byte({byte}.to(tl.int8), {TRITON_TYPES[to].storage})"))
+    narrow = kernel.bind(f"{half}.to(tl.bfloat16)")
+    kernel.store(torch.bfloat16, kernel.bind(f"lib.product_of_halves({narrow}, {narrow})"))
+    return kernel
+
+
+def test_few_elements(run):
+    x, byte = torch.tensor([1.2345, -7.89]), torch.tensor([-128, 77], dtype=torch.int8)
+    half = x.bfloat16()
+    rounded, *floats, product = run(few_elements(), [x, byte, half], [2] * 5)
+    near(rounded, half.float())
+    for one in floats:
+        near(one.float(), byte.float())
+    near(product, half * half)
+
+
 BITCASTS = (
     (torch.float32, torch.int32), (torch.int32, torch.float32), (torch.float64, torch.int64), (torch.uint8, torch.int8),
     (torch.float32, torch.uint32), (torch.int64, torch.float64),
@@ -397,6 +419,7 @@ def test_every_kernel_compiles(tmp_path, dtype, capability):
 def test_conversions_random_numbers_and_scatters_compile(tmp_path, capability):
     kernels.bitcasts(BITCASTS).compile(tmp_path, capability)
     kernels.random_numbers().compile(tmp_path, capability)
+    few_elements().compile(tmp_path, capability)
     for mode, dtype in SCATTERS:
         kernels.scatter(mode, dtype).compile(tmp_path, capability)
     for narrow in ops.NARROW_FLOATS:

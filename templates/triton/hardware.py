@@ -20,18 +20,22 @@ def approximate_reciprocal(x):
 
 @triton.jit
 def rounded_to_bfloat16(x):
-    """float32 rounded to the nearest bfloat16, two at a time: one by one the conversion is as slow as a special function."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 pair, low, high;
-        cvt.rn.bf16x2.f32 pair, $3, $2;
-        shl.b32 low, pair, 16;
-        and.b32 high, pair, 0xffff0000;
-        mov.b32 $0, low;
-        mov.b32 $1, high;
-        }""",
-        "=f,=f,f,f", [x], tl.float32, True, 2,
-    )  # fmt: skip
+    """float32 rounded to the nearest bfloat16, two at a time: one by one the conversion is as slow as a special function.
+    Triton takes no tile of a single element, as one row by one column is, two at a time."""
+    if x.numel == 1:
+        return x.to(tl.bfloat16).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 pair, low, high;
+            cvt.rn.bf16x2.f32 pair, $3, $2;
+            shl.b32 low, pair, 16;
+            and.b32 high, pair, 0xffff0000;
+            mov.b32 $0, low;
+            mov.b32 $1, high;
+            }""",
+            "=f,=f,f,f", [x], tl.float32, True, 2,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -48,6 +48,8 @@ def _bfloat16(signed: bool) -> str:
     return f"mov.b32 bytes, $2; mov.b32 one, 0x3F803F80; mov.b32 less, {less}; " + "".join(lines)
 
 
+# Elements at a time. Triton takes no tile of fewer, such as a row's only column.
+BYTES, HALVES = 4, 2
 MAKES = {tl.float32: (_float32, "=f,=f,=f,=f,r"), tl.float16: (_float16, "=r,=r,r"), tl.bfloat16: (_bfloat16, "=r,=r,r")}
 INSTRUCTION = {tl.float16: "fma.rn.f16x2", tl.bfloat16: "fma.rn.bf16x2"}
 
@@ -56,16 +58,18 @@ INSTRUCTION = {tl.float16: "fma.rn.f16x2", tl.bfloat16: "fma.rn.bf16x2"}
 def float_of_byte(x: Any, to: Any, _semantic: Any = None) -> Any:
     """int8 or uint8 to a float: tiles to floats of 16 or 32 bits by their digits."""
     to = core._unwrap_if_constexpr(to)
-    if to not in MAKES or not x.type.is_block():
+    if to not in MAKES or x.numel.value < BYTES:
         return x.to(to, _semantic=_semantic)
     make, constraints = MAKES[to]
     text = f"{{ .reg .b32 bytes, x, y, p, one, less; {make(x.dtype == tl.int8)}}}"
-    return core.inline_asm_elementwise(text, constraints, [x], to, is_pure=True, pack=4, _semantic=_semantic)
+    return core.inline_asm_elementwise(text, constraints, [x], to, is_pure=True, pack=BYTES, _semantic=_semantic)
 
 
 @core.extern
 def product_of_halves(a: Any, b: Any, _semantic: Any = None) -> Any:
     """a b of tiles of 16-bit floats of one type, rounded once, as their product in float32 is when it is rounded: that one is
     exact. It is a b - 0, for bfloat16 has no multiplication of its own before Hopper."""
+    if a.numel.value * b.numel.value < HALVES:
+        return a.to(tl.float32, _semantic=_semantic).__mul__(b, _semantic=_semantic).to(a.dtype, _semantic=_semantic)
     text = f"{{ .reg .b32 zero; mov.b32 zero, 0x80008000; {INSTRUCTION[a.dtype]} $0, $1, $2, zero; }}"
-    return core.inline_asm_elementwise(text, "=r,r,r", [a, b], a.dtype, is_pure=True, pack=2, _semantic=_semantic)
+    return core.inline_asm_elementwise(text, "=r,r,r", [a, b], a.dtype, is_pure=True, pack=HALVES, _semantic=_semantic)
