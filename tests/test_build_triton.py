@@ -126,6 +126,16 @@ def test_a_mistake_is_reported_with_its_source_kept(fresh_cache):
     assert counters["triton.compiles"] == before, "the good kernel beside it was compiled and kept"
 
 
+def test_what_the_verifier_says_is_reported(fresh_cache):
+    """It stands at the top of the log, before the whole program."""
+    source = """def packed(x):
+    at = x + tl.arange(0, 1)
+    tl.store(at, tl.inline_asm_elementwise("", "=r,=r,0,1", [tl.load(at)], tl.float32, True, 2))
+"""
+    with pytest.raises(TritonBuildFailed, match="must be a multiple of the op's packed_element attribute, 2"):
+        triton.compile_kernels([tk.kernel(source, ("*fp32",))], 80)
+
+
 def test_what_has_begun_is_not_compiled_again(fresh_cache):
     before = counters["triton.compiles"]
     for _ in range(2):

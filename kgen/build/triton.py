@@ -225,8 +225,14 @@ def _kept(kernel: TritonKernel, key: str, arch: int, status: int, folder: Path) 
     log = cache.path("failed", f"{kernel.name}-{key[:12]}", ".log")
     text = (folder / "log").read_text(encoding="utf-8", errors="replace") if (folder / "log").exists() else ""
     log.write_text(text, encoding="utf-8")
-    tail = "\n".join(text.splitlines()[-15:])  # Python's tracebacks end with the reason
-    return TritonBuildFailed(kernel=kernel.name, arch=arch, how=_how(status), source=place, output=tail, log=log)
+    return TritonBuildFailed(kernel=kernel.name, arch=arch, how=_how(status), source=place, output=_reasons(text), log=log)
+
+
+def _reasons(log: str) -> str:
+    """Python's tracebacks end with the reason, but where MLIR's verifier said it before, followed by all of the program."""
+    lines = log.splitlines()
+    found = [line for line in lines[:-15] if re.search(r":\d+: error: ", line)]
+    return "\n".join(found[:3] + lines[-15:])
 
 
 def _how(status: int) -> str:
