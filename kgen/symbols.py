@@ -75,6 +75,13 @@ class SymbolTable:
         lo, hi = found.lower, found.upper
         return (int(lo) if lo.is_Integer else -limit), (int(hi) if hi.is_Integer and hi < limit else limit)
 
+    def _is_one(self, expr: sympy.Expr) -> bool:
+        """Whether the guards say so of an expression, such as ``s0//3 - 1`` where torch found out by asking that it repeats.
+        Of a symbol that they say it of, torch itself makes the number. Adds no guard."""
+        if self.shape_env is None or not expr.is_integer or not expr.free_symbols:
+            return False
+        return bool(self.shape_env._maybe_evaluate_static(sympy.Eq(expr, 1)))
+
     def _replaced(self, expr: sympy.Expr) -> sympy.Expr:
         return self.shape_env.replace(expr) if self.shape_env is not None else expr
 
@@ -93,6 +100,8 @@ class SymbolTable:
             return ix.constant(int(expr))
         if expr.is_Symbol:
             return self._symbol(expr)
+        if self._is_one(expr):
+            return ix.ONE
         name = type(expr).__name__
         if name in _ROUNDINGS:
             return self._rounded(name, expr)

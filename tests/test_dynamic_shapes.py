@@ -131,6 +131,43 @@ def test_kernel_counts(name: str, kernels: int, planned: list[Schedule]) -> None
     assert len(planned[0].kernels) <= kernels
 
 
+# Functions of tensors of 9 by 8 and 7 by 8 elements in which a length that is an expression happens to be 1.
+ONES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "product": lambda x, y: x[:1] * torch.einsum("mk,mn->kn", y[:1], x[:1])[:, 5::3],
+    "last": lambda x, y: x * x[:, 5::3],
+    "first": lambda x, y: x[:, 5::3] * x,
+    "rows": lambda x, y: y + x[::20],
+    "expand": lambda x, y: x[:, 5::3].expand(-1, y.shape[0]) + 1,
+    "copy": lambda x, y: x.clone().copy_(x[:, 5::3]),
+    "in_place": lambda x, y: (x * 2).add_(x[:, 5::3]),
+    "index_put": lambda x, y: x.index_put((torch.arange(3),), y[5::2]),
+    "where": lambda x, y: torch.where(x > 0, x[:, 5::3], x),
+    "masked_fill": lambda x, y: x.masked_fill(x[:, 5::3] > 0, 1.0),
+    "softmax": lambda x, y: torch.softmax(x[:, 5::3] * x, 1),
+    "mean": lambda x, y: (x[:, 5::3] * x).mean(),
+    "squeeze": lambda x, y: x[:, 5::3].squeeze(1) * x[:, 1],
+    "addmm": lambda x, y: torch.addmm(x[:, 5::3], x, y.t()),
+    "view": lambda x, y: x.reshape(x.shape[1] // 8, -1) * torch.ones(4, 1),
+    "diagonal": lambda x, y: y + x.diagonal(7),
+    "unfold": lambda x, y: x.unfold(1, 6, 3) * x[:, :, None],
+    "transposed": lambda x, y: x[:, 5::3].t() * y[:, :1],
+    "gather": lambda x, y: x.gather(1, (x[:, 5::3] > 0).long()) * x,
+    "indices": lambda x, y: x[(x[7::5] > 0).long(), torch.arange(x.shape[0])[:, None] % 8],
+    "cumsum": lambda x, y: x[:, 5::3].cumsum(1) * x,
+    "flip": lambda x, y: x[:, 5::3].flip(1) * x,
+    "three": lambda x, y: x[None, :, :] * y[:, None, :] * x[:, 5::3],
+    "returned": lambda x, y: (x[:, 5::3], x[:, 5::3] + 1, (x[:, 5::3] + 1).t(), x[:, 5::3].contiguous()),
+}
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("name", ONES)
+def test_lengths_that_happen_to_be_one(name: str, planned: list[Schedule]) -> None:
+    """torch asks whether the length is 1, and repeats what has it: under that guard it is a number."""
+    x, y = inputs(((9, 8), (7, 8)), False)
+    assert_same(compiled(ONES[name], verify=True)(x, y), ONES[name](x, y))
+
+
 # ---- native code -------------------------------------------------------------------------------------------------------
 
 
