@@ -14,7 +14,7 @@ from torch.utils._sympy.functions import Mod as SympyMod
 from kgen import errors
 from kgen import index as ix
 from kgen.index import Atom, Expr, Size
-from kgen.sizes import GUESS, with_derived
+from kgen.sizes import GUESS, Sizes, with_derived
 
 
 class SymbolTable:
@@ -55,14 +55,27 @@ class SymbolTable:
         """The values that the symbols had in the example inputs (unbacked symbols: a guess of 64)."""
         return with_derived({size: self._hint(symbol) for size, symbol in self.sympy_of.items()}, self.derived)
 
+    def example(self, expr: Expr) -> int | None:
+        """The value in the example inputs; None where that depends on data or is for the host to compute."""
+        hints: dict[Size, int] = {}
+        for atom in ix.free_atoms(expr):
+            if not isinstance(atom, Size) or atom not in self.sympy_of or self._known(self.sympy_of[atom]) is None:
+                return None
+            hints[atom] = self._hint(self.sympy_of[atom])
+        return Sizes(hints).of(expr)
+
     def _hint(self, symbol: sympy.Symbol) -> int:
+        number = self._known(symbol)
+        if number is None:
+            return GUESS if symbol.is_integer else ix.float_bits(1.0)
+        return int(number) if symbol.is_integer else ix.float_bits(float(number))
+
+    def _known(self, symbol: sympy.Symbol) -> Any:
         env = self.shape_env
         name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"  # torch 2.13, 2.11
         known = getattr(env, name, {}).get(symbol)
         number = sympy.sympify(known) if known is not None else None
-        if number is None or not number.is_number:
-            return GUESS if symbol.is_integer else ix.float_bits(1.0)
-        return int(number) if symbol.is_integer else ix.float_bits(float(number))
+        return None if number is None or not number.is_number else number
 
     def _range(self, expr: sympy.Expr) -> tuple[int, int]:
         limit = 1 << 62

@@ -246,7 +246,7 @@ class _Lowering:
         if not isinstance(result, Tensor) or not isinstance(value, torch.Tensor):
             return result
         expected = self.symbols.sizes(value.shape)
-        if result.dtype != value.dtype or len(expected) != result.rank or not _same_sizes(expected, result.sizes):
+        if result.dtype != value.dtype or len(expected) != result.rank or not self._may_be(expected, result.sizes):
             raise errors.LoweringFailed(
                 operator=operator_name(node.target),
                 cause=f"the rule gives {result.dtype} {list(result.sizes)}, torch {value.dtype} {list(expected)}",
@@ -257,6 +257,11 @@ class _Lowering:
         if result.value.op != "load" and self._should_store(node, result):
             return self._stored_narrow(node, result) or self.builder.realize(result)
         return result
+
+    def _may_be(self, expected: ir.Sizes, sizes: ir.Sizes) -> bool:
+        """Whether the sizes are equal in the example inputs, as far as these say: one size may have two names."""
+        pairs = ((self.symbols.example(x), self.symbols.example(y)) for x, y in zip(expected, sizes, strict=True) if x is not y)
+        return all(None in pair or pair[0] == pair[1] for pair in pairs)
 
     def _stored_narrow(self, node: Node, result: Tensor) -> Tensor | None:
         """The result by way of memory in the narrower type that it was converted from; None where it was not. Eager has that
@@ -368,11 +373,6 @@ def _has_symbolic_float(tree: Any) -> bool:
 
 def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _same_sizes(a: ir.Sizes, b: ir.Sizes) -> bool:
-    """Equal, or not provably different: unbacked symbols may have two names for one size."""
-    return all(x is y or x.as_int() is None or y.as_int() is None for x, y in zip(a, b, strict=True))
 
 
 def _defines_symbol(node: Node) -> bool:

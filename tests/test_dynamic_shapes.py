@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.fx.experimental._config
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 
 from examples.gpt import GPT, TINY, random_batch
@@ -21,6 +22,7 @@ from kgen.counters import counters
 from kgen.evaluate import evaluate_graph
 from kgen.host import program as hp
 from kgen.host.native import load
+from kgen.lowering import families
 from kgen.plan import Schedule
 from kgen.tuning import model
 from tests.dynamic_cases import MORE_KERNELS, SPECIALISED, Case, cases, inputs
@@ -166,6 +168,14 @@ def test_lengths_that_happen_to_be_one(name: str, planned: list[Schedule]) -> No
     """torch asks whether the length is 1, and repeats what has it: under that guard it is a number."""
     x, y = inputs(((9, 8), (7, 8)), False)
     assert_same(compiled(ONES[name], verify=True)(x, y), ONES[name](x, y))
+
+
+@pytest.mark.none
+def test_rules_give_the_lengths_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A symbol is not taken for another one's length."""
+    monkeypatch.setitem(families.RULES, "aten.permute", lambda b, x, dims: x)
+    with pytest.raises(BackendCompilerFailed, match=r"aten\.permute\.default failed: the rule gives"):
+        compiled(lambda x: x.permute(1, 0) + 1)(torch.randn(5, 7))
 
 
 # ---- native code -------------------------------------------------------------------------------------------------------
