@@ -18,6 +18,7 @@ BUILT_IN = (
     "kgen.templates.triton.matmul_tma",
     "kgen.templates.triton.matmul_specialized",
     "kgen.templates.triton.matmul_resident",
+    "kgen.templates.triton.matmul_rows",
     "kgen.templates.triton.matmul_sliced",
     "kgen.templates.cpp.matmul",
 )

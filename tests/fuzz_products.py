@@ -55,14 +55,14 @@ GPU_TEMPLATES = (
     "triton_matvec", "triton_matmul_sliced",
 )  # fmt: skip
 # Triton's interpreter does not run Gluon.
-NATIVE_TEMPLATES = (*GPU_TEMPLATES, "triton_matmul_specialized", "triton_matmul_specialized")
+NATIVE_TEMPLATES = (*GPU_TEMPLATES, "triton_matmul_specialized", "triton_matmul_specialized", "triton_matmul_rows")
 CPU_TEMPLATES = ("cpp_matmul",)
 MOST = 20000
 # What multiplies no float32 numbers exactly, and rows for what takes few.
-IN_HALVES = ("triton_matmul_specialized", "triton_matmul_sliced")
+IN_HALVES = ("triton_matmul_specialized", "triton_matmul_sliced", "triton_matmul_rows")
 FEW = (1, 2, 5, 8, 13, 16, 17, 31, 32)
 # The copy engine wants rows that begin at multiples of 16 bytes.
-COPIED = ("triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_specialized")
+COPIED = ("triton_matmul_tiles", "triton_matmul_persistent", "triton_matmul_specialized", "triton_matmul_rows")
 ANY_SIZE = (1, 2, 3, 5, 7, 8, 13, 16, 17, 24, 31, 32, 33, 48, 61, 64, 67, 96, 101, 128, 131)
 EVEN_SIZE = (8, 16, 24, 32, 48, 64, 72, 96, 128, 136)
 NAME = re.compile(r"\b[vx]\d+\b")

@@ -47,6 +47,10 @@ def gate_up(x: Tensor, w: Tensor, v: Tensor, s: Tensor) -> Tensor:
     return F.silu(linear(x, w, s)) * linear(x, v, s)
 
 
+def numbers(count: int, beside: Tensor) -> Tensor:
+    return torch.arange(count, device=beside.device)
+
+
 Case = tuple[Callable[..., Tensor], tuple[Tensor, ...]]
 CASES: dict[str, Case] = {
     "linear": (linear, (r(16, 200), q(72, 200), r(72) * 0.01)),
@@ -58,7 +62,7 @@ CASES: dict[str, Case] = {
     "batch": (lambda x, w: torch.bmm(x, w.to(bf)), (r(3, 4, 120), q(3, 120, 40))),
     "in halves": (lambda x, w: x @ w.to(h), (r(8, 200, dtype=h), q(200, 72, dtype=torch.uint8))),
     "made of nothing": (
-        lambda x: torch.relu(x @ (torch.arange(72)[None] * torch.arange(200)[:, None] % 7).to(bf)),
+        lambda x: torch.relu(x @ (numbers(72, x)[None] * numbers(200, x)[:, None] % 7).to(bf)),
         (r(8, 200),),
     ),
     "rows looked up": (lambda x, w, i: x @ (w[i].to(bf) * 2), (r(8, 200), q(300, 72), torch.arange(200) * 7 % 300)),

@@ -7,7 +7,7 @@ own, so that the last tile of a matrix never touches the next matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,8 @@ READ_TYPES = (*WRITTEN_TYPES, torch.bool, torch.uint8, torch.int8)
 _BYTE = "u8"
 # Elements that a descriptor may have along a dimension, as a kernel counts them.
 MAX_SIZE = 2**31 - 1
+# Neighbours in a row of a product of registers that a thread has, when rows of the right operand come `by_eights`.
+NEIGHBOURS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,47 @@ class Boxes:
         block = (*(1 for _ in self.axes[:-2]), rows, columns)
         kind = _BYTE if self.dtype is torch.bool else TRITON_TYPES[self.dtype].pointer.removeprefix("*")
         return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
+
+    def by_eights(self, rows: int, columns: int) -> ByEights | str:
+        """How chunks of as many rows of a matrix of fixed size come to shared memory in another order, or why they cannot.
+
+        A thread that multiplies registers gets two neighbours in a row of the result, and of what the right operand's next
+        eight rows give the next two. With the first pairs of all groups of eight rows in front, then the second ones and so on,
+        eight neighbours are one thread's."""
+        count, row = self.sizes()[-2].as_int(), self.strides[-2]
+        if count is None or count % NEIGHBOURS:
+            return f"{self.axes[-2]} is no multiple of {NEIGHBOURS}"
+        outer = list(range(len(self.axes) - 2))
+        # matrices that lie one behind the other have their rows in one dimension
+        behind = next((d for d in outer if self.strides[d] == row * count), None) if len(outer) + 4 > MAX_RANK else None
+        outer = [d for d in outer if d != behind]
+        if len(outer) + 4 > MAX_RANK:
+            return f"it has more than {MAX_RANK} dimensions in groups of {NEIGHBOURS} rows"
+        groups = ix.constant(count // NEIGHBOURS) * (ix.ONE if behind is None else self.sizes()[behind])
+        pairs, two = ix.constant(NEIGHBOURS // 2), ix.constant(2)
+        made = TensorMap(
+            self.buffer, TRITON_TYPES[self.dtype].pointer.removeprefix("*"),
+            (*(1 for _ in outer), NEIGHBOURS // 2, rows // NEIGHBOURS, 2, columns),
+            (*(self.sizes()[d] for d in outer), pairs, groups, two, self.sizes()[-1]),
+            (*(self.strides[d] for d in outer), row * 2, row * NEIGHBOURS, row, self.strides[-1]), self.offset,
+        )  # fmt: skip
+        return ByEights(made, behind, count // NEIGHBOURS)
+
+
+@dataclass(frozen=True, slots=True)
+class ByEights:
+    """A descriptor of `Boxes.by_eights`. Dimension `behind` of the boxes is one with their rows, of whose groups of eight each
+    matrix has as many."""
+
+    map: TensorMap
+    behind: int | None
+    groups: int
+
+    def begin(self, places: Sequence[str], chunk: str) -> list[str]:
+        """Where a chunk begins, from where its matrix does along each dimension that is no side."""
+        outer = [place for d, place in enumerate(places) if d != self.behind]
+        matrix = "" if self.behind is None else f"{places[self.behind]} * {self.groups} + "
+        return [*outer, "0", f"{matrix}{chunk} * {self.map.block[-3]}", "0", "0"]
 
 
 @once

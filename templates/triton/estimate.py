@@ -23,8 +23,10 @@ ADDITIONS, L2_RATE = 240 * 1.7e9, 110e9
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 2.3
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
-# which warps wait for each other; and for each reduction of whole rows.
-TURN, PART, FOLD = 0.5e-6, 0.05e-6, 1.5e-6
+# which warps wait for each other; and for each reduction of whole rows, less of shorter ones than these.
+TURN, PART, FOLD, FOLDED = 0.5e-6, 0.05e-6, 1.5e-6, 256
+# The same of programs that keep an operand: a reduction of whole rows, and a number that an epilogue reads for each of its own.
+FOLD_BESIDE, READ_BESIDE = 0.5e-6, 50e-12
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
@@ -48,6 +50,9 @@ ONES = 32
 LINE, STRADDLING = 128, 1.6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
+# Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
+# the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
+TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.75, 1.15, 25e-12
 # How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other.
 APART = 0.05
 # How much of the time in which only a part of the programs is left is lost.
@@ -102,18 +107,36 @@ def streamed(problem: Problem, config: Config) -> float:
     return LAUNCH + _streaming(problem, 1.0) * wasted
 
 
-def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
+def resident(problem: Problem, config: Config, shared: int, registers: int, reads: int) -> float:
     """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
-    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
+    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program. `reads` are the
+    tiles that an epilogue reads for each of its own."""
     device, tile = problem.device, tile_of(problem, config)
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     together = max(1, min(limit, math.ceil(programs / device.processors)))
     loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
-    walk = config.TILES * (tile.products + tile.work + tile.bare + LATENCY / together)
+    folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
+    reading = reads * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
+    walk = config.TILES * (tile.products + tile.work + reading + (folds + LATENCY) / together)
     each = math.ceil(programs / device.processors)
     busy = each * (walk + (loading + START) / together)
     return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
+
+
+def rows(problem: Problem, config: Config, reads: int) -> float:
+    """The time of a kernel whose programs load one operand once, then take TILES tiles of whole rows, as many at a time as
+    there are PROGRAMS. A processor has one such program. `reads` are the tiles that an epilogue reads for each of its own."""
+    device = problem.device
+    programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
+    area = config.BLOCK_M * config.BLOCK_N
+    products = 2 * area * config.BLOCK_K / (problem.rate / device.processors * LOW_RATE)
+    work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + reads * READ_IN_TURN)
+    loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
+    tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
+    busy = math.ceil(programs / device.processors) * (loading + tiles * (products * TURNS_OF_PRODUCTS + work))
+    streaming = _streaming(problem, programs / device.processors)
+    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def _summing(problem: Problem, config: Config, tiles: int) -> float:
@@ -149,7 +172,8 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
-    bare = parts * PART + (sum(s.kind == "partial" for s in problem.epilogue) * FOLD if problem.whole else 0.0)
+    folds = sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
+    bare = parts * PART + folds * FOLD * min(1.0, config.BLOCK_N / FOLDED)
     if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
         row = config.BLOCK_N // parts * problem.accumulator.itemsize
         return Tile(steps * step, step, work + read * share, 0.0, work, bare + stores * (1 + LINE / row))

@@ -18,6 +18,7 @@ from kgen.templates.contract import Config, Resources, contraction, knob, operan
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.matmul import MIN_BLOCK, order_of_dots, refuse_dot, refuse_empty
+from kgen.templates.triton.matmul_tma import epilogue_tiles
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -70,7 +71,8 @@ class ResidentMatmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
-        return estimate.resident(problem, config, needs.shared, needs.registers)
+        reads = sum(not written for _, _, written in epilogue_tiles(problem))
+        return estimate.resident(problem, config, needs.shared, needs.registers, reads)
 
 
 @once

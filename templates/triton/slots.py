@@ -15,8 +15,8 @@ from kgen.plan import PART
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
-from kgen.templates.triton.moves import Held, Move, Staged, Way, Window, move, name_of
+from kgen.templates.triton.boxes import Boxes, ByEights, boxes, epilogue_boxes
+from kgen.templates.triton.moves import Held, Kept, Move, Staged, Way, Window, move, name_of
 from kgen.templates.triton.table import TRITON_TYPES, literal
 from kgen.templates.triton.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.values import Value
@@ -34,6 +34,8 @@ class Engine:
         """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
         problem, config = self.slots.problem, self.slots.config
         if self.slots.staged and not written and not self.slots.held.ahead:
+            return None
+        if written and problem.template.results[self.result].access == "fetched":
             return None
         found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
         if isinstance(found, str):
@@ -155,6 +157,20 @@ class Slots:
         order = [*range(at + 1), *joints, *range(at + 1, rank)]
         return f"tl.reshape(tl.permute({_side_by_side(names)}, {tuple(order)}), {shape})"
 
+    def keep(self, operand: str, number: int, name: str, indices: Sequence[str], rows: int, fetch: bool) -> list[str]:
+        """In Gluon, makes `name` the shared memory of an operand of which all stays there, in chunks of as many rows, or asks
+        for the chunk `chunk`. A chunk's rows lie as `Boxes.by_eights` says."""
+        one = self.problem.members[number][operand]
+        found = boxes(self.problem, one)
+        assert isinstance(found, Boxes)
+        own, summed = (self.config.get(self.problem.template.block(axis) or "") for axis in found.axes[-2:])
+        chunks = found.by_eights(rows, summed)
+        assert isinstance(chunks, ByEights)
+        window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
+        way = self.move(found, chunks.map, window)
+        kept = Kept(chunks, way.map, way.places[:-2])
+        return [kept.fetch(name) if fetch else kept.memory(name, own // rows)]
+
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
         without those of the axes that are summed over."""
@@ -193,13 +209,15 @@ class Slots:
         block."""
         axes = self.problem.template.results[result].axes
         lines, engine = list[str](), None
-        if self.problem.template.results[result].access == "tma":
+        if self.problem.template.results[result].access in ("tma", "fetched"):
             starts = dict(zip(axes, indices, strict=True))
             lines, indices = self._spread(axes, indices, lengths)
             if self.config.get("ENGINE", True):
                 engine = Engine(self, result, Window(axes, self.problem.loops, starts, self._sides(axes, lengths)))
         emitter = self.emitter(axes, indices, self.problem.loops, lengths)
         emitter.engine, emitter.behind = engine, True
+        if self.problem.template.results[result].access == "fetched":
+            emitter.sharing = self.config.WARPS
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
         outs = [out for s in self.problem.mains for out in s.outs]

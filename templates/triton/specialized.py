@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -59,6 +60,13 @@ def await_ready(ready, stage, turn):
 @gluon.jit
 def release(free, stage):
     """The stage's tiles have been multiplied."""
+    mbarrier.arrive(free.index(stage))
+
+
+@gluon.jit
+def release_read(free, stage):
+    """The stage's tiles are in registers, and the copy engine may write there."""
+    fence_async_shared()
     mbarrier.arrive(free.index(stage))
 
 
@@ -130,3 +138,78 @@ def write(descriptor, places, value, staging, pending: gl.constexpr):
 def written():
     """Waits until all that was stored has left shared memory."""
     tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def registers(warps):
+    """How warps hold a tile whose columns they share, of which matrix units multiply registers."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, warps], instr_shape=[16, 8])
+
+
+@gluon.constexpr_function
+def rows(height, columns, warps):
+    """How warps hold whole rows that `product_of_rows` has made: a thread has eight neighbours, then those of the row eight
+    further down, then of what is 32 columns for each warp further on, or 16 rows."""
+    own = [[0, 1], [0, 2], [0, 4], [8, 0]]
+    at = 32 * warps
+    while at < columns:
+        own.append([0, at])
+        at *= 2
+    at = 16
+    while at < height:
+        own.append([at, 0])
+        at *= 2
+    shares = [[0, 32], [0, 64], [0, 128], [0, 256]][: warps.bit_length() - 1]
+    return gl.DistributedLinearLayout(own, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], shares, [], [height, columns])
+
+
+@gluon.jit
+def product_of_rows(left, right, columns: gl.constexpr, warps: gl.constexpr):
+    """The product of a tile and all of an operand, chunk by chunk of its rows, the columns of the result, which lie `by_eights`
+    (`templates/triton/boxes.py`): naming what each thread holds puts them in order."""
+    factor = left.load(gl.DotOperandLayout(0, registers(warps), 2))
+    return gl.convert_layout(_chunks(factor, right, columns, warps, 0), rows(left.shape[0], columns, warps))
+
+
+@gluon.jit
+def _chunks(left, right, columns: gl.constexpr, warps: gl.constexpr, first: gl.constexpr):
+    height: gl.constexpr = left.shape[0]
+    if columns > 32 * warps:
+        half: gl.constexpr = columns // 2
+        one = _chunks(left, right, half, warps, first)
+        other = _chunks(left, right, half, warps, first + half // (32 * warps))
+        return gl.join(one, other).permute([0, 2, 1]).reshape([height, columns])
+    else:
+        factor = right.index(first).reshape([columns, left.shape[1]]).permute((1, 0))
+        held = factor.load(gl.DotOperandLayout(1, registers(warps), 2))
+        made = mma_v2(left, held, gl.zeros([height, columns], gl.float32, registers(warps)))
+        return made.reshape([height, 4, warps, 4, 2]).permute([0, 2, 3, 1, 4]).reshape([height, columns])
+
+
+@gluon.jit
+def by_warp(tile, warps: gl.constexpr):
+    """A tile whose threads hold it as `rows` says, with what each warp has of a row by itself: rows, warps, elements."""
+    height: gl.constexpr = tile.shape[0]
+    columns: gl.constexpr = tile.shape[1]
+    apart = tile.reshape([height, columns // (32 * warps), warps, 32]).permute([0, 2, 1, 3])
+    return apart.reshape([height, warps, columns // warps])
+
+
+@gluon.constexpr_function
+def meeting(height, warps):
+    """How threads that hold the same rows as in `rows` hold something of each warp for each of these."""
+    own = [[0, 1 << k] for k in range(warps.bit_length() - 1)] + [[8 << k, 0] for k in range((height // 8).bit_length() - 1)]
+    shares = [[0, 0]] * (warps.bit_length() - 1)
+    return gl.DistributedLinearLayout(own, [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], shares, [], [height, warps])
+
+
+@gluon.jit
+def of_warps(parts, warps: gl.constexpr):
+    """What each warp has of each row, for all of them."""
+    return gl.convert_layout(parts, meeting(parts.shape[0], warps))
+
+
+@gluon.jit
+def of_rows(folded, layout: gl.constexpr):
+    """A number for each row of a tile."""
+    return gl.convert_layout(folded, gl.SliceLayout(1, layout))

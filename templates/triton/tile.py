@@ -17,7 +17,7 @@ from kgen.plan import Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
-from kgen.templates.triton.moves import Move, Way
+from kgen.templates.triton.moves import MEETING, Move, Way
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -97,6 +97,7 @@ class TileEmitter(PointEmitter):
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
         self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
         self.engine: Ways | None = None
+        self.sharing = 0  # warps among which the rows of a tile are shared, where that is written out
         self.folded: Dimension | None = None  # along which the tile is being reduced
 
     def masked(self) -> Axes:
@@ -139,7 +140,7 @@ class TileEmitter(PointEmitter):
             self._fold_spread(s, tiles[0], names, at + (runs > 1), "" if runs > 1 else part.axis)
         else:
             rest = [self._fresh("count")] if s.op == "welford" else []
-            text = REDUCE[s.op].across.format(*tiles, axis=at + (runs > 1))
+            text = self._across(s.op, tiles, at + (runs > 1))
             self._line(f"{', '.join([*names, *rest])} = {text}")
         for out, name in zip(s.outs, names, strict=True):
             spread = f"tl.expand_dims({name}, {at + (runs > 1)})"
@@ -150,6 +151,13 @@ class TileEmitter(PointEmitter):
                 self._define(out, spread, self.level, False)
         return Folded(s, part.axis, part, runs, s.block, names)
 
+    def _across(self, op: str, tiles: Sequence[str], axis: int) -> str:
+        """Tiles folded along an axis: at once, or, where warps share rows, first what each warp has of them."""
+        if not self.sharing or len(tiles) > 1:
+            return REDUCE[op].across.format(*tiles, axis=axis)
+        own = REDUCE[op].across.format(f"ws.by_warp({tiles[0]}, {self.sharing})", axis=2)
+        return f"{MEETING}{REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, layout)"
+
     def _is_filled(self, s: Statement, part: Part) -> bool:
         """Whether every part that counts has just so many points as the statement says."""
         return not part.whole or part.is_row(s.block) or part.axis not in self.masked()
@@ -157,10 +165,11 @@ class TileEmitter(PointEmitter):
     def _fold_spread(self, s: Statement, tile: str, names: Sequence[str], at: int, axis: str) -> None:
         """Mean and squared deviations of points that stay in registers: two sums are cheaper than joining pairs of states."""
         mean, m2 = names
-        self._line(f"{mean} = tl.sum({tile}, {at}) / {literal(s.block, s.value.dtype)}")
+        self._line(f"{mean} = {self._across('sum', [tile], at)} / {literal(s.block, s.value.dtype)}")
         apart = f"{tile} - tl.expand_dims({mean}, {at})"
         apart = self._bind("apart", f"tl.where({self.inside(axis)}, {apart}, 0)" if axis in self.masked() else apart)
-        self._line(f"{m2} = tl.sum({apart} * {apart}, {at})")
+        squares = self._bind("squares", f"{apart} * {apart}")
+        self._line(f"{m2} = {self._across('sum', [squares], at)}")
 
     def sum_up(self, s: Statement, name: str) -> None:
         """Defines the results of a sum that the author has made, on a tile of the sums."""

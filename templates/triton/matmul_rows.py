@@ -1,0 +1,120 @@
+"""Matrix products on Hopper GPUs whose epilogue reads whole rows of up to 1024 columns, by groups of warps that take turns, in
+Gluon: the scores of a sequence, of which a softmax is stored.
+
+The right operand stays in shared memory, as in `ResidentMatmul`, and one warp asks the copy engine for everything else. Each of
+two groups of warps has whole rows in its registers: while one multiplies, the other one's epilogue runs. With rows of so many
+columns a tile has 16 of them, for which only the instructions that multiply registers are made; the right operand lies in
+shared memory in such an order that each thread gets neighbours of a row, eight at a time, and stores 16 bytes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.index import Expr
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem
+from kgen.templates.triton import estimate
+from kgen.templates.triton.boxes import boxes
+from kgen.templates.triton.matmul import HOPPER, refuse_empty
+from kgen.templates.triton.matmul_specialized import held_bytes
+from kgen.templates.triton.matmul_tma import BARRIERS, epilogue_tiles
+
+# Rows of a tile and warps of a group, by the columns of a tile: 64 sums a thread.
+ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
+SHORTEST = min(ROWS)
+# Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
+STEP, MIN_CHUNK = 64, 32
+# Rounds of programs, each of which has a processor to itself.
+ROUNDS = (1, 2)
+
+
+@template(
+    implements=contraction("b,m,k", "b,n,k -> b,m,n"), device="cuda", source="matmul_rows.py.jinja", name="triton_matmul_rows"
+)
+class RowsMatmul:
+    """C[b, m, n] = sum over k of A[b, m, k] B[b, n, k], whole rows in the registers of a group of warps, all of a matrix B in
+    shared memory."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "n", "k", access="tma"),
+        result("b", "m", "n", access="fetched"),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(1024, 512), knob(64, 128)
+    TILES, AHEAD, PARTS = knob(1), knob(True, False), knob(1)
+    WARPS, STAGES = knob(8, 4), knob(2)
+    PROGRAMS = knob(2)  # groups of warps, each with a stage of its own
+    language, LOADING = "gluon", 24  # registers of a thread that loads
+    longest: ClassVar = {"n": 1024, "k": 128}
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.device.interpreted:
+            return "Triton's interpreter does not run Gluon"
+        if problem.device.arch // 10 != HOPPER // 10:
+            return f"it is made for compute capability 9.0, not {problem.device.arch / 10}"
+        if problem.main_dtype not in (torch.bfloat16, torch.float16):
+            return f"its instructions multiply 16-bit floats, not {problem.main_dtype}"
+        return refuse_empty(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        n, k = (1 << (problem.size(axis) - 1).bit_length() for axis in "nk")
+        reads, _ = held_bytes(problem, True)
+        for m, warps in ROWS[max(n, SHORTEST)]:
+            tiles = -(-problem.size("m") // m)
+            shares = {max(1, rounds * problem.device.processors // problem.size("b")) for rounds in ROUNDS}
+            for count in sorted({-(-tiles // min(tiles, share)) for share in shares}):
+                yield {
+                    "BLOCK_M": m, "BLOCK_N": max(n, SHORTEST), "BLOCK_K": 2 * STEP if k > STEP else STEP, "TILES": count,
+                    "AHEAD": reads > 0, "WARPS": warps,
+                }  # fmt: skip
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        """One tile has to be all of the right operand, whichever problem the configuration was made for."""
+        if problem.size("n") > config.BLOCK_N or problem.size("k") > config.BLOCK_K:
+            return Resources(shared=problem.device.shared + 1)
+        area, size = config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
+        tiles = (config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
+        read, _ = held_bytes(problem, config.AHEAD)
+        folds = 8 * config.BLOCK_M * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
+        registers = area // (config.WARPS * 32) + 56
+        return Resources(tiles + (read * area + folds) * config.PROGRAMS + BARRIERS, registers)
+
+    def order(self, problem: Problem, config: Config) -> Hashable:
+        return False  # that of all products of registers
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return problem.extent("b") * problem.tiles("m", config.BLOCK_M * config.TILES)
+
+    def registers(self, config: Config) -> int:
+        """Of a thread that multiplies: what the warp that loads, and three that do nothing, leave."""
+        return (65_536 - 4 * 32 * self.LOADING) // (config.PROGRAMS * config.WARPS * 32) // 8 * 8
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.rows(problem, config, sum(not written for _, _, written in epilogue_tiles(problem)))
+
+
+def _refuse_operands(problem: Problem) -> str | None:
+    for one in problem.inputs.values():
+        if isinstance(found := boxes(problem, one), str):
+            return found
+        if found.axes[-1] != "k":
+            return f"{one.name} is not contiguous along the sum"
+        if one.name == "B" and isinstance(why := found.by_eights(MIN_CHUNK, STEP), str):
+            return why
+    return None
+
+
+def _refuse_epilogue(problem: Problem) -> str | None:
+    """Why an epilogue is none for tiles whose layout is written out."""
+    if any(s.kind == "scatter" for s in problem.epilogue):
+        return "its epilogue scatters"
+    if any(not boxed for _, boxed, written in epilogue_tiles(problem) if not written):
+        return "its epilogue reads a tile that is no box for the copy engine"
+    parts = [s for s in problem.epilogue if s.kind == "partial"]
+    if any(s.op in ("argmax", "argmin") or not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
+        return "its epilogue reduces tiles in a way that layouts are not written out for"
+    return None
