@@ -28,6 +28,8 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Loops of a kernel whose orders are all tried.
 MAX_LOOPS = 4
+# How much slower one kernel may look than two: estimates are no better, and one reads the operand once.
+DOUBT = 1.05
 
 
 def refusal_of(product: str) -> str:
@@ -97,7 +99,7 @@ def why_apart(kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device:
     if together is None or bare is None:
         return None
     apart = bare.seconds + model.sums_seconds(together.problem)
-    if together.seconds_of_template <= apart:
+    if together.seconds_of_template <= apart * DOUBT:
         return None
     times = (together.seconds_of_template * 1e6, apart * 1e6)
     return Verdict(out, names, Outcome.UNPROFITABLE, Reason.APART_FASTER, detail=str(bare.choice), measured=times)

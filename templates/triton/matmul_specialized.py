@@ -25,6 +25,8 @@ FEW_SUMS = 64
 TURNED = 2048
 # What is left of a kernel's time when no warp that multiplies works out addresses or waits for copies to be asked for.
 GAIN = 0.95
+# And where an operand is summed, too: the tiles that take longer hold up groups of warps that take turns.
+SUMMING = 1.14
 
 
 def refuse(problem: Problem) -> str | None:
@@ -145,7 +147,8 @@ class SpecializedMatmul:
         shared = self.resources(problem, config).shared // config.PROGRAMS
         own = 1 + (config.STAGES - 1) // config.PROGRAMS
         alike = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))
-        return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * GAIN
+        gain = GAIN * SUMMING if problem.side_sums else GAIN
+        return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return ix.minimum(grid_of_tiles(problem, config), problem.device.processors)
