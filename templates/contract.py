@@ -78,7 +78,7 @@ class Operand:
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
     an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "fetched",
-    what it reads moves by "tma", and what it writes by pointers, of rows that all of a program's warps share."""
+    what it reads moves by "tma", and what it writes by pointers, of rows that warps share."""
 
     axes: tuple[str, ...]
     access: str = "pointer"

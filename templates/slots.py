@@ -41,10 +41,7 @@ class OperandSlot:
 
     Of an operand declared with ``sums``, ``{% if A.summed %}`` says whether its elements are to be added up as well, and
     ``{{ A.store_sum("sums", "rm") }}`` stores the sums `sums`, with what is made of them: each exactly once. Of a family's
-    operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which.
-
-    In Gluon, ``{{ B.keep("right", "b", "", "", rows=256) }}`` makes shared memory for all of an operand whose access is "tma",
-    in chunks of as many of its rows, and asks for one with ``fetch=True`` (`templates/triton/matmul_rows.py.jinja`)."""
+    operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which."""
 
     name: str
     fill: Callable[..., Lines]
@@ -53,7 +50,6 @@ class OperandSlot:
     number: int = 0
     sums: frozenset[int] = frozenset()
     fill_sum: Callable[..., Lines] | None = None
-    fill_kept: Callable[..., Lines] | None = None
 
     @property
     def summed(self) -> bool:
@@ -65,10 +61,6 @@ class OperandSlot:
 
     def tile(self, name: str, *indices: str, **how: bool | str) -> str:
         return "\n".join(self.fill(self.name, self.number, name, indices, **how))
-
-    def keep(self, name: str, *indices: str, rows: int, fetch: bool = False) -> str:
-        assert self.fill_kept is not None
-        return "\n".join(self.fill_kept(self.name, self.number, name, indices, rows, fetch))
 
     def __iter__(self) -> Iterator[OperandSlot]:
         return (replace(self, count=1, number=number) for number in range(self.count))
@@ -86,13 +78,14 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of
-    an operator's several results are named one by one, ``"first second"``."""
+    an operator's several results are named one by one, ``"first second"``. The statement `met` runs where all warps have needed
+    what was fetched for a tile of a result with access "fetched"."""
 
     name: str
     fill: Callable[..., Lines]
 
-    def store(self, name: str, *indices: str, **lengths: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices, **lengths))
+    def store(self, name: str, *indices: str, **how: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +172,7 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     names: dict[str, Any] = dict(filler.config.values)
     sums = {name: frozenset(one.number for one in problem.side_sums if one.operand == name) for name in template.operands}
     names |= {
-        name: OperandSlot(
-            name, filler.tile, facts(problem, name), count[name], 0, sums[name], filler.store_sum, getattr(filler, "keep", None)
-        )
+        name: OperandSlot(name, filler.tile, facts(problem, name), count[name], 0, sums[name], filler.store_sum)
         for name in template.operands
     }
     names |= {name: ResultSlot(name, filler.store) for name in template.results}

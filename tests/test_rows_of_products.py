@@ -61,6 +61,14 @@ def both(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return torch.softmax(s, -1), torch.logsumexp(s, -1)
 
 
+def behind(q: Tensor, k: Tensor, m: Tensor, b: Tensor) -> Tensor:
+    """The first reduction of a row needs nothing of what is read."""
+    x = (q @ k.transpose(1, 2)).float()
+    z = torch.where(m, x, b.float())
+    top, other = x.amax(-1, keepdim=True), z.amax(-1, keepdim=True)
+    return torch.where(m, z * top, other)
+
+
 def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.relu(F.linear(x, w, b))
 
@@ -68,6 +76,10 @@ def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 CASES: dict[str, Case] = {
     "masked": (scores, (r(3, 1024, 64), r(3, 1024, 64), some(1024, 1024))),
+    "row where masked": (
+        lambda q, k, mask, b: torch.softmax(torch.where(mask, q @ k.transpose(1, 2), b), -1),
+        (r(3, 100, 64), r(3, 512, 64), some(100, 512), r(512)),
+    ),
     "mask of each batch": (scores, (r(3, 100, 64), r(3, 512, 64), some(3, 100, 512))),
     "many tiles": (softmax, (r(140, 200, 64), r(140, 1024, 64))),
     "ragged": (softmax, (r(3, 203, 40), r(3, 1000, 40))),
@@ -75,6 +87,11 @@ CASES: dict[str, Case] = {
     "few columns": (softmax, (r(5, 77, 64), r(5, 8, 64))),
     "longer sums": (biased, (r(3, 100, 128), r(3, 512, 128), r(100, 512))),
     "long sums of few": (softmax, (r(3, 100, 96), r(3, 424, 96))),
+    "heads side by side, ragged": (
+        lambda q, k: torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1), -1), (r(2, 100, 3, 64), r(2, 200, 3, 64)),
+    ),
+    "ragged deviations": (normalised, (r(2049, 64), r(1000, 64), r(2049, 1000))),
+    "read behind a reduction": (behind, (r(9, 1000, 64), r(9, 512, 64), some(1000, 512), r(9, 1000, 512))),
     "halves": (biased, (r(3, 100, 64, dtype=h), r(3, 512, 64, dtype=h), r(3, 100, 512, dtype=h))),
     "bias of a row": (biased, (r(3, 100, 64), r(3, 1000, 64), r(1000))),
     "two results": (both, (r(3, 100, 64), r(3, 512, 64))),
@@ -153,17 +170,28 @@ def test_a_softmax_of_scores_is_one_kernel_by_the_estimate() -> None:
     assert members(kernel)[0].choice.template == NAME
 
 
-def test_what_is_read_is_given_back_when_warps_have_met() -> None:
+@pytest.mark.parametrize(("name", "before"), [("masked", "amax_parts"), ("read behind a reduction", "amax_1_parts")])
+def test_what_is_read_is_given_back_when_warps_have_needed_it(name: str, before: str) -> None:
     """A load that is on its way is not held up by a barrier: the copy engine overtook it."""
-    plan, _ = offered(CASES["masked"])
+    plan, _ = offered(CASES[name])
     lines = rendered(product_of(plan), plan, "kernel", OPTIONS).launch.source.split("\n")
-    read = next(n for n, line in enumerate(lines) if ".load(layout)" in line)
-    met = next(n for n, line in enumerate(lines) if n > read and "ws.of_rows(" in line)
-    assert lines[met + 1].strip() == "ws.release_read(free, group)"
+    given = next(n for n, line in enumerate(lines) if "ws.release_read(free, group)" in line)
+    assert lines[given - 1].strip().startswith(before)
+
+
+def test_without_a_reduction_it_is_given_back_at_the_end() -> None:
     plan, _ = offered(CASES["no reduction"])
     lines = rendered(product_of(plan), plan, "kernel", OPTIONS).launch.source.split("\n")
     stored = max(n for n, line in enumerate(lines) if "tl.store(" in line)
     assert lines[stored + 1].strip() == "ws.release_read(free, group)"
+
+
+@pytest.mark.parametrize("read", [r(128, 128).t(), r(128, 131)[:, :128]])
+def test_tiles_that_are_no_boxes_of_rows_are_read_elsewhere(read: Tensor) -> None:
+    """The product may still be the template's, without its reductions."""
+    plan, _ = offered((biased, (r(3, 128, 64), r(3, 128, 64), read)))
+    step = product_of(plan)
+    assert not any(s.kind == "partial" for s in members(step)[0].statements)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from kgen import index as ix
+from kgen import values as vs
 from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import boxes
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
 from kgen.templates.triton.matmul import HOPPER, refuse_empty
 from kgen.templates.triton.matmul_specialized import held_bytes
 from kgen.templates.triton.matmul_tma import BARRIERS, epilogue_tiles
@@ -112,9 +114,22 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     """Why an epilogue is none for tiles whose layout is written out."""
     if any(s.kind == "scatter" for s in problem.epilogue):
         return "its epilogue scatters"
-    if any(not boxed for _, boxed, written in epilogue_tiles(problem) if not written):
-        return "its epilogue reads a tile that is no box for the copy engine"
+    if any(not boxed for _, boxed, written in epilogue_tiles(problem) if not written) or _reads_columns(problem):
+        return "its epilogue reads a tile that is no box of rows for the copy engine"
+    if any(v.dtype is torch.float64 for s in problem.epilogue for v in vs.topological(s.roots)):
+        return "threads have no registers for rows of float64"
     parts = [s for s in problem.epilogue if s.kind == "partial"]
     if any(s.op in ("argmax", "argmin") or not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None
+
+
+def _reads_columns(problem: Problem) -> bool:
+    """Whether a tile that an epilogue reads lies by columns: as many are no side of a box."""
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
+        name, (offset, *more), dtype = load.attr
+        found = None if name in made or more or load.args else epilogue_boxes(problem, "C", name, offset, dtype, written=False)
+        if isinstance(found, Boxes) and found.axes[-1] != "n" and {v for v in found.loops[-2:] if v} <= ix.free_atoms(offset):
+            return True
+    return False

@@ -14,9 +14,6 @@ from kgen.index import Var
 from kgen.templates.triton.boxes import Boxes, ByEights
 from kgen.templates.triton.expression import IndexText
 
-# What folds rows that warps share ends with: all of them have come there.
-MEETING = "ws.of_rows("
-
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -94,15 +91,16 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An operand that stays in shared memory, in chunks of its rows; `places` are where its matrix begins along what is no side
-    of it."""
+    """An operand that stays in shared memory, in `chunks` of its rows; `places` are where its matrix begins along what is no
+    side of it."""
 
     way: ByEights
     name: str
     places: tuple[str, ...]
+    chunks: int
 
-    def memory(self, name: str, chunks: int) -> str:
-        lengths = ", ".join(map(str, (chunks, *self.way.map.block)))
+    def memory(self, name: str) -> str:
+        lengths = ", ".join(map(str, (self.chunks, *self.way.map.block)))
         return f"{name} = gl.allocate_shared_memory({self.name}.dtype, [{lengths}], {self.name}.layout)"
 
     def fetch(self, name: str) -> str:
@@ -133,14 +131,6 @@ class Held:
             return way.sent(_leaving(way.move), value, "PENDING")
         self.places[way.move] = alike[0]
         return way.sent(f"{self.memory(alike[0])}.index(group * PARTS + part)", value, "63")
-
-    def released(self, epilogue: str, then: str) -> str:
-        """The epilogue with the statement `then` where warps have met that needed all that was fetched for it. A load from
-        shared memory that is on its way is not held up by a barrier of threads, and the copy engine may overtake it."""
-        lines = epilogue.split("\n")
-        read = max((n for n, line in enumerate(lines) if any(f"{name}.index(" in line for name in self.readings)), default=0)
-        met = next((n + 1 for n, line in enumerate(lines) if n > read and MEETING in line), len(lines))
-        return "\n".join([*lines[:met], then, *lines[met:]])
 
     def memory(self, move: Move) -> str:
         """The name of the memory of what is read. A matrix may be read as it is and transposed, by one descriptor."""

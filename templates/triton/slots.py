@@ -11,7 +11,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.build.tensor_map import TensorMap
 from kgen.index import Expr, Var
-from kgen.plan import PART
+from kgen.plan import PART, Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
@@ -21,6 +21,9 @@ from kgen.templates.triton.table import TRITON_TYPES, literal
 from kgen.templates.triton.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.values import Value
 
+# Rows of a chunk of an operand that stays in shared memory: a warp's columns of the result, four times eight neighbours.
+SHARE = 32
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -29,6 +32,11 @@ class Engine:
     slots: Slots
     result: str
     tile: Window
+
+    def of(self, load: Value) -> Move | Way | None:
+        """The way of what a load reads, if that is a tile of memory."""
+        name, (offset, *more), dtype = load.attr
+        return None if more or load.args else self.move(name, offset, dtype, written=False)
 
     def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
         """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
@@ -107,8 +115,12 @@ class Slots:
         say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`).
 
         In Gluon, `name` is a ring of stages, and `way` what to do with it: "ring" makes it, "fetch" asks for a tile in the
-        stage `stage`, "view" is that stage's tile."""
+        stage `stage`, "view" is that stage's tile. Or it is memory where all of the operand stays: "keep" makes it, in chunks
+        that lie as `Boxes.by_eights` says, and "fetch_kept" asks for the chunk `chunk`."""
         one = self.problem.members[number][operand]
+        if way in ("keep", "fetch_kept"):
+            kept = self._kept(one, indices, SHARE * self.config.WARPS)
+            return [kept.memory(name) if way == "keep" else kept.fetch(name)]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
             blocks = {axis: self.config.get(block) for axis in one.axes if (block := self.problem.template.block(axis))}
@@ -157,19 +169,16 @@ class Slots:
         order = [*range(at + 1), *joints, *range(at + 1, rank)]
         return f"tl.reshape(tl.permute({_side_by_side(names)}, {tuple(order)}), {shape})"
 
-    def keep(self, operand: str, number: int, name: str, indices: Sequence[str], rows: int, fetch: bool) -> list[str]:
-        """In Gluon, makes `name` the shared memory of an operand of which all stays there, in chunks of as many rows, or asks
-        for the chunk `chunk`. A chunk's rows lie as `Boxes.by_eights` says."""
-        one = self.problem.members[number][operand]
+    def _kept(self, one: Input, indices: Sequence[str], rows: int) -> Kept:
+        """How chunks of as many rows of an operand come to shared memory and stay there."""
         found = boxes(self.problem, one)
         assert isinstance(found, Boxes)
-        own, summed = (self.config.get(self.problem.template.block(axis) or "") for axis in found.axes[-2:])
-        chunks = found.by_eights(rows, summed)
+        chunks = found.by_eights(rows, self.config.get(self.problem.template.block(found.axes[-1]) or ""))
         assert isinstance(chunks, ByEights)
         window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
         way = self.move(found, chunks.map, window)
-        kept = Kept(chunks, way.map, way.places[:-2])
-        return [kept.fetch(name) if fetch else kept.memory(name, own // rows)]
+        whole = self.config.get(self.problem.template.block(found.axes[-2]) or "")
+        return Kept(chunks, way.map, way.places[:-2], whole // rows)
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
@@ -204,9 +213,11 @@ class Slots:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
-    def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
+    def store(self, result: str, name: str, indices: Sequence[str], met: str = "", **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
-        block."""
+        block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
+        and the product, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
+        threads, and the copy engine may overtake it."""
         axes = self.problem.template.results[result].axes
         lines, engine = list[str](), None
         if self.problem.template.results[result].access in ("tma", "fetched"):
@@ -230,6 +241,9 @@ class Slots:
                         f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
                     )
                 folded.append(emitter.fold(s, self.config))
+                if met and engine is not None and self._needs_all(s, engine):
+                    emitter.outer.lines.append(met)
+                    met = ""
             elif s.kind == "scatter":
                 emitter._scatter(s)
             else:
@@ -237,7 +251,21 @@ class Slots:
         lines += emitter.finish()
         for one in (one for one in folded if any(one.statement.stored)):
             lines += self._store_parts(one, axes, indices, lengths)
-        return lines
+        return [*lines, met] if met else lines
+
+    def _needs_all(self, fold: Statement, engine: Engine) -> bool:
+        """Whether a reduction is of the product, and of all that the epilogue fetches."""
+        makers = {out: s for s in self.problem.epilogue for out in s.outs}
+        needed, todo = set[Value](), list(fold.roots)
+        while todo:
+            fresh = [load for load in vs.loads([todo.pop()]) if load not in needed]
+            needed.update(fresh)
+            todo += [root for load in fresh if (maker := makers.get(load.attr[0])) for root in maker.roots]
+        products = {out for s in self.problem.mains for out in s.outs}
+        every = vs.loads([root for s in self.problem.epilogue for root in s.roots])
+        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in products)
+        fetched = {load for load in others if isinstance(engine.of(load), Way)}
+        return fetched <= needed and products <= {load.attr[0] for load in needed}
 
     def _spread(self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str]) -> tuple[list[str], list[str]]:
         """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names."""

@@ -6,6 +6,7 @@ program may run different functions. Functions of `library` can be called from t
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -213,3 +214,27 @@ def of_warps(parts, warps: gl.constexpr):
 def of_rows(folded, layout: gl.constexpr):
     """A number for each row of a tile."""
     return gl.convert_layout(folded, gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def chosen(byte, a, b):
+    """`a` where a byte is not 0, else `b`, of float32: of four bytes at a time each is tested where it is."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred one;
+        .reg .b32 byte;
+        and.b32 byte, $4, 0xff;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $0, $5, $9, one;
+        and.b32 byte, $4, 0xff00;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $1, $6, $10, one;
+        and.b32 byte, $4, 0xff0000;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $2, $7, $11, one;
+        and.b32 byte, $4, 0xff000000;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $3, $8, $12, one;
+        }""",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [byte, a, b], tl.float32, True, 4,
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from kgen.plan import Statement
 from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean
-from kgen.templates.triton.moves import MEETING, Move, Way
+from kgen.templates.triton.moves import Move, Way
 from kgen.templates.triton.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.precision import exact_values
 from kgen.templates.triton.table import REDUCE, TRITON_TYPES, WIDEN, literal
@@ -98,6 +98,7 @@ class TileEmitter(PointEmitter):
         self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
         self.engine: Ways | None = None
         self.sharing = 0  # warps among which the rows of a tile are shared, where that is written out
+        self.bytes: dict[Value, str] = {}  # tiles of truth values, as they came through the copy engine
         self.folded: Dimension | None = None  # along which the tile is being reduced
 
     def masked(self) -> Axes:
@@ -121,7 +122,8 @@ class TileEmitter(PointEmitter):
         if way is None:
             return super()._load(value)
         if dtype is torch.bool:
-            return f"{way.load()} != 0"
+            self.bytes[value] = self._bind("byte", way.load())
+            return f"{self.bytes[value]} != 0"
         wide = ops.compute_dtype(dtype)
         return way.load() if wide == dtype else WIDEN.format(way.load(), type=TRITON_TYPES[wide].compute)
 
@@ -156,7 +158,7 @@ class TileEmitter(PointEmitter):
         if not self.sharing or len(tiles) > 1:
             return REDUCE[op].across.format(*tiles, axis=axis)
         own = REDUCE[op].across.format(f"ws.by_warp({tiles[0]}, {self.sharing})", axis=2)
-        return f"{MEETING}{REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, layout)"
+        return f"ws.of_rows({REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, layout)"
 
     def _is_filled(self, s: Statement, part: Part) -> bool:
         """Whether every part that counts has just so many points as the statement says."""
@@ -209,7 +211,16 @@ class TileEmitter(PointEmitter):
     def _value_text(self, value: Value) -> str:
         if self.behind and value.op == "round_to" and value.attr is torch.bfloat16 and self.axes(value) == self.level:
             return f"lib.rounded_to_bfloat16({self.emit(value.args[0])})"
-        return self._picked(value) or super()._value_text(value)
+        return self._picked(value) or self._chosen(value) or super()._value_text(value)
+
+    def _chosen(self, value: Value) -> str | None:
+        """A choice by bytes that lie four in a register."""
+        if value.op != "where" or not self.sharing or value.dtype is not torch.float32:
+            return None
+        condition, *others = value.args
+        self.emit(condition)
+        byte = self.bytes.get(condition)
+        return None if byte is None else f"ws.chosen({byte}, {', '.join(map(self.emit, others))})"
 
     def _picked(self, value: Value) -> str | None:
         """``index == number`` along the axis that is folded, for a number that the points of a row share: compared with the
