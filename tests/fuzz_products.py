@@ -538,12 +538,16 @@ def has_gradients(program: Program) -> bool:
 
 
 def run(seed: int, device: str, templates: Sequence[str]) -> tuple[Program, How, Outcome]:
-    """Grows and runs the program of a seed."""
+    """Grows and runs the program of a seed; on a GPU, where it takes a moment, by the first template, too, if its own takes no
+    product of it: templates in Gluon are particular."""
     how = how_of(seed, device, templates)
     program = grow(seed, how.template)
     if how.backward and not has_gradients(program):
         how = replace(how, backward=False)
     outcome = check(program, how)
+    if device != "cpu" and outcome == Outcome():
+        how = replace(how, template=templates[0])
+        outcome = check(program, how)
     torch._dynamo.reset()
     return program, how, outcome
 
