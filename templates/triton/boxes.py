@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from kgen import index as ix
+from kgen import values as vs
 from kgen.build.tensor_map import MAX_RANK, TensorMap
 from kgen.index import Atom, Expr, Var
 from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.kernel import ALIGNMENT, aligned
 from kgen.templates.triton.table import TRITON_TYPES
+from kgen.values import Value
 
 # The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
 MAX_SIDE = 256
@@ -114,6 +116,16 @@ def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dty
         return f"elements of {buffer} are {dtype}"
     axes = problem.template.results[result].axes
     return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
+
+
+@once
+def tiles_read(problem: Problem) -> tuple[Value, ...]:
+    """The loads of an epilogue that read a tile from memory: what varies along both of its sides."""
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    every = vs.loads([root for s in problem.epilogue for root in s.roots])
+    read = ((load, ix.free_atoms(load.attr[1][0])) for load in every if load.attr[0] not in made)
+    return tuple(load for load, atoms in read if atoms & rows and atoms & columns)
 
 
 def _lying(

@@ -14,7 +14,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, once
-from kgen.templates.triton.boxes import boxes
+from kgen.templates.triton.boxes import boxes, tiles_read
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
@@ -107,31 +107,30 @@ def streamed(problem: Problem, config: Config) -> float:
     return LAUNCH + _streaming(problem, 1.0) * wasted
 
 
-def resident(problem: Problem, config: Config, shared: int, registers: int, reads: int) -> float:
+def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
     """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
-    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program. `reads` are the
-    tiles that an epilogue reads for each of its own."""
+    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
     device, tile = problem.device, tile_of(problem, config)
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     together = max(1, min(limit, math.ceil(programs / device.processors)))
     loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
     folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
-    reading = reads * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
+    reading = _reads(problem) * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
     walk = config.TILES * (tile.products + tile.work + reading + (folds + LATENCY) / together)
     each = math.ceil(programs / device.processors)
     busy = each * (walk + (loading + START) / together)
     return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
 
 
-def rows(problem: Problem, config: Config, reads: int) -> float:
+def rows(problem: Problem, config: Config) -> float:
     """The time of a kernel whose programs load one operand once, then take TILES tiles of whole rows, as many at a time as
-    there are PROGRAMS. A processor has one such program. `reads` are the tiles that an epilogue reads for each of its own."""
+    there are PROGRAMS. A processor has one such program."""
     device = problem.device
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     area = config.BLOCK_M * config.BLOCK_N
     products = 2 * area * config.BLOCK_K / (problem.rate / device.processors * LOW_RATE)
-    work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + reads * READ_IN_TURN)
+    work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
     loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
     tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
     busy = math.ceil(programs / device.processors) * (loading + tiles * (products * TURNS_OF_PRODUCTS + work))
@@ -194,6 +193,11 @@ def _stores_vectors(problem: Problem) -> bool:
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
     return vs.total_cost([root for s in problem.epilogue for root in s.roots])
+
+
+def _reads(problem: Problem) -> int:
+    """Tiles that an epilogue reads for each of its own."""
+    return len({load.attr[:2] for load in tiles_read(problem)})
 
 
 def _operands(problem: Problem) -> list[Input]:

@@ -17,8 +17,8 @@ from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
+from kgen.templates.triton.boxes import tiles_read
 from kgen.templates.triton.matmul import MIN_BLOCK, order_of_dots, refuse_dot, refuse_empty
-from kgen.templates.triton.matmul_tma import epilogue_tiles
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -29,6 +29,22 @@ ROWS = {
 }
 # Rounds of programs: a processor that has one program at a time waits for none with the first.
 ROUNDS = (1, 2)
+
+
+def walks(problem: Problem, rows: int) -> list[int]:
+    """Tiles of as many rows that a program takes one after the other, for each number of rounds."""
+    tiles = -(-problem.size("m") // rows)
+    shares = {max(1, rounds * problem.device.processors // problem.size("b")) for rounds in ROUNDS}
+    return sorted({-(-tiles // min(tiles, share)) for share in shares})
+
+
+def grid_of_walks(problem: Problem, config: Config) -> Expr:
+    return problem.extent("b") * problem.tiles("m", config.BLOCK_M * config.TILES)
+
+
+def is_one_tile(problem: Problem, config: Config) -> bool:
+    """Whether a tile is all of the right operand, whichever problem the configuration was made for."""
+    return problem.size("n") <= config.BLOCK_N and problem.size("k") <= config.BLOCK_K
 
 
 @template(
@@ -49,15 +65,12 @@ class ResidentMatmul:
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         n, k = (max(MIN_BLOCK, 1 << (problem.size(axis) - 1).bit_length()) for axis in "nk")
         for m, warps in ROWS[max(n, 128)]:
-            tiles = -(-problem.size("m") // m)
-            shares = {max(1, rounds * problem.device.processors // problem.size("b")) for rounds in ROUNDS}
-            for count in sorted({-(-tiles // min(tiles, share)) for share in shares}):
+            for count in walks(problem, m):
                 yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "TILES": count, "WARPS": warps}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        """The result is on its way out, and what an epilogue reads on its way in, one after the other. One tile has to be all
-        of the right operand, whichever problem the configuration was made for."""
-        if problem.size("n") > config.BLOCK_N or problem.size("k") > config.BLOCK_K:
+        """The result is on its way out, and what an epilogue reads on its way in, one after the other."""
+        if not is_one_tile(problem, config):
             return Resources(shared=problem.device.shared + 1)
         count, size = len(problem.members), problem.main_dtype.itemsize
         tiles = (count * config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
@@ -65,14 +78,11 @@ class ResidentMatmul:
         return Resources(tiles + _staged_bytes(problem) * area + 1024, count * area // (config.WARPS * 32) + 64)
 
     order = staticmethod(order_of_dots)
-
-    def grid(self, problem: Problem, config: Config) -> Expr:
-        return problem.extent("b") * problem.tiles("m", config.BLOCK_M * config.TILES)
+    grid = staticmethod(grid_of_walks)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
-        reads = sum(not written for _, _, written in epilogue_tiles(problem))
-        return estimate.resident(problem, config, needs.shared, needs.registers, reads)
+        return estimate.resident(problem, config, needs.shared, needs.registers)
 
 
 @once
@@ -80,9 +90,9 @@ def _staged_bytes(problem: Problem) -> int:
     """Bytes of an element on its way to or from memory: as the accumulator has it, unless all are narrow, and neighbours in
     memory are neighbours in a row."""
     rows, columns = frozenset(problem.loops["m"]), problem.loops["n"]
-    made = {o for s in problem.kernel.statements for o in s.outs}
+    read = frozenset(tiles_read(problem))
     for s in problem.epilogue:
-        tiles = [(load.attr[1][0], load.attr[2]) for load in vs.loads(s.roots) if load.attr[0] not in made]
+        tiles = [(load.attr[1][0], load.attr[2]) for load in vs.loads(s.roots) if load in read]
         tiles += [(s.store[0], problem.graph.buffers[o].dtype) for o, kept in zip(s.outs, s.stored, strict=True) if kept]
         for offset, dtype in tiles if s.kind != "partial" else ():
             atoms = ix.free_atoms(offset)

@@ -14,24 +14,21 @@ from typing import Any, ClassVar
 
 import torch
 
-from kgen import index as ix
 from kgen import values as vs
-from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.boxes import boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.matmul import HOPPER, refuse_empty
+from kgen.templates.triton.matmul_resident import grid_of_walks, is_one_tile, walks
 from kgen.templates.triton.matmul_specialized import held_bytes
-from kgen.templates.triton.matmul_tma import BARRIERS, epilogue_tiles
+from kgen.templates.triton.matmul_tma import BARRIERS
 
 # Rows of a tile and warps of a group, by the columns of a tile: 64 sums a thread.
 ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
 SHORTEST = min(ROWS)
 # Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
 STEP, MIN_CHUNK = 64, 32
-# Rounds of programs, each of which has a processor to itself.
-ROUNDS = (1, 2)
 
 
 @template(
@@ -66,17 +63,14 @@ class RowsMatmul:
         n, k = (1 << (problem.size(axis) - 1).bit_length() for axis in "nk")
         reads, _ = held_bytes(problem, True)
         for m, warps in ROWS[max(n, SHORTEST)]:
-            tiles = -(-problem.size("m") // m)
-            shares = {max(1, rounds * problem.device.processors // problem.size("b")) for rounds in ROUNDS}
-            for count in sorted({-(-tiles // min(tiles, share)) for share in shares}):
+            for count in walks(problem, m):
                 yield {
                     "BLOCK_M": m, "BLOCK_N": max(n, SHORTEST), "BLOCK_K": 2 * STEP if k > STEP else STEP, "TILES": count,
                     "AHEAD": reads > 0, "WARPS": warps,
                 }  # fmt: skip
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        """One tile has to be all of the right operand, whichever problem the configuration was made for."""
-        if problem.size("n") > config.BLOCK_N or problem.size("k") > config.BLOCK_K:
+        if not is_one_tile(problem, config):
             return Resources(shared=problem.device.shared + 1)
         area, size = config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
         tiles = (config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
@@ -88,15 +82,14 @@ class RowsMatmul:
     def order(self, problem: Problem, config: Config) -> Hashable:
         return False  # that of all products of registers
 
-    def grid(self, problem: Problem, config: Config) -> Expr:
-        return problem.extent("b") * problem.tiles("m", config.BLOCK_M * config.TILES)
+    grid = staticmethod(grid_of_walks)
 
     def registers(self, config: Config) -> int:
         """Of a thread that multiplies: what the warp that loads, and three that do nothing, leave."""
-        return (65_536 - 4 * 32 * self.LOADING) // (config.PROGRAMS * config.WARPS * 32) // 8 * 8
+        return (estimate.REGISTERS - 4 * 32 * self.LOADING) // (config.PROGRAMS * config.WARPS * 32) // 8 * 8
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        return estimate.rows(problem, config, sum(not written for _, _, written in epilogue_tiles(problem)))
+        return estimate.rows(problem, config)
 
 
 def _refuse_operands(problem: Problem) -> str | None:
@@ -114,7 +107,11 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     """Why an epilogue is none for tiles whose layout is written out."""
     if any(s.kind == "scatter" for s in problem.epilogue):
         return "its epilogue scatters"
-    if any(not boxed for _, boxed, written in epilogue_tiles(problem) if not written) or _reads_columns(problem):
+    read = [
+        (load, epilogue_boxes(problem, "C", load.attr[0], load.attr[1][0], load.attr[2], False)) for load in tiles_read(problem)
+    ]
+    # as many columns are no side of a box
+    if any(isinstance(found, str) or (found.axes[-1] != "n" and not load.args) for load, found in read):
         return "its epilogue reads a tile that is no box of rows for the copy engine"
     if any(v.dtype is torch.float64 for s in problem.epilogue for v in vs.topological(s.roots)):
         return "threads have no registers for rows of float64"
@@ -122,14 +119,3 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     if any(s.op in ("argmax", "argmin") or not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None
-
-
-def _reads_columns(problem: Problem) -> bool:
-    """Whether a tile that an epilogue reads lies by columns: as many are no side of a box."""
-    made = {o for s in problem.kernel.statements for o in s.outs}
-    for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
-        name, (offset, *more), dtype = load.attr
-        found = None if name in made or more or load.args else epilogue_boxes(problem, "C", name, offset, dtype, written=False)
-        if isinstance(found, Boxes) and found.axes[-1] != "n" and {v for v in found.loops[-2:] if v} <= ix.free_atoms(offset):
-            return True
-    return False

@@ -15,7 +15,7 @@ from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.matmul import DOT_TYPES, HOPPER, operand_bytes, order_of_dots, refuse_sums, sums_needs
 from kgen.templates.triton.matmul_tma import BARRIERS, ROW, epilogue_tiles, grid_of_tiles, sides
 
@@ -67,25 +67,23 @@ def _refuse_epilogue(problem: Problem) -> str | None:
 def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
     """Bytes of shared memory for each element of the epilogue's tile: of what is fetched ahead, and of what is written and
     takes no read tile's place. Only the first result that is written surely finds such a tile read."""
-    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
-    made = {o for s in problem.kernel.statements for o in s.outs}
+    tiles = frozenset(tiles_read(problem))
     reads: dict[tuple[str, Expr], Boxes] = {}
     before: list[Boxes] | None = None  # what has been read when the first result is written
     written: list[Boxes] = []
     for s in problem.epilogue:
-        for load in vs.loads(s.roots) if ahead else ():
+        for load in (load for load in vs.loads(s.roots) if ahead and load in tiles and not load.args):
             name, (offset,), dtype = load.attr
-            atoms = ix.free_atoms(offset)
-            tile = None if name in made else epilogue_boxes(problem, "C", name, offset, dtype, written=False)
-            if isinstance(tile, Boxes) and not (atoms.isdisjoint(rows) or atoms.isdisjoint(columns)) and not load.args:
+            tile = epilogue_boxes(problem, "C", name, offset, dtype, written=False)
+            if isinstance(tile, Boxes):
                 reads[name, offset] = tile
         for out, kept in zip(s.outs, s.stored, strict=True) if s.kind != "partial" else ():
-            tile = (
+            place = (
                 epilogue_boxes(problem, "C", out, s.store[0], problem.graph.buffers[out].dtype, written=True) if kept else None
             )
-            if isinstance(tile, Boxes):
+            if isinstance(place, Boxes):
                 before = list(reads.values()) if before is None else before
-                written.append(tile)
+                written.append(place)
     alike = any((b.dtype, b.axes) == (written[0].dtype, written[0].axes) for b in before or ())
     sizes = [box.dtype.itemsize for box in written]
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if alike else sizes)

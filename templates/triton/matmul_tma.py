@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from kgen import index as ix
-from kgen import values as vs
 from kgen.index import Expr
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
-from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.boxes import Boxes, boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.matmul import (
     HOPPER,
     LARGEST_EXACT,
@@ -110,14 +109,7 @@ def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
 def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
     """Of each tile that the epilogue reads or writes, the bytes of an element, whether the copy engine can move it, and whether
     it is written."""
-    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
-    made = {o for s in problem.kernel.statements for o in s.outs}
-    found: dict[tuple[str, Expr], bool] = {}
-    for load in vs.loads([root for s in problem.epilogue for root in s.roots]):
-        name, (offset,), _ = load.attr
-        atoms = ix.free_atoms(offset)
-        if name not in made and not atoms.isdisjoint(rows) and not atoms.isdisjoint(columns):
-            found[name, offset] = False
+    found: dict[tuple[str, Expr], bool] = {(load.attr[0], load.attr[1][0]): False for load in tiles_read(problem)}
     for s in problem.epilogue:
         if s.kind != "partial":
             found |= {(o, s.store[0]): True for o, kept in zip(s.outs, s.stored, strict=True) if kept}

@@ -68,7 +68,7 @@ def release(free, stage):
 def release_read(free, stage):
     """The stage's tiles are in registers, and the copy engine may write there."""
     fence_async_shared()
-    mbarrier.arrive(free.index(stage))
+    release(free, stage)
 
 
 @gluon.jit
@@ -148,19 +148,18 @@ def registers(warps):
 
 
 @gluon.constexpr_function
+def doublings(first, end):
+    """`first`, twice that, and so on, below `end`."""
+    return [first << k for k in range((end // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
 def rows(height, columns, warps):
     """How warps hold whole rows that `product_of_rows` has made: a thread has eight neighbours, then those of the row eight
     further down, then of what is 32 columns for each warp further on, or 16 rows."""
     own = [[0, 1], [0, 2], [0, 4], [8, 0]]
-    at = 32 * warps
-    while at < columns:
-        own.append([0, at])
-        at *= 2
-    at = 16
-    while at < height:
-        own.append([at, 0])
-        at *= 2
-    shares = [[0, 32], [0, 64], [0, 128], [0, 256]][: warps.bit_length() - 1]
+    own += [[0, at] for at in doublings(32 * warps, columns)] + [[at, 0] for at in doublings(16, height)]
+    shares = [[0, at] for at in doublings(32, 32 * warps)]
     return gl.DistributedLinearLayout(own, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], shares, [], [height, columns])
 
 
@@ -199,8 +198,8 @@ def by_warp(tile, warps: gl.constexpr):
 @gluon.constexpr_function
 def meeting(height, warps):
     """How threads that hold the same rows as in `rows` hold something of each warp for each of these."""
-    own = [[0, 1 << k] for k in range(warps.bit_length() - 1)] + [[8 << k, 0] for k in range((height // 8).bit_length() - 1)]
-    shares = [[0, 0]] * (warps.bit_length() - 1)
+    own = [[0, at] for at in doublings(1, warps)] + [[at, 0] for at in doublings(8, height)]
+    shares = [[0, 0] for _ in doublings(1, warps)]
     return gl.DistributedLinearLayout(own, [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], shares, [], [height, warps])
 
 
