@@ -40,6 +40,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "loop_reordering": {"loop_reordering": False},
     "templates": {"templates": False},
     "prologues": {"prologues": False},
+    "operand_copies": {"operand_copies": False},
     "siblings": {"siblings": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},

@@ -35,9 +35,10 @@ class Config:
     library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is
     read, but fuses with what reads it; without `loop_reordering` loops run in the order of the operator's dimensions;
     without `templates` products are library calls; without `prologues` templates read their operands from memory; without
-    `siblings` nothing shares a kernel only because it reads the same data or is small: no products with an operand in common,
-    no loops that need nothing of each other, no batches; without `measurements` no tuning file is read; without
-    `early_launch` a GPU's kernels are launched when the one before has ended.
+    `operand_copies` they read them where they are, however their rows lie; without `siblings` nothing shares a kernel only
+    because it reads the same data or is small: no products with an operand in common, no loops that need nothing of each other,
+    no batches; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one
+    before has ended.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of products once (docs/architecture.md, Freezing).
@@ -57,6 +58,7 @@ class Config:
     loop_reordering: bool = True
     templates: bool = True
     prologues: bool = True
+    operand_copies: bool = True
     siblings: bool = True
     measurements: bool = True
     early_launch: bool = True
@@ -90,8 +92,8 @@ class Config:
 
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
-    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "siblings",
-    "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
+    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_copies",
+    "siblings", "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -10,6 +10,7 @@ import torch
 from kgen import ir, ops
 from kgen import values as vs
 from kgen.ir import Buffer, Origin
+from kgen.scheduler.aligned import with_copies
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.scheduler.pieces import cut as cut_pieces
@@ -34,6 +35,7 @@ def offer(
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     pieces = pieces_of(graph, taken, tiles, MAX_FAMILY)
     nodes: list[ir.Node] = []
+    copied: set[str] = set()
     for node in graph.nodes:
         if isinstance(node, ir.Pointwise):
             nodes.append(reading(node, pieces))
@@ -47,6 +49,10 @@ def offer(
             node = _with_operands(node, makers, demands)
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
+        if isinstance(node, ir.Contraction) and tiles.copies.get(node.out):
+            node, copies = with_copies(graph, node, tiles.copies[node.out])
+            nodes += [copy for copy in copies if copy.out not in copied]
+            copied.update(copy.out for copy in copies)
         if isinstance(node, ir.Contraction) and tiles.cuts.get(node.out, 1) > 1:
             node, joining = cut(graph, node, tiles.cuts[node.out])
         own = [node]

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from kgen import ir
 from kgen.plan import Batch, Kernel, Launch, Schedule, Step, members
+from kgen.scheduler.aligned import possible_copies
 from kgen.scheduler.buckets import buckets_of, length_of
 from kgen.scheduler.choose import problems, product_of
 from kgen.scheduler.excerpt import source_of
 from kgen.scheduler.joint import problems_of_joint
+from kgen.scheduler.partials import Tiles
 from kgen.scheduler.split_k import may_cut, partial_of, possible_parts
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device, Problem
@@ -20,15 +22,16 @@ from kgen.tuning.answer import APART, Answer, Oracle, Place, Question, place
 Answers = dict[str, Mapping[Place, Answer]]
 
 
-def ask(oracle: Oracle, plan: Schedule, cuts: Mapping[str, int], device: Callable[[str], Device]) -> Answers:
-    """Answers by the products' results. Parts of a sum, which are products of their own, have the answer of the whole. What was
+def ask(oracle: Oracle, plan: Schedule, tiles: Tiles, device: Callable[[str], Device]) -> Answers:
+    """Answers by the products' results. Parts of a sum, which are products of their own, have the answer of the whole, and so
+    have products that read copies of their operands. What was
     joined by an estimate stays so only if nothing better was measured; joint kernels get the configuration that was best."""
     found: Answers = {}
     joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
     plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
-    parts = set(map(partial_of, cuts))
+    asked = {*map(partial_of, tiles.cuts), *(out for out, copies in tiles.copies.items() if copies)}
     single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
-    whole = [kernel for kernel in single if product_of(kernel) not in parts]
+    whole = [kernel for kernel in single if product_of(kernel) not in asked]
     known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)
     return found | {product_of(k): known[k.name] for k in whole if k.name in known}
 
@@ -48,10 +51,11 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
     library = all(_has_library(graph, product_of(kernel)) for kernel in members(step))
     length = length_of(found[0])
     if length is not None:
-        return Question(step, found, 1, library, [bucket.hints for bucket in buckets_of(length, graph)])
+        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)])
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
-    parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else 1
-    return Question(step, found, parts, library)
+    parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
+    copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
+    return Question(step, found, parts, library, copies={name: (c.seconds, c.problems) for name, c in copies.items()})
 
 
 def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:

@@ -39,7 +39,7 @@ class Tiles:
     part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
     products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
     fused. `rows` are products whose tiles may hold whole rows (`kgen.scheduler.rows`), `twice` those that are computed twice
-    (`kgen.scheduler.twice`)."""
+    (`kgen.scheduler.twice`), `copies` says of which operands products read copies (`kgen.scheduler.aligned`)."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
@@ -47,6 +47,7 @@ class Tiles:
     cuts: Mapping[str, int] = field(default_factory=dict)
     rows: frozenset[str] = frozenset()
     twice: frozenset[str] = frozenset()
+    copies: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from kgen import errors, ir
 from kgen import index as ix
 from kgen.plan import Call, Kernel, Schedule, Step, members
-from kgen.scheduler import cost
+from kgen.scheduler import aligned, cost
 from kgen.scheduler.alike import once, remembering
 from kgen.scheduler.batch import batch
 from kgen.scheduler.buckets import Best, forget_first_sizes
@@ -22,7 +22,7 @@ from kgen.scheduler.items import Group, Members, make_item
 from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.measured import Answers, ask
-from kgen.scheduler.memory import plan_memory, reads
+from kgen.scheduler.memory import plan_memory, reads, writes
 from kgen.scheduler.partials import Tiles, alone, partials
 from kgen.scheduler.pieces import in_pieces, left_apart, whole_of
 from kgen.scheduler.pieces import refusal_of as pieces_refusal
@@ -62,6 +62,7 @@ class Options:
     siblings: bool = True  # what needs nothing of each other may share a kernel
     joint: bool = True  # products too, with an operand in common
     twice: bool = True  # products may be computed again for what needs their elements and reductions of these
+    copies: bool = True  # operands may be copied into rows that begin at lines of a GPU's cache
     fused_calls: bool = True  # the library may compute a product and what follows in one call
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
 
@@ -124,11 +125,12 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
             if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
-                answers |= ask(options.oracle, result, known.tiles.cuts, lambda out: options.device(graph, out))
+                answers |= ask(options.oracle, result, known.tiles, lambda out: options.device(graph, out))
         cuts = {} if refused else _cuts(result, known.tiles, options, answers)
-        refused = refused or ({} if cuts else _choose(result, known.tiles, options, answers))
-        blocks = {} if refused or cuts else _blocks(result, options)
-        if not refused and not cuts and not blocks:
+        copies = {} if refused or cuts else _copies(result, known.tiles, options, answers)
+        refused = refused or ({} if cuts or copies else _choose(result, known.tiles, options, answers))
+        blocks = {} if refused or cuts or copies else _blocks(result, options)
+        if not (refused or cuts or copies or blocks):
             pricing = _pricing(graph, known.tiles, options, answers)
             if trial is None:
                 trial = trial_of(result, _triable(graph, offered, options), known.tiles, pricing)
@@ -139,11 +141,12 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
                     continue
             refused = judged(result, trial, known.tiles, pricing)
             if not refused:
+                result.verdicts += aligned.said(known.tiles.copies, graph, {out for s in result.steps for out in writes(s)})
                 return _finished(result, refusals, options)
         answers = {out: one for out, one in answers.items() if refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))}
         answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
-        known = known.after(refused, blocks, cuts)
+        known = known.after(refused, blocks, cuts, copies)
         if trial is not None and not known.tiles.twice:
             return _finished(trial.given_up(), refusals, options)
 
@@ -164,7 +167,9 @@ class _Known:
     single: frozenset[str] = frozenset()
     tiles: Tiles = field(default_factory=Tiles)
 
-    def after(self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int]) -> _Known:
+    def after(
+        self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int], copies: Mapping[str, str]
+    ) -> _Known:
         """With what one more attempt has found out. Raises NoProgress where that is nothing: attempts would go on forever."""
         products = refused.keys() & self.offered  # and not what else of a product may be refused, by a name of its own
         apart = {name for name in products if refused[name].reason is Reason.TWO_PRODUCTS}
@@ -172,7 +177,8 @@ class _Known:
         cuts = {**self.tiles.cuts, **cuts}
         rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)
         twice = frozenset(out for out in self.tiles.twice if second_of(out) not in gone)
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice)
+        copies = {**self.tiles.copies, **copies}
+        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice, copies)
         made = _Known(self.offered - gone, self.single | apart, tiles)
         if made == self:
             raise errors.NoProgress(refused=", ".join(refused) or "nothing")
@@ -220,11 +226,28 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
         if options.only is not None:
             found[out] = options.only.parts
         elif options.stable:  # a rule of the sizes and the machine
-            found[out] = possible_parts(takers, kernel)
+            found[out] = next(iter(possible_parts(takers, kernel)), 1)
         else:
             known = answers.get(out, {}).get(place({}))
             found[out] = parts_of(takers, kernel) if known is None else known.parts
     return found if any(parts > 1 for parts in found.values()) else {}
+
+
+def _copies(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, str]:
+    """Which operands to copy for products that were not asked yet, where some are worth copying."""
+    found: dict[str, str] = {}
+    twice = computations(tiles)
+    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and options.copies):
+        out = product_of(kernel)
+        if out in tiles.copies or out in twice or tiles.cuts.get(out, 1) > 1:
+            continue
+        if options.only is not None:
+            found[out] = options.only.copies
+            continue
+        known = None if options.stable else answers.get(out, {}).get(place({}))
+        device = options.device(plan.graph, out)
+        found[out] = aligned.best_copies(kernel, plan.graph, device, not options.stable) if known is None else known.copies
+    return found if any(found.values()) else {}
 
 
 def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, Verdict]:

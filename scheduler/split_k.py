@@ -20,8 +20,9 @@ from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
 from kgen.values import Value
 
-# Elements of a tile that keeps a processor busy; the shortest sum that is worth a program of its own.
-TILE, CHUNK = 128 * 128, 512
+# Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
+# tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.
+TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
 # Parts begin where the copy engine may begin, and whole tiles of any template end.
 ROUND = 64
 
@@ -42,31 +43,38 @@ def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
 
 def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device: Device) -> bool:
     """Whether a product with such loops has few tiles and long sums."""
-    tiles = -(-sizes.points(outer) // TILE)
+    tiles = -(-sizes.points(outer) // TILES[0])
     return device.kind == "cuda" and 2 * tiles <= device.processors and sizes.points(inner) >= 2 * CHUNK
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole."""
-    parts = possible_parts(problems, kernel)
-    if parts < 2:
+    possible = possible_parts(problems, kernel)
+    if not possible:
         return 1
     takers = [p for p in problems if p.template.implements.batch]
     whole = [model.seconds(p, c) for p in takers for c in model.feasible(p)]
     best = min([*whole, model.vendor_seconds(takers[0])])
-    return parts if model.cut_seconds(takers[0], parts) < best else 1
+    seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
+    return parts if seconds < best else 1
 
 
-def possible_parts(problems: list[Problem], kernel: Kernel) -> int:
-    """Into how many parts to cut the sum of a kernel that may be cut, if at all, for templates that take batches."""
+def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
+    """Into how many parts the sum of a kernel may be cut for templates that take batches, and the elements of the tile with
+    which so many parts keep the processors busy; those for large tiles first."""
     problems = [p for p in problems if p.template.implements.batch]
     if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
-        return 1
+        return {}
     problem, sizes = problems[0], problems[0].sizes
     length = kernel.inner[0].extent.as_int()
     assert length is not None
-    wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // TILE), length // CHUNK)
-    return next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
+    found: dict[int, int] = {}
+    for tile in TILES:
+        wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // tile), length // CHUNK)
+        parts = next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
+        if parts > 1:
+            found.setdefault(parts, tile)
+    return found
 
 
 def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:

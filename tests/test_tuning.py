@@ -26,6 +26,7 @@ from kgen.host.compiled import Blueprint
 from kgen.plan import Batch, Kernel, members
 from kgen.record import Record, recording
 from kgen.scheduler import Options, product_of
+from kgen.scheduler.aligned import possible_copies
 from kgen.scheduler.choose import problems
 from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.keys import keys_of
@@ -349,8 +350,21 @@ def test_at_least_eight_candidates_and_the_library() -> None:
 
 def test_sums_in_parts_are_candidates() -> None:
     asked, _ = question(lambda x, w: F.relu(x @ w), r(64, 8192).bfloat16(), r(8192, 64).bfloat16())
-    found = candidates_of(replace(asked, parts=16))
+    found = candidates_of(replace(asked, parts={16: 128 * 128}))
     assert {c.parts for c in found} == {1, 16}
+
+
+def test_copies_of_operands_are_candidates() -> None:
+    args = [torch.empty(size, dtype=torch.bfloat16) for size in ((4096, 1001), (1001, 4099))]
+    asked, graph = question(lambda x, w: F.relu(x @ w), *args, options=replace(GPU, copies=False))
+    possible = possible_copies(asked.step, graph, asked.problems[0][0].device)
+    assert set(possible) == {"left", "right", "both"}
+    asked = replace(asked, copies={name: (one.seconds, one.problems) for name, one in possible.items()})
+    found = candidates_of(asked)
+    assert {c.copies for c in found} == {"", *asked.copies}
+    assert {c.only().copies for c in found if c.copies} == set(asked.copies)  # type: ignore[union-attr]
+    assert all(c.copies in str(c) for c in found)
+    assert {c.copies for c in candidates_of(asked, stable=True)} == {""}
 
 
 def test_hopeless_candidates_are_not_measured() -> None:
@@ -491,7 +505,7 @@ def test_dynamic_sizes_are_measured_bucket_by_bucket(file: Path) -> None:
 
 def test_stable_candidates_have_one_order_and_no_library() -> None:
     asked, _ = question(layer, r(512, 1024).bfloat16(), r(4096, 1024).bfloat16(), r(4096).bfloat16())
-    found = candidates_of(replace(asked, parts=4), stable=True)
+    found = candidates_of(replace(asked, parts={4: 128 * 128}), stable=True)
     by_name = {p.template.name: p for (p,) in asked.problems}
     orders = {
         model.order(by_name[c.template or ""], by_name[c.template or ""].template.config(**dict(c.config))) for c in found

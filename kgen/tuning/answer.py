@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kgen.plan import Choice
@@ -25,15 +25,16 @@ FUSED = (("fused", True),)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts; or,
-    without a template, the library and separate kernels, or its one call for all (`FUSED`). Times in seconds, NaN where
-    unknown."""
+    """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts, with
+    copies of these operands (`kgen.scheduler.aligned`); or, without a template, the library and separate kernels, or its one
+    call for all (`FUSED`). Times in seconds, NaN where unknown."""
 
     template: str | None
     config: tuple[tuple[str, Any], ...]
     parts: int
     seconds: float
     library_seconds: float
+    copies: str = ""
 
     def choice_for(self, template: Template) -> Choice | None:
         """The configuration, if the template still has the knobs that were measured."""
@@ -44,14 +45,17 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Question:
     """A kernel of one product, or of several that share an operand, and how templates see it: for each template the problems
-    of all members. `parts` is into how many parts its sum might be cut, `vendor` whether a library call computes it. It is
-    asked for each of the `hints`: where sizes are dynamic, these are one length after the other."""
+    of all members. `parts` is into how many parts its sum might be cut, with the elements of the tile for which it would be so
+    many, `vendor` whether a library call computes it. It is asked for each of the `hints`: where sizes are dynamic, these are
+    one length after the other. `copies` are operands that may be copied,
+    with the seconds that this is estimated to take, and how templates see it then."""
 
     step: Launch
     problems: Sequence[Sequence[Problem]]
-    parts: int = 1
+    parts: Mapping[int, int] = field(default_factory=dict)
     vendor: bool = True
     hints: Sequence[Mapping[Size, int]] = ({},)
+    copies: Mapping[str, tuple[float, Sequence[Problem]]] = field(default_factory=dict)
 
 
 Place = frozenset[tuple["Size", int]]

@@ -35,6 +35,8 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
+# Bytes a second that reach one processor of a GPU from the L2 cache.
+L2_RATE = 110e9
 # Sums that one program of a GPU makes, column by column.
 SUMS_OF_PROGRAM = 64
 
@@ -123,15 +125,16 @@ def sums_seconds(problem: Problem) -> float:
     return total
 
 
-def cut_seconds(problem: Problem, parts: int) -> float:
-    """The time of a product whose sum is cut into parts, and of the kernel that adds them up: they stay in the L2 cache, which
-    is about twice as fast as the memory behind it."""
+def cut_seconds(problem: Problem, parts: int, tile: int) -> float:
+    """The time of a product whose sum is cut into parts, with square tiles of so many elements, and of the kernel that adds the
+    parts up: they stay in the L2 cache, which is about twice as fast as the memory behind it."""
     device, stream = problem.device, problem.device.bandwidth * STREAM_RATE
     batch, sides = _sides(problem)
     results = math.prod((*batch, *sides))
     exchanged = 4 * parts * results / (2 * stream)
     operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
-    product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands) + exchanged
+    tiles_read = problem.flops * problem.main_dtype.itemsize / math.sqrt(tile) / (L2_RATE * device.processors)
+    product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands, tiles_read) + exchanged
     joining = exchanged + problem.epilogue_bytes / stream + LAUNCH[device.kind] + DRAIN
     return product + LAUNCH[device.kind] + joining + sums_seconds(problem)
 

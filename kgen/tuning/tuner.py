@@ -53,24 +53,28 @@ CUT_RANKS = 2
 TIMING, LEAST_TIMING, COMPILING = 1.5, 0.15, 0.6
 # Bytes of arguments between two uses of the same ones: more than the caches hold.
 COLD = {"cuda": 120e6, "cpu": 60e6}
-# How the knob that cuts a sum is called in a tuning file.
-PARTS = "parts of the sum"
+# Candidates that read copies of operands.
+COPIED = 4
+# How the knobs that cut a sum and copy operands are called in a tuning file.
+PARTS, COPIES = "parts of the sum", "copies of operands"
 LIBRARY = "the library"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A way to compute a question: a template and its knobs, or the library where there is none. `rank` chooses among the
-    configurations of a sum in parts, the model's favourite first; they are known only once it is cut."""
+    configurations of a sum in parts, the model's favourite first; they are known only once it is cut. `copies` are those of
+    operands that are made first."""
 
     template: str | None
     config: tuple[tuple[str, Any], ...] = ()
     parts: int = 1
     rank: int = 0
+    copies: str = ""
 
     def only(self) -> Only | None:
         """How to have it."""
-        return None if self.template in (None, APART) else Only(self.template, self._pick, self.parts)
+        return None if self.template in (None, APART) else Only(self.template, self._pick, self.parts, self.copies)
 
     def _pick(self, configs: Sequence[Knobs]) -> Knobs:
         if self.parts > 1:
@@ -81,7 +85,8 @@ class Candidate:
         if self.template is None and self.config == FUSED:
             return f"{LIBRARY}, in one call"
         cut = f", cut into {self.parts}, choice {self.rank}" if self.parts > 1 else ""
-        return f"{self.template} {Knobs(self.config)}{cut}".rstrip() if self.template else LIBRARY
+        copied = f", operands copied: {self.copies}" if self.copies else ""
+        return f"{self.template} {Knobs(self.config)}{cut}{copied}".rstrip() if self.template else LIBRARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +163,8 @@ class Tuner:
         if known is None:
             return None
         knobs = dict(known.config)
-        parts = knobs.pop(PARTS, 1)
-        return Answer(known.template, tuple(knobs.items()), parts, known.seconds, known.library_seconds)
+        parts, copies = knobs.pop(PARTS, 1), knobs.pop(COPIES, "")
+        return Answer(known.template, tuple(knobs.items()), parts, known.seconds, known.library_seconds, copies)
 
     # ---- measuring --------------------------------------------------------------------------------------------------
 
@@ -267,8 +272,10 @@ class Tuner:
         best = min(seconds, key=lambda n: (seconds[n], n))
         library = min((s for n, s in seconds.items() if contest.candidates[n].template is None), default=math.nan)
         winner = contest.candidates[best]
-        self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library)
-        config = (*winner.config, *(((PARTS, winner.parts),) if winner.parts > 1 else ()))
+        self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library, winner.copies)
+        cut = ((PARTS, winner.parts),) if winner.parts > 1 else ()
+        copied = ((COPIES, winner.copies),) if winner.copies else ()
+        config = (*winner.config, *cut, *copied)
         versions = _versions()
         made = Entry(
             contest.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
@@ -307,12 +314,30 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     kept = _spread(alike)
     if stable:
         return kept
-    if question.parts > 1:
-        names = [p[0].template.name for p in question.problems if p[0].template.implements.batch]
-        kept += [Candidate(name, parts=question.parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
+    takers = [own[0] for own in question.problems if own[0].template.implements.batch]
+    for parts, tile in question.parts.items():
+        names = [p.template.name for p in takers if any(_has_tile(c, tile) for c in model.feasible(p))]
+        kept += [Candidate(name, parts=parts, rank=rank) for name in names for rank in range(CUT_RANKS)]
+    kept += _with_copies(question, HOPELESS * priced[0][0] if priced else math.inf)
     fused = any(own.has_fused_call for own in question.problems[0]) if question.problems else False
     library = [Candidate(None), *([Candidate(None, FUSED)] if fused else [])] if question.vendor else []
     return [*library, *([Candidate(APART)] if batch else []), *kept]
+
+
+def _with_copies(question: Question, hopeless: float) -> list[Candidate]:
+    """Those that read copies of operands: the model's favourites, which include some of all ways to copy."""
+    priced = [
+        (seconds + model.seconds(problem, config), Candidate(problem.template.name, config.values, copies=copies))
+        for copies, (seconds, problems) in question.copies.items() for problem in problems for config in model.feasible(problem)
+    ]  # fmt: skip
+    priced = sorted((row for row in priced if row[0] <= hopeless), key=lambda row: row[0])
+    first = [next((c for _, c in priced if c.copies == copies), None) for copies in question.copies]
+    return list(dict.fromkeys([*(c for _, c in priced[:COPIED]), *(c for c in first if c is not None)]))
+
+
+def _has_tile(config: Knobs, elements: int) -> bool:
+    """Whether the tile of a configuration is so small; of those without blocks nothing is known."""
+    return config.get("BLOCK_M", 1) * config.get("BLOCK_N", 1) <= elements
 
 
 def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:

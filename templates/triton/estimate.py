@@ -15,11 +15,12 @@ from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.boxes import boxes, tiles_read
+from kgen.tuning.model import L2_RATE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
-# Additions a second of one processor, in epilogues; bytes a second that reach it from the L2 cache.
-ADDITIONS, L2_RATE = 240 * 1.7e9, 110e9
+# Additions a second of one processor, in epilogues.
+ADDITIONS = 240 * 1.7e9
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 2.3
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
@@ -29,9 +30,9 @@ TURN, PART, FOLD, FOLDED = 0.5e-6, 0.05e-6, 1.5e-6, 256
 FOLD_BESIDE, READ_BESIDE = 0.5e-6, 50e-12
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
-# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of others, and of those
-# below 128 x 128.
-LARGE_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.86, 0.82
+# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those with fewer than
+# 256 columns, for which the units read more of shared memory, of others, and of those below 128 x 128.
+LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.86, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
 # The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
@@ -47,7 +48,7 @@ EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
 # Bytes of a line of the cache, and how much more a row of an operand costs that begins in the middle of one.
-LINE, STRADDLING = 128, 1.6
+LINE, STRADDLING = 128, 2.2
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
@@ -221,7 +222,8 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     """The share of the peak rate that the slowest operand and the tile's size allow."""
     large, pair = area >= 128 * 256, together > 1 and area >= 128 * 128
     small = SMALL_RATE if area >= 128 * 128 else THIN_RATE
-    rate = LARGE_RATE if large else PAIR_RATE if pair else small
+    wide = LARGE_RATE if config.BLOCK_N >= 256 else TALL_RATE
+    rate = wide if large else PAIR_RATE if pair else small
     if problem.main_dtype.itemsize == 1 and not large and not pair:
         rate *= BYTE_SHARE
     if problem.exact_float32:

@@ -212,7 +212,8 @@ class TilesMatmul:
             (64, 128, ROW, 4, 4, 1, True), (64, 256, ROW, 4, 4, 1, True), (128, 128, ROW, 4, 3, 1, False),
             (128, 64, ROW, 4, 4, 1, True), (64, 64, ROW, 4, 4, 1, True), (64, 32, ROW, 4, 4, 1, True),
             (128, 256, ROW, 8, 4, 2, True), (128, 256, ROW, 8, 3, 1, True), (64, 128, 2 * ROW, 4, 3, 1, True),
-            (64, 64, 2 * ROW, 4, 4, 1, True),
+            (64, 64, 2 * ROW, 4, 4, 1, True), (64, 64, 2 * ROW, 4, 6, 1, True), (64, 128, 2 * ROW, 4, 4, 1, True),
+            (128, 64, 2 * ROW, 4, 4, 1, True),
             *WIDE.get(block_of_row(problem), ()),
         ), names)  # fmt: skip
 

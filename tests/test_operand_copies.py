@@ -1,0 +1,210 @@
+"""Operands whose rows begin in the middle of lines of the cache: copies of them, when they are made, and what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernels import plans
+from products import error
+from torch import Tensor
+
+from kgen import ir
+from kgen.plan import Kernel, Schedule, members
+from kgen.record import Record, recording
+from kgen.scheduler import Gpu, Options
+from kgen.scheduler.aligned import BOTH, LEFT, RIGHT, aligned_of
+from kgen.tuning.answer import Answer
+from kgen.tuning.only import only
+from kgen.verdict import Reason
+
+pytestmark = [pytest.mark.interpret, pytest.mark.cpu]
+h = torch.float16
+GPU = Options(gpu_everywhere=True, gpu=Gpu(arch=90))
+
+
+def r(*shape: int, dtype: torch.dtype = h) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def e(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+def run(fn: Callable[..., Any], *args: Any, dynamic: tuple[int, ...] = ()) -> tuple[Any, Schedule]:
+    """The result, and the plan; `dynamic` has a dimension of each of the first arguments."""
+    torch._dynamo.reset()
+    for one, dim in zip(args, dynamic, strict=False):
+        torch._dynamo.mark_dynamic(one, dim)
+    with recording() as recorder:
+        step = torch.compile(fn, backend="kgen", fullgraph=True, options={"gpu_interpreter": True, "cache": False})
+        got = step(*args)
+    [graph] = recorder.graphs
+    assert isinstance(graph, Record)
+    return got, graph.plan
+
+
+def plan_of(fn: Callable[..., Any], *args: Any, options: Options = GPU) -> Schedule:
+    return plans(fn, *args, options=options).forward
+
+
+def copies_in(plan: Schedule) -> list[ir.Buffer]:
+    """The copies that the plan's kernels make."""
+    made = {out for k in plan.kernels for one in members(k) for s in one.statements for out in s.outs}
+    return [buffer for name, buffer in plan.graph.buffers.items() if name in made and name.endswith(aligned_of(""))]
+
+
+def rows_of(buffer: ir.Buffer) -> list[int]:
+    """The strides in bytes but those of neighbours."""
+    assert buffer.strides is not None
+    strides = [s.as_int() for s, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1]
+    return [s * buffer.dtype.itemsize for s in strides if s is not None and s != 1]
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor], str]] = {
+    "odd_sum": (lambda x, w: F.relu(x @ w), [r(33, 71), r(71, 64)], LEFT),
+    "odd_columns": (lambda x, w: (x @ w).float(), [r(32, 64), r(64, 71)], RIGHT),
+    "both": (lambda x, w, b: F.gelu(x @ w + b), [r(33, 71), r(71, 35), r(35)], BOTH),
+    "weights_by_rows": (lambda x, w: F.linear(x, w) * 2, [r(33, 71), r(50, 71)], BOTH),
+    "left_transposed": (lambda x, w: x.t() @ w, [r(71, 33), r(71, 50)], BOTH),
+    "batch": (lambda x, w: torch.bmm(x, w) + 1, [r(3, 17, 40), r(3, 40, 23)], BOTH),
+    "no_rows": (lambda x, w: F.relu(x @ w), [r(0, 71), r(71, 64)], LEFT),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_of_copies_are_right(name: str) -> None:
+    fn, args, copies = CASES[name]
+    with only("triton_matmul", lambda configs: configs[0], copies=copies):
+        got, plan = run(fn, *args)
+    assert error(got, fn(*(a.double() for a in args))) < 2e-3
+    made = copies_in(plan)
+    assert len(made) == (2 if copies == BOTH else 1)
+    assert all(row % 128 == 0 for buffer in made for row in rows_of(buffer))
+    said = [v for v in plan.verdicts if v.reason is Reason.ROWS_IN_LINES]
+    assert [aligned_of(v.producer) for v in said] == [buffer.name for buffer in made]
+
+
+def test_a_dynamic_number_of_rows() -> None:
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        x, w = r(33, 71), r(71, 64)
+        got, plan = run(lambda x, w: F.relu(x @ w), x, w, dynamic=(0,))
+    assert error(got, F.relu(x.double() @ w.double())) < 2e-3
+    assert [row % 128 for buffer in copies_in(plan) for row in rows_of(buffer)] == [0]
+
+
+def test_rows_of_a_length_that_only_the_call_knows_are_not_copied() -> None:
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        x, w = r(33, 71), r(71, 64)
+        got, plan = run(lambda x, w: F.relu(x @ w), x, w, dynamic=(1, 0))
+    assert error(got, F.relu(x.double() @ w.double())) < 2e-3
+    assert not copies_in(plan)
+
+
+def test_a_part_of_a_tensor_is_read_where_it_is() -> None:
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        x, w = r(33, 71), r(65, 64)
+        got, plan = run(lambda x, w: x[:, :65] @ w, x, w)
+    assert error(got, x[:, :65].double() @ w.double()) < 2e-3
+    assert not copies_in(plan)
+
+
+def test_what_a_kernel_makes_is_stored_in_aligned_rows_at_once() -> None:
+    x, w = r(33, 71), r(71, 64)
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, plan = run(lambda x, w: F.gelu(F.gelu(F.gelu(x))) @ w, x, w)  # too much to be done again for every tile
+    assert error(got, F.gelu(F.gelu(F.gelu(x.double()))) @ w.double()) < 2e-3
+    assert len(plan.kernels) == 2
+    assert len(copies_in(plan)) == 1
+
+
+def test_one_copy_for_several_products() -> None:
+    x, w, v = r(33, 71), r(71, 64), r(71, 32)
+
+    def fn(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return F.relu(x @ w), torch.tanh(x @ v)
+
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, plan = run(fn, x, w, v)
+    for one, want in zip(got, fn(x.double(), w.double(), v.double()), strict=True):
+        assert error(one, want) < 2e-3
+    assert len(copies_in(plan)) == 1
+
+
+def test_a_written_operand_is_copied_as_it_was_read() -> None:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        first = F.relu(x @ w)
+        x.mul_(2)
+        return first, F.relu(x @ w)
+
+    x, w = r(33, 71), r(71, 64)
+    want = fn(x.double(), w.double())
+    with only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, _ = run(fn, x.clone(), w)
+    for one, expected in zip(got, want, strict=True):
+        assert error(one, expected) < 2e-3
+
+
+# ---- when copies are made -----------------------------------------------------------------------------------------------
+
+
+def relu_product(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(x @ w)
+
+
+def test_where_they_are_worth_it() -> None:
+    assert len(copies_in(plan_of(relu_product, e(4096, 1001), e(1001, 4096)))) == 1
+    assert len(copies_in(plan_of(relu_product, e(4096, 768), e(768, 50257)))) == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (e(4096, 1024), e(1024, 4096)),  # rows of whole lines
+        (e(16, 1001), e(1001, 64)),  # less work than a launch
+    ],
+    ids=["aligned", "small"],
+)
+def test_where_they_are_not(args: tuple[Tensor, Tensor]) -> None:
+    assert not copies_in(plan_of(relu_product, *args))
+
+
+def test_they_can_be_switched_off() -> None:
+    assert not copies_in(plan_of(relu_product, e(4096, 1001), e(1001, 4096), options=replace(GPU, copies=False)))
+
+
+def test_none_on_a_cpu() -> None:
+    assert not copies_in(plan_of(relu_product, e(4096, 1001), e(1001, 4096), options=Options()))
+
+
+def test_what_was_measured_decides() -> None:
+    class Measured:
+        is_worth_asking = True
+
+        def __init__(self, copies: str) -> None:
+            self.copies = copies
+            self.asked = 0
+
+        def answers(self, questions: Any, graph: ir.Graph) -> Any:
+            self.asked += len(questions)
+            return {q.step.name: {frozenset(): self._answer(q)} for q in questions}
+
+        def _answer(self, question: Any) -> Answer:
+            _, [problem, *_] = question.copies[RIGHT]
+            config = next(iter(problem.template.configs(problem)))
+            return Answer(problem.template.name, config.values, 1, 1e-6, 1e-3, self.copies)
+
+        def verdicts(self) -> list[Any]:
+            return []
+
+    for copies in ("", RIGHT):
+        oracle = Measured(copies)
+        plan = plan_of(relu_product, e(4096, 768), e(768, 50257), options=replace(GPU, oracle=oracle))
+        assert len(copies_in(plan)) == (copies == RIGHT)
+        assert oracle.asked == 1
+        [product] = [k for k in plan.kernels if isinstance(k, Kernel) and k.contracts]
+        assert product.choice is not None
