@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -208,3 +209,31 @@ def test_what_was_measured_decides() -> None:
         assert oracle.asked == 1
         [product] = [k for k in plan.kernels if isinstance(k, Kernel) and k.contracts]
         assert product.choice is not None
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------------------------------
+
+
+NATIVE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "odd_sum": (relu_product, [(1000, 1001), (1001, 1024)]),
+    "odd_columns": (lambda x, w: (x @ w).float(), [(512, 768), (768, 5025)]),
+    "all_odd": (lambda x, w, b: F.gelu(x @ w + b), [(1031, 1033), (1033, 1037), (1037,)]),
+    "lines_only": (lambda x, w: F.relu(x @ w) ** 2, [(3000, 1000), (1000, 5000)]),
+    "gradient": (lambda g, x: g.t() @ x, [(2049, 1001), (2049, 1003)]),
+    "batch": (lambda x, w: torch.bmm(x, w) + 1, [(16, 500, 72), (16, 72, 500)]),
+    "made_here": (lambda x, w: F.gelu(F.gelu(F.gelu(x))) @ w, [(1000, 1001), (1001, 1024)]),
+    "siblings": (lambda x, w, v: F.relu(x @ w) + torch.tanh(x @ v), [(1000, 1001), (1001, 1024), (1001, 1024)]),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("template", ["triton_matmul", "triton_matmul_persistent", "triton_matmul_specialized", None])
+@pytest.mark.parametrize("name", NATIVE)
+def test_right_on_a_gpu(name: str, template: str | None) -> None:
+    fn, shapes = NATIVE[name]
+    args = [r(*shape, dtype=torch.bfloat16).cuda() for shape in shapes]
+    torch._dynamo.reset()
+    forced = only(template, lambda configs: configs[0], copies=BOTH) if template else nullcontext()
+    with forced:
+        got = torch.compile(fn, backend="kgen", options={"cache": False, "poison": True})(*args)
+    assert error(got, fn(*(a.double() for a in args))) < 1e-2
