@@ -121,7 +121,8 @@ def index_value(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
 def load(buffer: str, indices: Iterable[Expr], dtype: torch.dtype, mask: Value | None = None) -> Value:
     """Reads one element; `dtype` is the buffer's, the result has its compute dtype. See ops.STRUCTURAL for masks."""
     attr = (buffer, tuple(indices), dtype)
-    return _make("load", () if mask is None else (mask,), attr, ops.compute_dtype(dtype))
+    masks = () if mask is None or (mask.op == "const" and mask.attr) else (mask,)
+    return _make("load", masks, attr, ops.compute_dtype(dtype))
 
 
 def call(op: str, *args: Value) -> Value:
@@ -138,8 +139,10 @@ def call(op: str, *args: Value) -> Value:
 def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
     """Simplifications that hold for every input, NaN and signed zero included."""
     simplify = _SIMPLIFIERS.get(op)
-    if simplify is not None:
-        return simplify(*args)
+    return _fold_literals(op, args) if simplify is None else simplify(*args)
+
+
+def _fold_literals(op: str, args: tuple[Value, ...]) -> Value | None:
     if op not in _LITERAL_FOLDS or any(a.op != "const" for a in args):
         return None
     return const(_LITERAL_FOLDS[op](*(a.attr for a in args)), ops.result_dtype(op, tuple(a.dtype for a in args)))
@@ -184,9 +187,27 @@ def _simplify_truediv(a: Value, b: Value) -> Value | None:
     return a if _is_literal(b, 1) else None
 
 
+def _simplify_lt(a: Value, b: Value) -> Value | None:
+    return _fold_literals("lt", (a, b)) or _below_by_range(a, b, 0)
+
+
+def _simplify_le(a: Value, b: Value) -> Value | None:
+    return _fold_literals("le", (a, b)) or _below_by_range(a, b, 1)
+
+
+def _below_by_range(a: Value, b: Value, more: int) -> Value | None:
+    """Whether ``a < b + more``, if these are indices whose ranges say so, as they may once the loops have become shorter."""
+    if a.op != "index" or (b.op != "index" and not (b.op == "const" and b.dtype is torch.int64)):
+        return None
+    bound = (ix.constant(b.attr) if b.op == "const" else b.attr) + more
+    if ix.known_less(a.attr, bound):
+        return const(True, torch.bool)
+    return const(False, torch.bool) if ix.known_less(bound - 1, a.attr) else None
+
+
 _SIMPLIFIERS: dict[str, Callable[..., Value | None]] = {
     "where": _simplify_where, "and": _simplify_and, "or": _simplify_or, "mul": _simplify_mul, "add": _simplify_plus_zero,
-    "sub": _simplify_plus_zero, "truediv": _simplify_truediv,
+    "sub": _simplify_plus_zero, "truediv": _simplify_truediv, "lt": _simplify_lt, "le": _simplify_le,
 }  # fmt: skip
 _LITERAL_FOLDS: dict[str, Callable[..., Any]] = {
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,

@@ -158,6 +158,21 @@ def test_compare_decides_what_ranges_decide() -> None:
     assert vs.compare("lt", i, ix.constant(5)).op == "lt"
 
 
+def test_shorter_loops_decide_comparisons_and_drop_masks() -> None:
+    """Of a value that selects among parts, each run of the loop keeps its own part alone."""
+    below = vs.compare("lt", V.expr(), ix.constant(4))
+    value = vs.where(below, vs.guard_loads(load("x", V), below), load("y", V))
+    first, second = (vs.substitute(value, {V: ix.var("i", length).expr() + start}) for start, length in ((0, 4), (4, 2)))
+    assert first is load("x", ix.var("i", 4))
+    assert second is load("y", ix.var("i", 2).expr() + 4)
+    size = ix.size("s0", 2)
+    long = ix.var("i", size.expr() + 3)
+    at = vs.compare("lt", long.expr(), size.expr())
+    assert at.op == "lt"
+    assert vs.substitute(at, {long: ix.var("i", 3).expr() + size.expr()}) is vs.const(False, BOOL)
+    assert vs.call("le", vs.index_value(V.expr()), vs.const(5, I64)) is vs.const(True, BOOL)
+
+
 def test_index_values_become_literals_and_data() -> None:
     assert vs.index_value(ix.constant(3)) is vs.const(3, I64)
     table = load("table", dtype=I64)
