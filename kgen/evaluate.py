@@ -131,6 +131,8 @@ class _Machine:
     def define(self, name: str) -> Tensor:
         """Makes the buffer's storage, or its view of an older one, ready to be written."""
         buffer = self.graph.buffers[name]
+        if buffer.is_part and buffer.alias_of not in self.tensors:  # the first of the parts
+            self.define(ir.owner(self.graph, name))
         self.tensors[name] = self._allocate(buffer) if buffer.alias_of is None else self._alias(buffer)
         return self.tensors[name]
 

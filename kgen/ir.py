@@ -7,6 +7,10 @@ picks it, starting from `hint` (eager's stride order). `alias_of` names the buff
 reinterpretation of an input, or a newer *version* of a mutated buffer. Loads and stores address a buffer by its logical
 index, one expression per dimension, so they do not depend on the layout.
 
+*Parts.* A buffer with `parts` is made by no node: each part is a buffer that a node makes, and a box of the whole's storage.
+Parts lie one behind the other along one dimension, and are all there is of the whole. Whoever needs elements reads the whole,
+never a part, and runs after everything that makes a part.
+
 *Iteration.* A node's `vars` are its loop variables, each with its extent; all points are independent unless the node says
 otherwise. A size may be symbolic or zero; a reduction over an empty space gives its identity (mean of nothing is NaN because
 the lowering divides by the count).
@@ -48,7 +52,7 @@ over named axes, each rounded to its own type before the operator sees it; a res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -78,7 +82,8 @@ class Origin:
 class Buffer:
     """A strided array. `hint` orders dimensions from outermost to innermost stride when the layout is flexible. `offset`
     and `strides` count elements of `dtype`; the offset starts at the first element of the buffer at the root of `alias_of`
-    (an input tensor's data pointer), or at the start of an own storage."""
+    (an input tensor's data pointer), or at the start of an own storage. `parts` are the buffers that fill this one between
+    them; one that `is_part` is such a box of the buffer that it is an alias of."""
 
     name: str
     dtype: torch.dtype
@@ -89,12 +94,16 @@ class Buffer:
     kind: str = "intermediate"  # intermediate | input | constant
     alias_of: str | None = None
     hint: tuple[int, ...] | None = None
+    parts: tuple[str, ...] = ()
+    is_part: bool = False
 
     def __post_init__(self) -> None:
         if self.strides is not None and len(self.strides) != len(self.sizes):
             raise ValueError(f"{self.name}: {len(self.strides)} strides for {len(self.sizes)} sizes")
         if self.kind not in ("intermediate", "input", "constant"):
             raise ValueError(f"{self.name}: unknown kind {self.kind}")
+        if self.is_part and (self.alias_of is None or self.parts):
+            raise ValueError(f"{self.name} is part of {self.alias_of}, and has the parts {list(self.parts)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +330,28 @@ def call_of(node: Node) -> Extern | None:
 
 
 def visible(graph: Graph) -> set[str]:
-    """Buffers that are needed whatever the nodes read: outputs, and those of which others are aliases."""
+    """Buffers that are needed whatever the nodes read: outputs, parts of others, and those of which others are aliases."""
     aliased = {b.alias_of for b in graph.buffers.values() if b.alias_of is not None}
-    return aliased | {o.buffer for o in graph.outputs if isinstance(o, TensorArg)}
+    parts = {b.name for b in graph.buffers.values() if b.is_part}
+    return aliased | parts | {o.buffer for o in graph.outputs if isinstance(o, TensorArg)}
+
+
+def owner(graph: Graph, name: str) -> str:
+    """The buffer, or the one that it is a part of."""
+    buffer = graph.buffers[name]
+    return buffer.alias_of if buffer.is_part and buffer.alias_of is not None else name
+
+
+def places(graph: Graph, names: Iterable[str]) -> set[str]:
+    """The memory under buffers, as names that are equal where two may share elements: parts of one storage are apart from each
+    other, and all of them belong to whatever else has that storage."""
+    found: set[str] = set()
+    for name in names:
+        buffer = graph.buffers[name]
+        while not buffer.is_part and buffer.alias_of is not None:
+            buffer = graph.buffers[buffer.alias_of]
+        found.update((buffer.name, *buffer.parts))
+    return found
 
 
 def outs(node: Node) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ def bytes_minimal(plan: Schedule) -> int:
     once, and library calls move their operands and results. Intermediates between kernels move nothing."""
     graph, count = plan.graph, _Counter(plan)
     made = {o for k in plan.kernels for s in k.statements for o in s.outs}
+    made |= {ir.owner(graph, o) for o in made if o in graph.buffers}
     defined = made | {o for c in plan.calls for o in ir.outs(c.node)}
     survivors = {root(graph, o.buffer) for o in graph.outputs if isinstance(o, ir.TensorArg)}
     survivors |= {root(graph, a.buffer) for c in plan.calls for a in _operands(c.node)}
@@ -87,7 +88,7 @@ def peak_memory(plan: Schedule) -> int:
     block: dict[str, int] = {}  # storage -> bytes it holds
     live = peak = 0
     for step, dead in zip(plan.steps, plan.dead_after, strict=True):
-        for name in _defined(step):
+        for name in (ir.owner(graph, one) for one in _defined(step)):
             if name in block or graph.buffers[name].alias_of is not None:
                 continue
             source = plan.reuses.get(name)

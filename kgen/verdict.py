@@ -45,6 +45,7 @@ class Reason(Enum):
     CYCLE = "a third kernel lies on a path between them"
     SEARCH_LIMIT = "proving that no third kernel lies between them takes too long"
     MUTATION = "one overwrites data that the other reads at other indices"
+    PART = "the producer fills a part of what the consumer needs all of"
     SCATTER_RESULT = "a scatter's result is complete only after all of its writes"
     EXTERN_CALL = "one of them is a library call"
     DEVICE = "they run on different devices"

@@ -75,6 +75,31 @@ class _Verifier:
                 self.require(orders, f"hint {buffer.hint} does not order its dimensions")
             for extent in buffer.sizes:
                 self.require(extent.bounds()[1] >= 0, f"has the negative size {extent}")
+            if buffer.parts:
+                self.parts(buffer)
+            if buffer.is_part:
+                of = self.graph.buffers.get(buffer.alias_of or "")
+                self.require(of is not None and name in of.parts, f"is no part of {buffer.alias_of}")
+
+    def parts(self, whole: Buffer) -> None:
+        """The buffer's parts lie one behind the other along a dimension, and are all there is of it."""
+        parts = [self.buffer(name) for name in whole.parts]
+        self.require(whole.alias_of is None and whole.strides is not None, "has parts, but no layout of its own")
+        for part in parts:
+            mine = part.is_part and part.alias_of == whole.name and (part.dtype, part.strides) == (whole.dtype, whole.strides)
+            self.require(mine, f"its part {part.name} is no box of it")
+        filled = any(self._fill(whole, parts, dim) for dim in range(len(whole.sizes)))
+        self.require(filled, f"is not filled by its parts {list(whole.parts)}")
+
+    def _fill(self, whole: Buffer, parts: Sequence[Buffer], dim: int) -> bool:
+        assert whole.strides is not None
+        start = ix.ZERO
+        for part in parts:
+            sizes = (*whole.sizes[:dim], part.sizes[dim], *whole.sizes[dim + 1 :]) if len(part.sizes) > dim else ()
+            if part.sizes != sizes or ix.as_expr(part.offset) is not whole.offset + start * whole.strides[dim]:
+                return False
+            start = start + part.sizes[dim]
+        return start is whole.sizes[dim]
 
     def _find_root(self, name: str) -> str:
         """The buffer at the end of the alias chain, remembered for each link so that long chains of versions stay linear."""
@@ -133,7 +158,7 @@ class _Verifier:
 
     def readable(self, name: str) -> None:
         """The buffer is defined, and no mutation of its storage has happened since."""
-        self.buffer(name)
+        self.require(not self.buffer(name).is_part, f"reads {name}, which is a part of another buffer")
         version = self._version(name)
         if version is None:
             self.fail(f"reads {name} before it is defined")
@@ -171,8 +196,12 @@ class _Verifier:
             self.require(name not in self.versions, f"{name} is defined twice")
             writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Product)
             shares = f"{name} shares the storage of {buffer.alias_of}, so only a Scatter may write it"
-            self.require(not writes or buffer.alias_of is None, shares)
+            self.require(not writes or buffer.alias_of is None or buffer.is_part, shares)
+            self.require(not buffer.parts, f"{name} is defined by a node and has parts")
             self.versions[name] = self.mutations.get(self.roots[name], 0)
+            whole = self.buffer(ir.owner(self.graph, name))
+            if buffer.is_part and all(part in self.versions for part in whole.parts):
+                self.versions[whole.name] = self.versions[name]
             self.sizes_known((*buffer.sizes, *(buffer.strides or ())))
 
     # ---- indices ----------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Builder:
         strides = old.strides or dense_strides(old)
         if old.strides is None:
             self.graph.buffers[target] = old = replace(old, strides=strides)
-        made = replace(old, name=self.fresh(target), alias_of=target, kind="intermediate")
+        made = replace(old, name=self.fresh(target), alias_of=target, kind="intermediate", parts=())
         self.graph.buffers[made.name] = made
         self.versions[target] = made.name
         return made

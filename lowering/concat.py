@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from kgen import index as ix
-from kgen import ops
+from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
@@ -69,14 +70,17 @@ def _choice(reads: Sequence[Value], place: Expr, starts: Sequence[Expr], shared:
 
 
 def _written(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
-    """One buffer, one slice write each, so that no kernel has to hold all parts."""
+    """One buffer, filled by a node for each part, so that no kernel has to hold all of them."""
     starts = _starts(parts, k)
-    sizes = (*parts[0].sizes[:k], starts[-1], *parts[0].sizes[k + 1 :])
-    out = b.copy(full(b, sizes, parts[0].dtype, parts[0].device, 0))
-    for part, start in zip(parts, starts[:-1], strict=True):
-        where = [i + start if d == k else i for d, i in enumerate(part.indices)]
-        out = b.scatter(out, part.sizes, where, part.value)
-    return out
+    out = b.freeze(b.buffer((*parts[0].sizes[:k], starts[-1], *parts[0].sizes[k + 1 :]), parts[0].dtype, parts[0].device).name)
+    assert out.strides is not None
+    names = [b.fresh(f"{out.name}_part{n}") for n in range(len(parts))]
+    for name, part, start in zip(names, parts, starts, strict=False):
+        offset = start * out.strides[k]
+        b.graph.buffers[name] = replace(out, name=name, sizes=part.sizes, offset=offset, alias_of=out.name, is_part=True)
+        b.graph.nodes.append(ir.Pointwise(name, part.axes, part.value, b.origin))
+    b.graph.buffers[out.name] = replace(out, parts=tuple(names))
+    return b.load(b.graph.buffers[out.name])
 
 
 def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -87,5 +87,5 @@ def _form(problem: Problem) -> Hashable:
             named(value.attr[0])
     form = tuple(map(anonymous, statements))
     buffers = [problem.graph.buffers[name] for name in names if name in problem.graph.buffers]
-    plain = tuple(replace(b, name="", alias_of=b.alias_of and names.get(b.alias_of, b.alias_of)) for b in buffers)
+    plain = tuple(replace(b, name="", alias_of=b.alias_of and names.get(b.alias_of, b.alias_of), parts=()) for b in buffers)
     return form, plain, problem.kernel.outer, problem.kernel.inner

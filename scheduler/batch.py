@@ -17,7 +17,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Batch, Call, Kernel, Step, address
-from kgen.scheduler.memory import lends, reads, root, writes
+from kgen.scheduler.memory import lends, reads, writes
 from kgen.sizes import Sizes
 from kgen.values import Value
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -88,12 +88,12 @@ class _Batches:
     verdicts: list[Verdict]
     places: list[_Place] = field(default_factory=list)
     by_form: dict[Hashable, list[int]] = field(default_factory=dict)
-    read_at: dict[str, int] = field(default_factory=dict)  # storage -> the last place that reads, or writes, it
+    read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.places`) -> the last place that reads, or writes, it
     written_at: dict[str, int] = field(default_factory=dict)
     barrier: int = -1
 
     def add(self, step: Step) -> None:
-        read, written = ({root(self.graph, n) for n in names} for names in (reads(step), writes(step)))
+        read, written = (ir.places(self.graph, names) for names in (reads(step), writes(step)))
         earliest = self._earliest(read, written)
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
@@ -185,7 +185,7 @@ class _Batches:
         return Sizes(self.graph.size_hints).points(kernel.outer)
 
     def _makes_new(self, kernel: Kernel) -> bool:
-        return any(self.graph.buffers[name].alias_of is None for name in writes(kernel))
+        return any(self.graph.buffers[ir.owner(self.graph, name)].alias_of is None for name in writes(kernel))
 
     def _form(self, kernel: Kernel) -> Hashable:
         """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""

@@ -24,8 +24,7 @@ def edges(graph: ir.Graph) -> list[set[int]]:
     after: list[set[int]] = [set() for _ in graph.nodes]
     for i, node in enumerate(graph.nodes):
         for name in ir.reads(node):
-            made = _made_by(graph, name, producer, i)
-            if made is not None:
+            for made in _made_by(graph, name, producer, i):
                 after[made].add(i)
             after[i].update(_overwritten_by(graph, name, producer, overwriter) - {i})
     _keep_effects_in_order(graph, after)
@@ -33,10 +32,16 @@ def edges(graph: ir.Graph) -> list[set[int]]:
     return after
 
 
-def _made_by(graph: ir.Graph, name: str, producer: dict[str, int], reader: int) -> int | None:
-    """The node that `reader` waits for: what makes the buffer, or else what it aliases, for an alias is there with its base."""
-    makers = (producer.get(version) for version in (name, graph.buffers[name].alias_of) if version is not None)
-    return next((maker for maker in makers if maker is not None and maker != reader), None)
+def _made_by(graph: ir.Graph, name: str, producer: dict[str, int], reader: int) -> list[int]:
+    """The nodes that `reader` waits for: what makes the buffer, or each of its parts, or else what it aliases, for an alias is
+    there with its base."""
+    for version in (name, graph.buffers[name].alias_of):
+        if version is None:
+            continue
+        makers = [producer[one] for one in (version, *graph.buffers[version].parts) if one in producer]
+        if makers and makers != [reader]:
+            return makers
+    return []
 
 
 def _overwritten_by(graph: ir.Graph, name: str, producer: dict[str, int], overwriter: dict[str, int]) -> set[int]:

@@ -138,14 +138,9 @@ class Fuser:
     # ---- one decision -----------------------------------------------------------------------------------------------
 
     def _consider(self, a: Group, b: Group, buffer: str) -> None:
-        if a.call or b.call or a.device != b.device:
-            self._say(a, b, Outcome.ILLEGAL, Reason.EXTERN_CALL if a.call or b.call else Reason.DEVICE)
-            return
-        if not self.enabled:
-            self._say(a, b, Outcome.UNPROFITABLE, Reason.SWITCHED_OFF)
-            return
-        if any(not d.wanted and _matches(d, a, b) for d in self.demands):
-            self._say(a, b, Outcome.UNPROFITABLE, Reason.FORBIDDEN)
+        refused = self._refused(a, b)
+        if refused:
+            self._say(a, b, *refused)
             return
         flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
@@ -173,6 +168,21 @@ class Fuser:
             self._merge(a, b, space, joined)
         else:
             self._merge(b, a, space, joined)
+
+    def _refused(self, a: Group, b: Group) -> tuple[Outcome, Reason] | None:
+        """Why the two stay apart, whatever their loops are."""
+        if a.call or b.call or a.device != b.device:
+            return Outcome.ILLEGAL, Reason.EXTERN_CALL if a.call or b.call else Reason.DEVICE
+        if not self.enabled:
+            return Outcome.UNPROFITABLE, Reason.SWITCHED_OFF
+        if any(not d.wanted and _matches(d, a, b) for d in self.demands):
+            return Outcome.UNPROFITABLE, Reason.FORBIDDEN
+        return (Outcome.ILLEGAL, Reason.PART) if self._fills(a, b) or self._fills(b, a) else None
+
+    def _fills(self, a: Group, b: Group) -> bool:
+        """Whether one makes a part of what the other needs all of."""
+        parts = {name for name in a.members.made if self.graph.buffers[name].is_part}
+        return bool(parts) and not parts.isdisjoint(ir.places(self.graph, (*b.members.reads, *b.members.mutated)))
 
     def _wait(self, a: Group, b: Group, buffer: str) -> None:
         """Has the pair tried again when either has merged with a third group."""

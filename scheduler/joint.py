@@ -18,7 +18,7 @@ from kgen.scheduler.alike import remembered
 from kgen.scheduler.batch import forbids
 from kgen.scheduler.buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.choose import prepared, product_of
-from kgen.scheduler.memory import hides, reads, root, writes
+from kgen.scheduler.memory import hides, reads, writes
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Device, Problem, problem_of
@@ -100,17 +100,13 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
     assert isinstance(other, Kernel)
     if any(forbids(d, step, other) for d in how.demands if not d.wanted):
         return False
-    read, written = _roots(graph, reads(step)), _roots(graph, writes(step))
+    read, written = ir.places(graph, reads(step)), ir.places(graph, writes(step))
     for between in plan.steps[first:k]:
         if hides(between):
             return False
-        if _roots(graph, writes(between)) & (read | written) or written & _roots(graph, reads(between)):
+        if ir.places(graph, writes(between)) & (read | written) or written & ir.places(graph, reads(between)):
             return False
     return True
-
-
-def _roots(graph: ir.Graph, names: Iterable[str]) -> set[str]:
-    return {root(graph, name) for name in names}
 
 
 # ---- how --------------------------------------------------------------------------------------------------------------

@@ -66,9 +66,10 @@ def _reuses(
     born: set[str] = set()
     gone: set[str] = set()
     for k, step in enumerate(schedule.steps):
-        news = [n for n in sorted(touched[k][1]) if _owns_new(graph, n) and n not in born]
+        written = {ir.owner(graph, n) for n in touched[k][1]}  # the first part takes memory for the whole
+        news = [n for n in sorted(written) if _owns_new(graph, n) and n not in born]
         born.update(news)
-        makers = {} if isinstance(step, Call) else _makers(step)
+        makers = {} if isinstance(step, Call) else _makers(graph, step)
         dying = _read_by_one(graph, step, [d for d in dead[k] if d not in lent and d not in news])
         for name in news:
             if name not in makers:
@@ -92,9 +93,9 @@ def _reuses(
     return reuses
 
 
-def _makers(step: Launch) -> dict[str, Kernel]:
-    """Which kernel writes a buffer."""
-    return {name: kernel for kernel in members(step) for name in writes(kernel)}
+def _makers(graph: ir.Graph, step: Launch) -> dict[str, Kernel]:
+    """Which kernel writes a buffer, or part of it."""
+    return {ir.owner(graph, name): kernel for kernel in members(step) for name in writes(kernel)}
 
 
 def _read_by_one(graph: ir.Graph, step: Step, names: list[str]) -> list[str]:

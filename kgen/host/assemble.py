@@ -199,6 +199,9 @@ class _Assembler:
 
     def _define(self, name: str) -> int:
         """The slot of a buffer that the next kernel writes."""
+        whole = ir.owner(self.graph, name)
+        if whole != name:  # its first part makes the whole
+            self._define(whole)
         if name in self.slot_of or self.graph.buffers[name].alias_of is not None:
             return self._slot(name)
         source = self.schedule.reuses.get(name)
