@@ -35,6 +35,8 @@ class Reason(Enum):
     PARTIALS = "each tile of the product reduces its part, and a small kernel joins the parts"
     ROWS = "each tile of the product holds whole rows, which are reduced and read again in registers"
     PIECES = "the consumer reads pieces of the product side by side, and one kernel makes them as products of their own"
+    SLICES = "its elements are a slice of a tensor that is joined of several, and stored there where they are made"
+    SHORT_RUNS = "slices of a few neighbours each would have several kernels write every sector of memory"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     SIBLINGS = "they read the same data in one pass"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"

@@ -46,7 +46,7 @@ def offer(
         if not prologues:
             node = _from_memory(node)
         elif isinstance(node, ir.Contraction):
-            node = _with_operands(node, makers, demands)
+            node = _with_operands(graph, node, makers, demands)
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
         if isinstance(node, ir.Contraction) and tiles.copies.get(node.out):
@@ -85,16 +85,17 @@ def _kind(node: ir.Product, buffer: Buffer) -> torch.dtype:
 
 
 def _with_operands(
-    node: ir.Contraction, makers: Mapping[str, ir.Pointwise], demands: tuple[FusionDemand, ...]
+    graph: ir.Graph, node: ir.Contraction, makers: Mapping[str, ir.Pointwise], demands: tuple[FusionDemand, ...]
 ) -> ir.Contraction:
     """Each operand computed tile by tile, which makes its operators the product's, or read from the buffer that the library
-    call would read: as the user demands, or by what computing it costs."""
+    call would read: as the user demands, or by what computing it costs. What other kernels write in slices is read."""
     operands, origin = [], node.origin
     for value, stored in zip((node.lhs, node.rhs), node.stored or (None, None), strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.operators
         asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
-        computed = stored is None or True in asked or (not asked and vs.total_cost([value]) <= PROLOGUE)
+        there = stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored]))
+        computed = stored is None or True in asked or not (asked or there or vs.total_cost([value]) > PROLOGUE)
         operands.append(value if computed or stored is None else stored)
         if computed and prologue:
             origin = Origin(prologue).joined(origin)

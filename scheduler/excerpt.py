@@ -14,6 +14,7 @@ from kgen.scheduler.items import accumulators
 from kgen.scheduler.partials import reduction_of
 from kgen.scheduler.picks import gathered
 from kgen.scheduler.pieces import whole_of
+from kgen.scheduler.slices import slice_of
 from kgen.scheduler.twice import original_of
 from kgen.values import Value
 
@@ -27,17 +28,24 @@ def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
     stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     results = {reduction_of(name) or name for name in stored}
     buffers = [graph.buffers[name] for name in made]
-    if not results <= made or any(b.alias_of is not None or b.kind != "intermediate" for b in buffers):
+    if not results <= made or any((b.alias_of and not b.is_part) or b.kind != "intermediate" for b in buffers):
         return None
     read = [name for name in dict.fromkeys(n for node in nodes for n in _reads(node)) if name not in made]
-    part = ir.Graph(f"{step.name} alone", dict(graph.buffers), nodes)
+    part = ir.Graph(f"{step.name} alone", _without_parts(graph, made), nodes)
     part.size_hints, part.derived = dict(graph.size_hints), dict(graph.derived)
     for name in read:
-        part.buffers[name] = replace(graph.buffers[name], kind="input", alias_of=None, offset=0)
+        part.buffers[name] = replace(graph.buffers[name], kind="input", alias_of=None, offset=0, parts=(), is_part=False)
     part.inputs = [ir.GraphInput(expr=symbol.expr()) for symbol in graph.size_hints if symbol not in graph.derived]
     part.inputs += [ir.GraphInput(buffer=name) for name in read]
     part.outputs = [_whole(graph.buffers[name]) for name in sorted(results)]
     return part
+
+
+def _without_parts(graph: ir.Graph, made: set[str]) -> dict[str, ir.Buffer]:
+    """The buffers, of which those that are made and are parts of others become buffers of their own, that lie as they did."""
+    kept = (b for b in graph.buffers.values() if not b.is_part or b.name in made)
+    own = (replace(b, alias_of=None, offset=0, is_part=False) if b.is_part else replace(b, parts=()) for b in kept)
+    return {b.name: b for b in own}
 
 
 def source_of(graph: ir.Graph, name: str) -> str:
@@ -71,7 +79,8 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     ]
     nodes = [_unfolded(graph, node, made) if reduced & set(ir.outs(node)) else node for node in nodes]
     picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
-    return [*nodes, *(pick for pick in picks if pick is not None)]
+    slices = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, graph.nodes)))]
+    return [*nodes, *(node for node in (*picks, *slices) if node is not None)]
 
 
 def _unfolded(graph: ir.Graph, node: ir.Node, made: set[str]) -> ir.Node:

@@ -31,6 +31,7 @@ from kgen.scheduler.sections import make_kernel
 from kgen.scheduler.side_sums import Setting as Beside
 from kgen.scheduler.side_sums import carry_sums, why_apart
 from kgen.scheduler.side_sums import refusal_of as sums_refusal
+from kgen.scheduler.slices import in_slices, left_alone, slice_verdicts
 from kgen.scheduler.split import split_reduction
 from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
@@ -121,6 +122,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         apart = frozenset[str]() if options.stable else kept_apart(answers)
         result = _attempt(graph, known, options, apart)
         refused = left_apart(result) or stored(result, known.tiles) or rows_apart(result, result.extra["held"]) or alone(result)
+        refused = refused or left_alone(result, result.extra["slices"])
         if not refused:
             if options.siblings and options.joint:
                 join(result, _joining(graph, known.tiles, options))
@@ -153,7 +155,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
 
 def _finished(plan: Schedule, refusals: list[Verdict], options: Options) -> Schedule:
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *refusals]
-    plan.verdicts += in_pieces(plan)
+    plan.verdicts += in_pieces(plan) + slice_verdicts(plan, plan.extra["slices"])
     provide_workspaces(plan, lambda out: options.device(plan.graph, out))
     return plan_memory(plan)
 
@@ -338,13 +340,19 @@ def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[
     """A schedule without a memory plan, in which templates are to compute what they may; the library computes the products in
     `apart` without what follows."""
     taken = known.offered | known.tiles.twice
-    offered, held = offer(graph, taken, known.tiles, options.demands, options.prologues)
-    nodes, graph.nodes = graph.nodes, with_fused_calls(offered, apart)
+    nodes = graph.nodes
+    refused: list[Verdict] = []
+    if options.fusion:
+        graph.nodes, refused = in_slices(graph, taken, known.tiles)
+    sliced = tuple(n.out for n in nodes if isinstance(n, ir.Pointwise) and graph.buffers[n.out].parts)
     try:
+        offered, held = offer(graph, taken, known.tiles, options.demands, options.prologues)
+        graph.nodes = with_fused_calls(offered, apart)
         result = _scheduled(graph, options, known, held)
     finally:
         made, graph.nodes = graph.nodes, nodes
-    result.verdicts += verdicts(made, graph)
+    result.verdicts += verdicts(made, graph) + refused
+    result.extra["slices"] = sliced
     return result
 
 
