@@ -248,6 +248,8 @@ class Contraction:
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them, for who would rather not compute them
     fused: Extern | None = None
     rounded: torch.dtype | None = None  # a type to which the result is rounded before anything reads it
+    # of each operand whose scales have become part of `scale`: the number of products for which one kernel would scale it
+    unscaled: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _options(graph: ir.Graph, config: Config) -> Options:
     return Options(
         config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
         stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
-        interpreted=config.gpu_interpreter, copies=config.operand_copies,
+        interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
     )  # fmt: skip
 
 

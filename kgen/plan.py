@@ -52,6 +52,7 @@ class Statement:
     operands: tuple[torch.dtype, ...] = ()
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: the index along each of the template's axes
     arguments: tuple[tuple[str, Any], ...] = ()
+    unscaled: tuple[int, ...] = ()  # contraction: see `ir.Contraction`
 
     @property
     def roots(self) -> tuple[Value, ...]:

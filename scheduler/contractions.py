@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,9 +16,10 @@ from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.scheduler.pieces import cut as cut_pieces
 from kgen.scheduler.pieces import pieces_of, reading
 from kgen.scheduler.rows import whole_rows
+from kgen.scheduler.scales import Scales
 from kgen.scheduler.split_k import cut, finished
 from kgen.scheduler.twice import computed_twice
-from kgen.verdict import FusionDemand
+from kgen.verdict import FusionDemand, Verdict
 
 # Products that one kernel makes: each has accumulators of its own.
 MAX_FAMILY = 3
@@ -26,13 +27,24 @@ MAX_FAMILY = 3
 PROLOGUE = 24
 
 
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What templates may read. Without `prologues` that is what the library call would, without `scales` nothing leaves sums.
+    `demands` are the user's."""
+
+    demands: tuple[FusionDemand, ...] = ()
+    prologues: bool = True
+    scales: bool = True
+
+
 def offer(
-    graph: ir.Graph, taken: frozenset[str], tiles: Tiles, demands: tuple[FusionDemand, ...] = (), prologues: bool = True
-) -> tuple[list[ir.Node], dict[str, str]]:
+    graph: ir.Graph, taken: frozenset[str], tiles: Tiles, how: Operands
+) -> tuple[list[ir.Node], dict[str, str], list[Verdict]]:
     """The graph's nodes with the contractions in `taken` (by result) left to templates, with reductions on the tiles of those,
-    and without what nobody reads then; and what of it has to be in which product's kernel, for it needs whole rows. Without
-    `prologues` templates read what the library call would."""
+    and without what nobody reads then; what of it has to be in which product's kernel, for it needs whole rows; and what
+    became of scales of operands."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
+    scales = Scales(graph, taken, how.demands, how.scales)
     pieces = pieces_of(graph, taken, tiles, MAX_FAMILY)
     nodes: list[ir.Node] = []
     copied: set[str] = set()
@@ -43,10 +55,11 @@ def offer(
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
             nodes.append(_from_memory(node) if isinstance(node, ir.Product) else node)
             continue
-        if not prologues:
+        if not how.prologues:
             node = _from_memory(node)
         elif isinstance(node, ir.Contraction):
-            node = _with_operands(graph, node, makers, demands)
+            node, made = scales.without(_with_operands(graph, node, makers, how.demands))
+            nodes += made
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
         if isinstance(node, ir.Contraction) and tiles.copies.get(node.out):
@@ -61,8 +74,8 @@ def offer(
         nodes += [*own, *joining]
         for one in own:
             _make_accumulators(graph, one)
-    nodes, held = whole_rows(graph, computed_twice(graph, nodes, tiles), tiles)
-    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes), held
+    nodes, held = whole_rows(graph, computed_twice(graph, _needed(graph, nodes), tiles), tiles)
+    return _needed(graph, tile_reductions(graph, nodes, tiles) if taken else nodes), held, scales.verdicts
 
 
 def _make_accumulators(graph: ir.Graph, node: ir.Product) -> None:

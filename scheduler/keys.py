@@ -90,7 +90,8 @@ class _Description:
         stores = tuple(self._classes(e, self.graph.buffers[s.outs[0]].dtype) for e in s.store) if any(s.stored) else ()
         values = tuple(self._number(v) for v in (s.value, *s.factors, *([] if s.mask is None else [s.mask])))
         rounded = tuple(map(str, s.operands))
-        return s.kind, s.op, outs, kinds, s.stored, stores, values, s.mask is None, rounded, repr(s.arguments)
+        form = (s.kind, s.op, outs, kinds, s.stored, stores, values, s.mask is None, rounded, repr(s.arguments))
+        return (*form, s.unscaled) if any(s.unscaled) else form  # the library needs another kernel
 
     def _number(self, root: Value) -> int:
         for value in vs.topological([root], through_indices=False):

@@ -14,7 +14,7 @@ from kgen.scheduler.batch import batch
 from kgen.scheduler.buckets import Best, forget_first_sizes
 from kgen.scheduler.choose import Given, best, choose_template, demanded, part_blocks, problems, product_of, products_of
 from kgen.scheduler.columns import Setting, carry_columns
-from kgen.scheduler.contractions import items_of, offer
+from kgen.scheduler.contractions import Operands, items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.fused_calls import kept_apart, usable, verdicts, with_fused_calls
@@ -60,6 +60,7 @@ class Options:
     oracle: Oracle | None = None  # knows measured times
     stable: bool = False  # these never change results
     prologues: bool = True  # operands may be computed in a product's kernel
+    scales: bool = True  # and scaled behind its sum
     siblings: bool = True  # what needs nothing of each other may share a kernel
     joint: bool = True  # products too, with an operand in common
     twice: bool = True  # products may be computed again for what needs their elements and reductions of these
@@ -340,18 +341,19 @@ def _attempt(graph: ir.Graph, known: _Known, options: Options, apart: frozenset[
     """A schedule without a memory plan, in which templates are to compute what they may; the library computes the products in
     `apart` without what follows."""
     taken = known.offered | known.tiles.twice
+    how = Operands(options.demands, options.prologues, options.scales)
     nodes = graph.nodes
     refused: list[Verdict] = []
     if options.fusion:
         graph.nodes, refused = in_slices(graph, taken, known.tiles)
     sliced = tuple(n.out for n in nodes if isinstance(n, ir.Pointwise) and graph.buffers[n.out].parts)
     try:
-        offered, held = offer(graph, taken, known.tiles, options.demands, options.prologues)
+        offered, held, scaled = offer(graph, taken, known.tiles, how)
         graph.nodes = with_fused_calls(offered, apart)
         result = _scheduled(graph, options, known, held)
     finally:
         made, graph.nodes = graph.nodes, nodes
-    result.verdicts += verdicts(made, graph) + refused
+    result.verdicts += [*scaled, *verdicts(made, graph), *refused]
     result.extra["slices"] = sliced
     return result
 

@@ -181,8 +181,9 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
         assert node.operands is not None
         kinds = (node.operands, node.operands)
         return Statement(
-            "contraction", item.outs, item.value, item.store, True, section, flags, "sum", factors=item.factors, operands=kinds
-        )
+            "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
+            factors=item.factors, operands=kinds, unscaled=node.unscaled,
+        )  # fmt: skip
     if isinstance(node, ir.Operation):
         return Statement(
             "contraction", item.outs, item.value, item.store, True, section, flags, node.operator,

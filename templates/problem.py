@@ -66,7 +66,8 @@ class Device:
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """An operand of a problem. `dtype` is the type in which it is multiplied; `load` the load that it is, if it is one and
-    nothing else, of that very type. `loops` are those of each of its axes: one, wherever memory allows."""
+    nothing else, of that very type. `loops` are those of each of its axes: one, wherever memory allows. If scales of it are
+    part of the epilogue, `unscaled` products would read it from the kernel that scales it."""
 
     name: str
     axes: tuple[str, ...]
@@ -74,6 +75,7 @@ class Input:
     dtype: torch.dtype
     load: Value | None
     loops: Mapping[str, tuple[Var, ...]]
+    unscaled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,12 @@ class Problem:
 
     def _inputs(self, product: Statement) -> dict[str, Input]:
         values = (product.value, *product.factors)
-        operands = zip(self.template.operands.items(), values, product.operands, strict=True)
-        return {name: self._input(name, operand.axes, value, dtype) for (name, operand), value, dtype in operands}
+        unscaled = product.unscaled or (0,) * len(values)
+        operands = zip(self.template.operands.items(), values, product.operands, unscaled, strict=True)
+        return {
+            name: replace(self._input(name, operand.axes, value, dtype), unscaled=count)
+            for (name, operand), value, dtype, count in operands
+        }
 
     def _input(self, name: str, axes: tuple[str, ...], value: Value, dtype: torch.dtype) -> Input:
         """The operand with the loops of an axis joined where it walks through memory as if they were one: what the epilogue
@@ -508,7 +514,7 @@ def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Stat
         exchange = not common[single]
     if not exchange:
         return kernel
-    new = {id(s): replace(s, value=s.factors[0], factors=(s.value,)) for s in main}
+    new = {id(s): replace(s, value=s.factors[0], factors=(s.value,), unscaled=s.unscaled[::-1]) for s in main}
     return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
 
 

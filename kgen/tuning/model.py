@@ -108,8 +108,9 @@ def vendor_seconds(problem: Problem) -> float:
         again = count * result if device.kind == "cuda" else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
-        if read.load is None:
-            total += (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
+        if read.load is None or read.unscaled:
+            apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
+            total += apart / max(1, read.unscaled)
     return total + sums_seconds(problem)
 
 
