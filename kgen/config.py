@@ -27,7 +27,7 @@ ISAS = ("avx512", "avx2", "generic")
 class Config:
     """Options of one compilation; every field is also a valid key of `options=`.
 
-    `numerics`: fast keeps float32 inside a kernel for 16-bit types; eager rounds after each operation as eager does; stable
+    `numerics`: fast keeps float32 inside a kernel for 16-bit types, and scales sums instead of their terms; eager rounds after each operation as eager does; stable
     also fixes the order of reductions so that results do not depend on tuning. `fallback` names operators (`aten.mm`, or
     `all`) that run in eager.
 

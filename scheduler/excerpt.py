@@ -71,7 +71,7 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
         if isinstance(node, ir.Contraction) and node.out in wanted:
             wanted |= {load.attr[0] for load in vs.loads(node.stored)}
     kept = [node for node in graph.nodes if wanted & set(ir.outs(node))]
-    makers = {name for node in kept if isinstance(node, ir.Contraction) for name in _stored(node)}
+    makers = {name for node in kept if isinstance(node, ir.Contraction) for name in _stored(node)} - _read(step)
     nodes = [
         n
         for n in kept
@@ -104,6 +104,11 @@ def _unfolded(graph: ir.Graph, node: ir.Node, made: set[str]) -> ir.Node:
 
 def _stored(node: ir.Contraction) -> set[str]:
     return {load.attr[0] for load in vs.loads(node.stored)}
+
+
+def _read(step: Launch) -> set[str]:
+    """What the step reads as the library call does."""
+    return {load.attr[0] for s in step.statements for load in vs.loads(s.roots)}
 
 
 def _reads(node: ir.Node) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ With ``numerics="stable"`` or ``"eager"`` the program's order of multiplications
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -40,6 +40,8 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.ir import Buffer, Origin
+from kgen.scheduler.dependencies import overwritten
+from kgen.scheduler.memory import root
 from kgen.values import Value
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -137,7 +139,7 @@ class _Operand:
 
     rest: Value
     scale: Value
-    origin: Origin = Origin()
+    operators: tuple[str, ...] = ()
     shared: int = 1
 
 
@@ -157,6 +159,7 @@ class Scales:
     made: dict[Value, str] = field(default_factory=dict)
     dispensable: dict[str, bool] = field(default_factory=dict)  # whether nobody needs a scaled operand in memory
     kept: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)  # storages that some node writes to
 
     def __post_init__(self) -> None:
         self.kept = ir.visible(self.graph)
@@ -165,6 +168,7 @@ class Scales:
                 self.makers |= dict.fromkeys(ir.outs(node), node)
             if isinstance(node, ir.Reduction) and node.op == "sum":
                 self.sums.add(_form(node.value))
+            self.changed.update(root(self.graph, name) for name in overwritten(node))
             for name in ir.reads(node):
                 self.readers.setdefault(name, []).append(node)
 
@@ -173,7 +177,9 @@ class Scales:
         assert node.operands is not None
         if not node.operands.is_floating_point or any(ix.lower_bound(v.extent) < 1 for v in node.reduced):
             return node, []
-        operands, scales, shared, nodes = [node.lhs, node.rhs], [], [0, 0], []
+        operands, shared = [node.lhs, node.rhs], [0, 0]
+        scales: list[Value] = []
+        nodes: list[ir.Node] = []
         origin = node.origin
         for k in range(2):
             found = self._operand(node, k)
@@ -182,14 +188,15 @@ class Scales:
                     outcome = Outcome.UNPROFITABLE if found in _DEAR else Outcome.ILLEGAL
                     self.verdicts.append(Verdict(node.out, _SIDES[k], outcome, found))
                 continue
-            wanted = any(d.wanted and d.between(found.origin.operators, node.origin.operators) for d in self.demands)
+            operators = (*found.operators, *node.origin.operators)
+            wanted = any(d.wanted and d.between(operators, operators) for d in self.demands)
             scale, made = (found.scale, []) if wanted else self._beside_statistics(found.scale)
             if vs.total_cost([scale]) > SCALE and not wanted:
                 self.verdicts.append(Verdict(node.out, _SIDES[k], Outcome.UNPROFITABLE, Reason.EXPENSIVE))
                 continue
             operands[k], shared[k], nodes = found.rest, found.shared, [*nodes, *made]
             scales.append(scale)
-            origin = found.origin.joined(origin)
+            origin = Origin(found.operators).joined(origin)
             self.verdicts.append(Verdict(node.out, _SIDES[k], Outcome.FUSED, Reason.SCALE_LEAVES))
         if not scales:
             return node, []
@@ -236,7 +243,7 @@ class Scales:
             self.dispensable[name] = name not in self.kept and all(self._can_do_without(one, maker) for one in readers)
         if not self.dispensable[name]:
             return Reason.SCALE_NEEDED
-        return replace(found, origin=Origin(maker.origin.operators), shared=len(readers))
+        return replace(found, operators=maker.origin.operators, shared=len(readers))
 
     def _can_do_without(self, reader: ir.Node, maker: ir.Pointwise) -> bool:
         """Whether a node is a product which a template may compute from the operand without scales."""
@@ -256,17 +263,21 @@ class Scales:
         place: dict[Atom, Expr] = dict(zip(maker.vars, value.attr[1], strict=True))
         kind = self.graph.buffers[maker.out].dtype
         found = self._apart(node, vs.cast(vs.substitute(maker.value, place), kind))
-        if isinstance(found, _Operand) and not _is_plain(found.rest, node.operands):
-            return Reason.SCALE_REMAINS
-        return found
+        if not isinstance(found, _Operand):
+            return found
+        if any(root(self.graph, load.attr[0]) in self.changed for load in vs.loads([maker.value])):
+            return Reason.MUTATION  # the product may run after that
+        return found if _is_plain(found.rest, node.operands) else Reason.SCALE_REMAINS
 
     # ---- scales ---------------------------------------------------------------------------------------------------------
 
     def _beside_statistics(self, scale: Value) -> tuple[Value, list[ir.Node]]:
         """A scale that is computed from results of reductions, as a node over their loops: it joins their kernel, and epilogues
         stay short. Other scales are left as they are."""
-        loads = [load for load in vs.loads([scale]) if isinstance(self.makers.get(load.attr[0]), ir.Reduction)]
-        if scale.op == "load" or not loads or any(load.args for load in loads) or len({load.attr[1] for load in loads}) > 1:
+        every = vs.loads([scale])
+        loads = [load for load in every if isinstance(self.makers.get(load.attr[0]), ir.Reduction)]
+        apart = any(load.args for load in loads) or len({load.attr[1] for load in loads}) != 1
+        if scale.op == "load" or apart or any(root(self.graph, load.attr[0]) in self.changed for load in every):
             return scale, []
         index = loads[0].attr[1]
         source = self.graph.buffers[loads[0].attr[0]]
@@ -278,7 +289,7 @@ class Scales:
 
         [value] = vs.replace_loads([scale], moved)
         plain = {e.atom(): v for e, v in zip(index, here, strict=True) if isinstance(e.atom(), Var)}
-        value = vs.substitute(value, plain)  # type: ignore[arg-type]
+        value = vs.substitute(value, plain)
         if not value.variables() <= set(loops):
             return scale, []
         nodes: list[ir.Node] = []
@@ -300,4 +311,4 @@ def _form(value: Value) -> tuple[object, ...]:
     return tuple((v.op, v.attr[0] if v.op == "load" else repr(v.attr)) for v in vs.by_place([value]))
 
 
-__all__: Iterable[str] = ["Parts", "Scales", "parts_of"]
+__all__ = ["Parts", "Scales", "parts_of"]

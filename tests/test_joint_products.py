@@ -140,7 +140,7 @@ def chained(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def changed_between(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     first = x @ w
-    x.mul_(0.5)
+    x.add_(0.5)
     return first, x @ v
 
 

@@ -260,6 +260,8 @@ PROLOGUES: tuple[Fusion, ...] = (
            operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3)), fits=_pairs_of_rows),
     Fusion("dequantised from int8", _with_right(lambda b, kind, scale: b.to(kind) * scale), _scales(50, _last), operands=_bytes,
            fits=_two),
+    Fusion("dequantised element by element", _with_right(lambda b, kind, scale: b.to(kind) * scale),
+           lambda s: (Spec(s.right, s.dtype, scale=50**-1),), operands=_bytes, fits=_two),
     Fusion("dequantised from 4 bits", _with_right(lambda b, kind, scale: _unpacked(b).to(kind) * scale), _scales(5, _last),
            operands=_half_bytes, fits=_even),
     Fusion("int8, scaled behind", _scaled_behind, _scales(50, lambda s: s.columns), operands=_bytes, fits=_two),
