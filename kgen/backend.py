@@ -122,7 +122,7 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
         raise errors.FreezingInTraining()
     if "all" in config.fallback:
         return gm, info
-    gm, freezing = freeze(gm, info.static_inputs)
+    gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
 
 

@@ -27,9 +27,9 @@ ISAS = ("avx512", "avx2", "generic")
 class Config:
     """Options of one compilation; every field is also a valid key of `options=`.
 
-    `numerics`: fast keeps float32 inside a kernel for 16-bit types, and scales sums instead of their terms; eager rounds after each operation as eager does; stable
-    also fixes the order of reductions so that results do not depend on tuning. `fallback` names operators (`aten.mm`, or
-    `all`) that run in eager.
+    `numerics`: fast keeps float32 inside a kernel for 16-bit types, and scales sums of products instead of their terms; eager
+    rounds after each operation as eager does; stable also fixes the order of reductions so that results do not depend on
+    tuning. `fallback` names operators (`aten.mm`, or `all`) that run in eager.
 
     Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and products are
     library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is

@@ -26,6 +26,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from kgen.fold_weights import fold_weights
 from kgen.operators import is_pure
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -49,9 +50,15 @@ class Freezing:
     verdicts: tuple[Verdict, ...] = field(default=())
 
 
-def freeze(gm: GraphModule, static: frozenset[int]) -> tuple[GraphModule, Freezing]:
+def freeze(gm: GraphModule, static: frozenset[int], scales: bool = True) -> tuple[GraphModule, Freezing]:
     """The graph with constants as further inputs, and where these come from. `static` are the positions of inputs that belong
-    to the module."""
+    to the module. With `scales` weights of norms become part of the matrices behind them."""
+    if scales:
+        nodes: list[Node] = list(gm.graph.nodes)
+        inputs, written = [n for n in nodes if n.op == "placeholder"], set(_written(nodes))
+        gm = fold_weights(
+            gm, frozenset(n.name for k, n in enumerate(inputs) if k in static and _is_plain(n) and n not in written)
+        )
     return _Split(gm, static).run()
 
 

@@ -527,3 +527,54 @@ def test_on_a_gpu(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layers[0].t0.mul_(2)
     with pytest.warns(UserWarning, match="promised not to change"):
         agree(runs[0](x).clone(), layers[0](x))
+
+
+# ---- weights of norms -------------------------------------------------------------------------------------------------------
+
+
+def normalised(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.rms_norm(x, (x.shape[-1],), g), w)
+
+
+def weighted_last(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return F.linear(g * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype), w)
+
+
+def gated(x: Tensor, g: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    y = F.rms_norm(x, (x.shape[-1],), g)
+    return F.silu(F.linear(y, w)) * F.linear(y, v)
+
+
+def weights_in_kernels(found: Record) -> bool:
+    """Whether some product's operand is computed."""
+    mains = [s for step in found.plan.kernels for s in step.statements if s.kind == "contraction"]
+    assert mains
+    return any(value.op != "load" for s in mains for value in (s.value, *s.factors))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, bf])
+@pytest.mark.parametrize("fn", [normalised, weighted_last, gated])
+def test_weights_of_norms_become_part_of_matrices(fn: Callable[..., Tensor], kind: torch.dtype) -> None:
+    more = [r(64, 48, dtype=kind, seed=k) for k in range(2 if fn is gated else 1)]
+    found = check(fn, (r(2, 35, 48, dtype=kind),), r(48, dtype=kind).abs(), *more)
+    assert not weights_in_kernels(found)
+    assert len(found.plan.kernels) == 2
+
+
+@pytest.mark.parametrize("how", ["another reader", "bytes", "float16", "stable", "an argument"])
+def test_weights_that_stay_with_rows(how: str) -> None:
+    """Of rows that something else needs, matrices that are read in another form, and where the order is the program's."""
+    kind = torch.float16 if how == "float16" else torch.float32
+
+    def fn(x: Tensor, g: Tensor, w: Tensor) -> Any:
+        y = F.rms_norm(x, (48,), g)
+        z = F.linear(y, w.to(kind))
+        return (z, y) if how == "another reader" else z
+
+    x, g, w = r(70, 48, dtype=kind), r(48, dtype=kind), r(64, 48, dtype=i8 if how == "bytes" else kind)
+    options = {"numerics": "stable"} if how == "stable" else {}
+    args, tensors = ((x, g), (w,)) if how == "an argument" else ((x,), (g, w))
+    found = check(fn, args, *tensors, **options)
+    frozen = [v.producer for v in found.plan.verdicts if v.outcome is Outcome.FROZEN]
+    assert not any("mul" in one for one in frozen)
