@@ -17,7 +17,7 @@ from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Kernel, Statement
-from kgen.scheduler.choose import problems, products_of
+from kgen.scheduler.choose import problems
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
@@ -79,7 +79,7 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
     if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
         return {}
-    sources = _sources(kernel, sums[0], graph)
+    sources = [_buffer(value, graph) for value in (sums[0].value, *sums[0].factors)]
     if not any(sources) or sources[0] == sources[1]:
         return {}
     found: dict[str, Copies] = {}
@@ -110,9 +110,8 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
     verdicts: list[Verdict] = []
     for node in graph.nodes:
         if isinstance(node, ir.Contraction) and copies.get(node.out):
-            sides = zip((node.lhs, node.rhs), _SIDES[copies[node.out]], strict=True)
-            sources = [_source(value, graph) for value, side in sides if side]
-            found = [name for name in sources if name is not None and aligned_of(name) in made]
+            sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
+            found = [name for name in sources if aligned_of(name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
     return verdicts
 
@@ -123,28 +122,21 @@ def _estimates(found: Iterable[Problem]) -> list[float]:
 
 def _source(value: Value, graph: ir.Graph) -> str | None:
     """The buffer that an operand is, element by element, if its rows are no whole lines."""
+    name = _buffer(value, graph)
+    if name is None:
+        return None
+    pairs = [(e.atom(), size) for e, size in zip(value.attr[1], graph.buffers[name].sizes, strict=True) if size != 1]
+    whole = all(isinstance(v, ix.Var) and v.extent == size for v, size in pairs)
+    return name if whole and len({v for v, _ in pairs}) == len(pairs) else None
+
+
+def _buffer(value: Value, graph: ir.Graph) -> str | None:
+    """The buffer that an operand is read from as it is, if the rows of a copy would lie otherwise. Which of its elements are
+    read is not asked: a kernel's loops need not be the product's."""
     if value.op != "load" or value.args:
         return None
-    name, index, _ = value.attr
-    buffer = graph.buffers[name]
-    pairs = [(e.atom(), size) for e, size in zip(index, buffer.sizes, strict=True) if size != 1]
-    whole = all(isinstance(v, ix.Var) and v.extent == size for v, size in pairs)
-    if not whole or len({v for v, _ in pairs}) < len(pairs):
-        return None
-    return name if _straddles(buffer) and _aligned(buffer) is not None else None
-
-
-def _sources(kernel: Kernel, product: Statement, graph: ir.Graph) -> list[str | None]:
-    """The buffers that the operands of a kernel's product are, where copies would have other rows."""
-    out = products_of(kernel)[0]
-    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
-    if node is None:
-        return [None, None]
-    found: list[str | None] = []
-    for k, read in enumerate((product.value, *product.factors)):
-        possible = {_source(one[k], graph) for one in ((node.lhs, node.rhs), node.stored) if one}
-        found.append(next((load.attr[0] for load in vs.loads([read]) if load.attr[0] in possible), None))
-    return found
+    buffer = graph.buffers[value.attr[0]]
+    return buffer.name if _straddles(buffer) and _aligned(buffer) is not None else None
 
 
 def _straddles(buffer: ir.Buffer) -> bool:
