@@ -33,7 +33,8 @@ class Statement:
     each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these.
     A partial reduces a product's tile along the outer loops in `rank` (which counts their points), every `block` of them to one
     result; `store` begins with the number of the tile (`PART`), a variable that whoever emits the statement defines. A block
-    of 0 is still to be chosen."""
+    of 0 is still to be chosen. A scatter in the kernel of a product has a `rank` where points of its loops may hit one element:
+    these have to run in the order of their ranks."""
 
     kind: str
     outs: tuple[str, ...]
@@ -46,7 +47,7 @@ class Statement:
     mask: Value | None = None
     target: str | None = None
     axis: Var | None = None
-    rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point
+    rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point; scatter of a product: see above
     block: int = 0  # partial
     factors: tuple[Value, ...] = ()  # contraction: further operands
     operands: tuple[torch.dtype, ...] = ()

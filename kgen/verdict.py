@@ -85,6 +85,8 @@ class Reason(Enum):
     TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
     NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
+    NOT_IN_ORDER = "updates that may hit one element have to run in order, and the tiles of the product come in another one"
+    ORDER_DEAR = "in the order of its updates few threads can share the product: a kernel of their own is estimated to be faster"
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
     NOT_WHOLE = "no tile of the product holds the whole rows that are reduced and read again"
     PRODUCT_CHEAP = "computing the product a second time takes less than a trip of its result through memory"
@@ -126,6 +128,8 @@ CHANGES: dict[Reason, str] = {
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
     Reason.SIBLINGS_OFF: "set options={'siblings': True}",
+    Reason.NOT_IN_ORDER: "let the places of the updates depend on rows or on columns of the product, not on both",
+    Reason.ORDER_DEAR: "use fewer threads, or require_fused",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",
     Reason.UNKNOWN_SIZES: "compile with dynamic=False, or mark the dimensions static",

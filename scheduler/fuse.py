@@ -44,6 +44,7 @@ class Fuser:
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
+    apart: Mapping[str, Verdict] = field(default_factory=dict)  # why updates are not in a product's kernel, by their results
     unmet: list[tuple[FusionDemand, errors.FusionRequired]] = field(default_factory=list)  # what fusion alone has not done
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
@@ -142,6 +143,11 @@ class Fuser:
         if refused:
             self._say(a, b, *refused)
             return
+        if is_product(a) != is_product(b):
+            refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
+            if refused:
+                self._say(a, b, refused[0].outcome, refused[0].reason)
+                return
         flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
@@ -201,13 +207,14 @@ class Fuser:
         return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
 
     def _free(self, group: Group) -> Group:
-        """The group with the points of its updates in any order, where nothing else gives it an order, and the device keeps
-        none: then a product's tiles are as good a place for them as any."""
-        free = all(item.inner and (isinstance(item.node, ir.Scatter) or not item.in_order) for item in group.items)
-        if not group.inner or not free or group.device not in self.unordered:
+        """The group with the points of its updates as a product's tiles may run them, where nothing else gives it an order: on
+        a device that keeps one, each update says at which place a point has to come."""
+        any_order = group.device in self.unordered
+        free = all(item.inner and (not item.in_order or item.is_update or (any_order and isinstance(item.node, ir.Scatter))) for item in group.items)
+        if not group.inner or not free:
             return group
-        outer = group.outer + group.inner
-        items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
+        outer, rank = group.outer + group.inner, None if any_order else ix.position_in(group.inner)
+        items = [replace(i, outer=outer, inner=(), in_order=False, rank=rank if i.is_update else i.rank) for i in group.items]
         return replace(group, outer=outer, inner=(), members=Members.of(items))
 
     def _epilogue(

@@ -34,7 +34,7 @@ class Item:
     value: Value
     store: Index
     mask: Value | None = None
-    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index
+    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index; see kgen.plan.Statement
     in_order: bool = True  # some loop's points must run one after the other
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
@@ -52,6 +52,14 @@ class Item:
     def is_whole(self) -> bool:
         """Whether it reduces whole rows of a product, each of which is in one tile."""
         return isinstance(self.node, ir.Partial) and self.node.whole
+
+    @property
+    def is_update(self) -> bool:
+        """Whether it is a write that combines with what is there, under a mask, or at indices from data."""
+        if not isinstance(self.node, ir.Scatter):
+            return False
+        from_data = any(isinstance(a, ix.Indirect) for e in self.store for a in ix.free_atoms(e))
+        return self.node.mode != "set" or self.mask is not None or from_data
 
     @property
     def contracts(self) -> bool:
@@ -153,7 +161,15 @@ def _serial_variables(node: ir.Scatter) -> set[Var]:
             serial.add(v)
     if not serial and not _injective(node):
         serial = set(node.vars)
-    return serial
+    return {v for v in serial if not any(_of_one(e, v) for e in node.index)}
+
+
+def _of_one(expr: Expr, v: Var) -> bool:
+    """Whether an index depends on `v` and nothing else, so that elements at distinct values of it are distinct."""
+    if any(isinstance(a, Var | ix.Indirect) and a is not v for a in ix.free_atoms(expr)):
+        return False
+    stride = ix.stride_of(expr, v)
+    return stride is not None and bool(stride.terms)
 
 
 def _plain(expr: Expr) -> bool:

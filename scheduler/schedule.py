@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
 from kgen import index as ix
-from kgen.plan import Call, Kernel, Schedule, Step, members
+from kgen.plan import Batch, Call, Kernel, Schedule, Step, members
 from kgen.scheduler import aligned, cost
 from kgen.scheduler.alike import once, remembering
 from kgen.scheduler.batch import batch
@@ -37,6 +37,7 @@ from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
 from kgen.scheduler.tiles import Gpu
 from kgen.scheduler.trials import Pricing, Trial, judged, trial_of
 from kgen.scheduler.twice import computations, second_of, stored
+from kgen.scheduler.updates import refused_updates, why_updates_apart
 from kgen.scheduler.workspaces import provide_workspaces
 from kgen.sizes import Sizes
 from kgen.templates import registry
@@ -146,7 +147,11 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             if not refused:
                 result.verdicts += aligned.said(known.tiles.copies, graph, {out for s in result.steps for out in writes(s)})
                 return _finished(result, refusals, options)
-        answers = {out: one for out, one in answers.items() if refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))}
+        changed = {verdict.producer for verdict in refused_updates(refused).values()}
+        answers = {
+            out: one for out, one in answers.items()
+            if out not in changed and refused.keys().isdisjoint((refusal_of(out), sums_refusal(out)))
+        }  # fmt: skip
         answers |= {out: answer for out, answer in settled.items() if second_of(out) in refused}
         refusals += refused.values()
         known = known.after(refused, blocks, cuts, copies)
@@ -169,6 +174,7 @@ class _Known:
     offered: frozenset[str]
     single: frozenset[str] = frozenset()
     tiles: Tiles = field(default_factory=Tiles)
+    apart: Mapping[str, Verdict] = field(default_factory=dict)  # updates that no product's kernel has, by their results
 
     def after(
         self, refused: Mapping[str, Verdict], blocks: Mapping[str, int], cuts: Mapping[str, int], copies: Mapping[str, str]
@@ -182,7 +188,7 @@ class _Known:
         twice = frozenset(out for out in self.tiles.twice if second_of(out) not in gone)
         copies = {**self.tiles.copies, **copies}
         tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice, copies)
-        made = _Known(self.offered - gone, self.single | apart, tiles)
+        made = _Known(self.offered - gone, self.single | apart, tiles, {**self.apart, **refused_updates(refused)})
         if made == self:
             raise errors.NoProgress(refused=", ".join(refused) or "nothing")
         return made
@@ -260,6 +266,10 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     refused: dict[str, Verdict] = {}
     whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
     for k, step in enumerate(plan.steps):
+        if isinstance(step, Batch) and step.members[0].contracts:
+            for one in step.members:
+                device = options.device(plan.graph, product_of(one))
+                refused |= why_updates_apart(one, one, plan.graph, device, Given(options.demands, options.only, stable=options.stable))
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
@@ -267,8 +277,11 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
         vendor, known = out not in whole and out not in twice, answers.get(whole.get(out, out), {})
         given = Given(options.demands, options.only, vendor, known, options.stable)
         chosen = choose_template(step, plan.graph, device, given)
+        updates_apart = why_updates_apart(step, chosen, plan.graph, device, given)
         apart = why_apart(step, chosen, plan.graph, device, given)
-        if apart is not None:
+        if updates_apart:
+            refused |= updates_apart
+        elif apart is not None:
             refused[sums_refusal(out)] = apart
         elif isinstance(chosen, Kernel):
             plan.steps[k] = chosen
@@ -375,8 +388,9 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
     fuser = Fuser(
-        graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered
-    )
+        graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered,
+        known.apart,
+    )  # fmt: skip
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kgen import index as ix
 from kgen import ir, ops
 from kgen import values as vs
-from kgen.index import Indirect, Var, free_atoms
+from kgen.index import Var
 from kgen.plan import PART, Kernel, Statement
 from kgen.scheduler.cost import LIMITS, Limits
 from kgen.scheduler.items import Group, Item
@@ -199,11 +199,11 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
             "scan", node.outs, item.value, item.store, bool(item.inner), section, flags, node.op, axis=axis, rank=item.rank
         )
     if isinstance(node, ir.Scatter):
-        plain = node.mode == "set" and item.mask is None
-        kind = "pointwise" if plain and not _indirect(item) else "scatter"
+        kind = "scatter" if item.is_update else "pointwise"
         return Statement(
-            kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target
-        )
+            kind, (node.out,), item.value, item.store, bool(item.inner), section, (True,), node.mode, item.mask, node.target,
+            rank=item.rank,
+        )  # fmt: skip
     return Statement("pointwise", (node.out,), item.value, item.store, bool(item.inner), section, flags)
 
 
@@ -218,10 +218,6 @@ def _partial(item: Item, node: ir.Partial, section: int, flags: tuple[bool, ...]
     [value] = vs.replace_loads([item.value], of_this_tile)
     block = node.block if node.fixed else 0
     return Statement("partial", node.outs, value, store, False, section, flags, node.op, rank=item.rank, block=block)
-
-
-def _indirect(item: Item) -> bool:
-    return any(isinstance(a, Indirect) for e in item.store for a in free_atoms(e))
 
 
 def _name(items: list[Item]) -> str:

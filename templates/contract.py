@@ -78,11 +78,13 @@ class Operand:
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
     an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "fetched",
-    what it reads moves by "tma", and what it writes by pointers, of rows that warps share."""
+    what it reads moves by "tma", and what it writes by pointers, of rows that warps share. In C++ an `ordered` one is stored in
+    order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
     many: bool = False
+    ordered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool 
     return Operand(axes, access, many, sums, packs)
 
 
-def result(*axes: str, access: str = "pointer", many: bool = False) -> Result:
+def result(*axes: str, access: str = "pointer", many: bool = False, ordered: bool = False) -> Result:
     """A result over the named axes, outermost first."""
-    return Result(axes, access, many)
+    return Result(axes, access, many, ordered)
 
 
 def knob(*values: Any) -> Knob:

@@ -228,6 +228,18 @@ class Problem:
         return any(s.kind == "partial" for s in self.epilogue)
 
     @cached_property
+    def updates(self) -> tuple[Statement, ...]:
+        """Updates of the epilogue that may hit one element twice, where the device runs them in order."""
+        return tuple(s for s in self.epilogue if s.kind == "scatter" and s.rank is not None)
+
+    @cached_property
+    def in_order(self) -> tuple[str, ...]:
+        """Axes of the result along which updates may hit one element twice, outermost first: of points that differ in nothing
+        else, the first one is stored first."""
+        found: set[Atom] = set().union(*(ix.free_atoms(s.rank) for s in self.updates if s.rank is not None))
+        return tuple(a for a in self.template.implements.results[0] if not found.isdisjoint(self.loops[a]))
+
+    @cached_property
     def accumulator(self) -> torch.dtype:
         """The type in which products are added up."""
         return self.graph.buffers[self.main.outs[0]].dtype
@@ -415,7 +427,8 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
         return problem
     reasons = (_part(s, problem) for s in problem.epilogue if s.kind == "partial")
     beside = (_no_sum(one, problem) for one in problem.side_sums)
-    return next((reason for reason in (*reasons, *beside) if isinstance(reason, str)), problem)
+    updates = (_no_order(s, problem) for s in problem.updates)
+    return next((reason for reason in (*reasons, *beside, *updates) if isinstance(reason, str)), problem)
 
 
 def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
@@ -468,6 +481,20 @@ def _no_sum(one: SideSum, problem: Problem) -> str | None:
         return "without a tile of the result nothing makes the sums"
     kept = [v for axis in operand.axes if axis in results for v in problem.loops[axis]]
     return None if value.variables().issuperset(kept) else f"{one.operand} repeats along what its sums are of"
+
+
+def _no_order(s: Statement, problem: Problem) -> str | None:
+    """Why a template cannot run the updates of an element in order."""
+    template = problem.template
+    axes = template.implements.results[0]
+    if not all(one.ordered for one in template.results.values()):
+        return "it stores its tiles in no order, and updates of one element have one"
+    apart = [axis for axis in problem.in_order if axis not in template.implements.batch]
+    if len(apart) > 1:
+        return f"updates along both {' and '.join(apart)} may hit one element, and threads share one of these axes"
+    assert s.rank is not None
+    loops = [v for axis in axes for v in problem.loops[axis] if v in ix.free_atoms(s.rank)]
+    return None if s.rank is ix.position_in(loops) else "its tiles come in another order than the updates"
 
 
 def _part(s: Statement, problem: Problem) -> Part | str:

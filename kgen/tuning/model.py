@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.tuning.unusable import usable
@@ -124,6 +125,15 @@ def sums_seconds(problem: Problem) -> float:
         launches = 2 if device.kind == "cuda" and kept < SUMS_OF_PROGRAM * device.processors else 1
         total += problem.bytes_read(one.operand) / (device.bandwidth * STREAM_RATE) + launches * LAUNCH[device.kind]
     return total
+
+
+def updates_seconds(problem: Problem) -> float:
+    """The time of a kernel of its own for the updates that the product's kernel makes as well: what the product leaves, they
+    find in the cache."""
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    read = {load.attr[0] for s in problem.updates for load in vs.loads(s.roots)} - made
+    moved = sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in {*read, *(s.outs[0] for s in problem.updates)})
+    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
 
 
 def cut_seconds(problem: Problem, parts: int, tile: int) -> float:

@@ -8,6 +8,8 @@ What it weighs, for m by k times k by n:
 - Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
   and k is long, the sum over k is shared out too.
 - A rectangle of several products with a joint epilogue holds the results of all of them.
+- Where results are stored in order along rows (or columns), threads share columns (or rows) alone. Low rectangles mean that
+  columns are packed more often, so each thread gets fewer then.
 - Up to 16 rows the product is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
 """
 
@@ -29,6 +31,7 @@ _RESULT_BYTES = 576 << 10
 _ROW_UNIT = 48  # rows are cut at multiples of it
 _TILE_ROWS = 528
 _TASKS = 4  # rectangles that a thread should get, where there are enough results
+_ROW_TASKS, _LOW_ROWS = 2, 96  # where threads share rows alone: rows of rectangles for each, and the fewest in a rectangle
 _PAIRED = (torch.bfloat16, torch.int8, torch.uint8)  # two to a word
 
 
@@ -50,19 +53,26 @@ class Blocking:
         )
 
 
-def choose_blocking(size: tuple[int, int, int], dtype: torch.dtype, isa: str, threads: int, rights: int = 1) -> Blocking:
+def choose_blocking(
+    size: tuple[int, int, int], dtype: torch.dtype, isa: str, threads: int, rights: int = 1, order: str = ""
+) -> Blocking:
     """The blocking for a `size` of m, n and k: m by k times `rights` matrices of k by n of `dtype`; for dynamic sizes, of their
-    hints: any blocking is right for any size.
+    hints: any blocking is right for any size. `order` is the axis along which results are stored in order, so that threads
+    share the other one alone.
 
     `few_rows` is 0 where m and n are larger: a caller whose m or n may also be small sets it to FEW_ROWS."""
     m, n, k = size
     word = 8 if dtype in (torch.float64, torch.int64) else 4
     panel = 2 * max(_REGISTER[isa] // word, 4)
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
-    tile_rows = _cut(m, min(_TILE_ROWS, _PACKED_ROWS_BYTES // (word * words)), _ROW_UNIT)
+    highest = min(_TILE_ROWS, _PACKED_ROWS_BYTES // (word * words))
+    if order == "n" and threads > 1:
+        highest = min(highest, max(_LOW_ROWS, -(-m // (_ROW_TASKS * threads))))
+    tile_rows = _cut(m, highest, _ROW_UNIT)
     rows = tile_rows * max(1, min(-(-m // tile_rows), _PACKED_ROWS_BYTES // (word * words * tile_rows), 4))
     widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))
-    wanted = -(-n * -(-m // tile_rows) // (_TASKS * threads))  # columns that leave each thread several rectangles
+    shared = 1 if order == "m" else -(-m // tile_rows)
+    wanted = -(-n * shared // (_TASKS * threads)) if order != "n" else n  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)
     tiles = max(1, -(-m // tile_rows) * -(-n // tile_columns))
     parts = min(-(-threads // tiles), words // (2 * DEPTH)) if tiles < threads else 1

@@ -12,7 +12,7 @@ import torch
 
 from kgen.templates.contract import Config
 from kgen.templates.cpp import packing
-from kgen.templates.cpp.blocking import Blocking, choose_blocking
+from kgen.templates.cpp.blocking import FEW_ROWS, Blocking, choose_blocking
 from kgen.templates.problem import Problem
 
 # Seconds: starting the kernel, and packing and storing what there is at least.
@@ -40,11 +40,14 @@ def seconds(problem: Problem, config: Config) -> float:
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
     compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
-    if not few and not (problem.static("m") and problem.static("n")):
+    if few:
+        alone = problem.device.processors if _one_thread(problem) else 1
+        return START + writing + max(compute, sum(reading.values())) * alone
+    if problem.in_order or not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)
     if ready:  # what is packed comes from memory while it is multiplied
         return START + writing + max(compute, reading["B"]) + reading["A"]
-    return START + writing + (max(compute, sum(reading.values())) if few else compute + sum(reading.values()))
+    return START + writing + compute + sum(reading.values())
 
 
 def packed(problem: Problem) -> bool:
@@ -54,28 +57,46 @@ def packed(problem: Problem) -> bool:
 
 def rule(problem: Problem) -> Blocking:
     """The cut that the rule makes at the hints."""
-    b, m, n, k = (problem.size(axis) for axis in "bmnk")
-    device = problem.device
-    return choose_blocking((m, n, k), problem.main_dtype, device.isa, _threads(b, device.processors), len(problem.members))
+    return _rule(problem, problem.in_order)
 
 
-def _threads(batch: int, processors: int) -> int:
+def _rule(problem: Problem, in_order: tuple[str, ...]) -> Blocking:
+    """Were results stored in order along these axes."""
+    size, isa = (problem.size("m"), problem.size("n"), problem.size("k")), problem.device.isa
+    order = next((axis for axis in "mn" if axis in in_order), "")
+    return choose_blocking(size, problem.main_dtype, isa, _threads(problem, in_order), len(problem.members), order)
+
+
+def _threads(problem: Problem, in_order: tuple[str, ...]) -> int:
     """Threads that share one matrix product."""
-    return 1 if batch >= processors else processors
+    processors = problem.device.processors
+    return 1 if problem.size("b") >= processors and "b" not in in_order else processors
 
 
 def _excess(problem: Problem, config: Config) -> float:
-    """How many times longer the products take than with the rule's cut: a cut made for another length of a dynamic axis packs
-    columns more often, or leaves threads idle."""
+    """How many times longer the products take than with the rule's cut, in any order: a cut made for another length of a
+    dynamic axis packs columns more often, or leaves threads idle, and so does an order."""
     own = Blocking(config.ROWS, config.BLOCK_M, config.BLOCK_N, config.PARTS)
-    return max(1.0, _effort(problem, own) / _effort(problem, rule(problem)))
+    return max(1.0, _effort(problem, own, problem.in_order) / _effort(problem, _rule(problem, ()), ()))
 
 
-def _effort(problem: Problem, cut: Blocking) -> float:
+def _effort(problem: Problem, cut: Blocking, in_order: tuple[str, ...]) -> float:
     """What the thread with most rectangles does, in a unit of the problem's."""
     b, m, n = (problem.size(axis) for axis in "bmn")
+    threads = _threads(problem, in_order)
     rows = min(cut.rows, m)
     tile_rows, tile_columns = min(cut.tile_rows, rows), min(cut.tile_columns, n)
-    tasks = math.ceil(rows / tile_rows) * math.ceil(n / tile_columns) * cut.parts
-    rounds = math.ceil(m / rows) * math.ceil(tasks / _threads(b, problem.device.processors))
-    return rounds * tile_rows * tile_columns / cut.parts * (1 + PACKED_ROWS / tile_rows)
+    down, across = math.ceil(rows / tile_rows), math.ceil(n / tile_columns)
+    tasks, each = down * across * cut.parts, 1 / cut.parts
+    if cut.parts == 1 and "m" in in_order:
+        tasks, each = across, down
+    elif cut.parts == 1 and "n" in in_order:
+        tasks, each = down, across
+    products = b if threads > 1 or "b" in in_order else math.ceil(b / problem.device.processors)
+    rounds = products * math.ceil(m / rows) * math.ceil(tasks / threads)
+    return rounds * each * tile_rows * tile_columns * (1 + PACKED_ROWS / tile_rows)
+
+
+def _one_thread(problem: Problem) -> bool:
+    """Whether a few rows, or columns, are stored in the order of what threads would share."""
+    return ("n" if problem.size("m") <= FEW_ROWS else "m") in problem.in_order

@@ -20,6 +20,9 @@
 // by several threads at once, each for its own rectangles. Results do not depend on timing: a sum over k has a fixed order, given
 // by the sizes and the blocking alone.
 //
+// Where rows may go to one place (an update at indices from data), `columns<Order::down>(N, finish, w)` makes threads share columns
+// alone: each column gets its results from the first row to the last. `Order::along` is the same for the columns of a row.
+//
 // A right operand whose columns were packed before (`pack_columns`) is `Packed<float>{words, K}`: no call packs it again.
 //
 // `matmul(..., summed(x, end), ...)` also gives `end(m0, rows, sums)` the sums of x's rows over k, as numbers of the same type: all
@@ -64,11 +67,12 @@ class FewRowsProduct {
   }
 
   void run(int threads) {
+    if (all_.stores(Order::along)) threads = 1;  // what they share is columns
     const auto share = [&](int64_t n) {
       const int64_t wide = columns_at_once(), shares = threads * pieces(n, threads * wide);
       return round_up(pieces(n, shares), piece_ > 0 ? piece_ : 16);
     };
-    const auto tasks = [&](int64_t n) { return n > 0 ? pieces(n, share(n)) : 0; };
+    const auto tasks = [&](const Family<U>& family) { return family.n > 0 ? pieces(family.n, share(family.n)) : 0; };
     parallel_team(threads, [&] {
       [[maybe_unused]] const tiles_t<U> registers;
       int64_t columns = 0;
@@ -143,7 +147,7 @@ class FewColumns {
   using Acc = typename U::Acc;
 
  public:
-  explicit FewColumns(const Products<U>& all) : family_(all.families[0]), turned_{all.m, 1, {all.left}, this, store} {
+  explicit FewColumns(const Products<U>& all) : family_(all.families[0]), turned_{all.m, 1, {all.left}, this, store, turned(family_.order)} {
     products_ = {family_.n, all.k, family_.rights[0], &turned_, 1};
   }
   FewColumns(const FewColumns&) = delete;
@@ -155,6 +159,9 @@ class FewColumns {
 
  private:
   bool fits(int64_t few) const { return FewRowsProduct<U>::wanted(products_, few); }
+  static Order turned(Order order) {
+    return order == Order::down ? Order::along : order == Order::along ? Order::down : Order::none;
+  }
 
   // `tile` has the columns n0, ... as rows.
   static void store(const void* self, int64_t n0, int64_t m0, int64_t columns, int64_t rows, const Acc* tile, int64_t,
@@ -200,7 +207,7 @@ class PackedProduct {
   }
 
   void run(int threads) {
-    const int64_t words = rows_ * depths_ * kDepth<U>, tiles = all_.total([&](int64_t n) { return tiles_of(n, rows_); });
+    const int64_t words = rows_ * depths_ * kDepth<U>, tiles = tiles_of_all(rows_);
     const int64_t sums = all_.sums.store != nullptr ? round_up(rows_, kPackRows) * depths_ : 0;
     Rooms shared(scratch<0>(Rooms::bytes<Word>(words) + Rooms::bytes<Acc>(sums) +
                             (parts_ > 1 ? tiles * parts_ * sheets_ * sizeof(Acc) : 0)));
@@ -218,7 +225,7 @@ class PackedProduct {
  private:
   struct Tile {
     const Family<U>& family;
-    int64_t m, rows, n, columns;
+    int64_t m, rows, n, columns, number;
   };
   struct Room {
     Acc* results;
@@ -226,20 +233,39 @@ class PackedProduct {
     void* block;
   };
 
-  int64_t tiles_of(int64_t n, int64_t rows) const { return pieces(rows, tile_rows_) * pieces(n, tile_columns_); }
+  int64_t across(const Family<U>& family) const { return pieces(family.n, tile_columns_); }
+  int64_t tiles_of(const Family<U>& family, int64_t rows) const { return pieces(rows, tile_rows_) * across(family); }
+  int64_t tiles_of_all(int64_t rows) const {
+    return all_.total([&](const Family<U>& family) { return tiles_of(family, rows); });
+  }
+  // Tiles that one thread stores one after the other make a run: a column of them, a row, or a tile by itself.
+  int64_t runs_of(const Family<U>& family, int64_t rows) const {
+    if (family.order == Order::none) return tiles_of(family, rows);
+    return family.order == Order::down ? across(family) : pieces(rows, tile_rows_);
+  }
 
-  // Calls f(tile) for a tile of the products of `rows` rows.
+  // The tile that is `own` of the family's, for `rows` rows. All tiles have numbers, those of the first family first.
+  Tile tile_of(const Family<U>& family, int64_t own, int64_t rows) const {
+    const int64_t r = own / across(family) * tile_rows_, n = own % across(family) * tile_columns_;
+    for (const Family<U>* before = all_.families; before != &family; ++before) own += tiles_of(*before, rows);
+    return {family, r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, family.n - n), own};
+  }
+  // Calls f(tile) for each tile of a run of the products of `rows` rows, in order.
   template <class F>
-  void with_tile(int64_t number, int64_t rows, F f) {
-    all_.with(number, [&](int64_t n) { return tiles_of(n, rows); }, [&](const Family<U>& family, int64_t own) {
-      const int64_t across = pieces(family.n, tile_columns_), r = own / across * tile_rows_, n = own % across * tile_columns_;
-      f(Tile{family, r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, family.n - n)});
-    });
+  void each_of_run(const Family<U>& family, int64_t run, int64_t rows, F f) const {
+    const int64_t down = pieces(rows, tile_rows_), wide = across(family);
+    switch (family.order) {
+      case Order::none: return f(tile_of(family, run, rows));
+      case Order::down:
+        for (int64_t i = 0; i < down; ++i) f(tile_of(family, i * wide + run, rows));
+        return;
+      case Order::along:
+        for (int64_t j = 0; j < wide; ++j) f(tile_of(family, run * wide + j, rows));
+    }
   }
 
   // All columns of the results of rows m, ..., m + rows - 1.
   void some_rows(int64_t m, int64_t rows) {
-    const int64_t tiles = all_.total([&](int64_t n) { return tiles_of(n, rows); });
     const int64_t padded = round_up(rows, U::row_step);
     Rooms own(scratch<1>(Rooms::bytes<Acc>(sheets_) + Rooms::bytes<Word>(tile_columns_ * kDepth<U>) +
                          larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth))));
@@ -256,21 +282,28 @@ class PackedProduct {
     });
     team_wait();
     if (all_.sums.store != nullptr) store_sums(m, rows, chunks);
-    team_share(tiles * parts_, [&](int64_t task) {
-      const int64_t part = task % parts_;
-      with_tile(task / parts_, rows, [&](const Tile& tile) {
-        Acc* const to = parts_ > 1 ? partial_ + task * sheets_ : room.results;
-        for (int i = 0; i < tile.family.count; ++i) {
-          const Depths share{depths_ * part / parts_, depths_ * (part + 1) / parts_};
-          multiply(tile, tile.family.rights[i], share, padded, to + i * tile_size_, room);
-        }
-        if (parts_ == 1) store(m, tile, 0, tile.rows, to);
+    if (parts_ == 1) {
+      const auto runs = [&](const Family<U>& family) { return runs_of(family, rows); };
+      team_share(all_.total(runs), [&](int64_t task) {
+        all_.with(task, runs, [&](const Family<U>& family, int64_t run) {
+          each_of_run(family, run, rows, [&](const Tile& tile) {
+            multiply_all(tile, {0, depths_}, padded, room.results, room);
+            store(m, tile, 0, tile.rows, room.results);
+          });
+        });
+      });
+      return;
+    }
+    const auto shares = [&](const Family<U>& family) { return tiles_of(family, rows) * parts_; };
+    team_share(all_.total(shares), [&](int64_t task) {
+      all_.with(task, shares, [&](const Family<U>& family, int64_t own) {
+        const int64_t part = own % parts_;
+        const Depths share{depths_ * part / parts_, depths_ * (part + 1) / parts_};
+        multiply_all(tile_of(family, own / parts_, rows), share, padded, partial_ + task * sheets_, room);
       });
     });
-    if (parts_ > 1) {
-      team_wait();
-      add_parts(m, rows, tiles);
-    }
+    team_wait();
+    add_parts(m, rows);
   }
 
   // Adds up what the blocks along k of each row make, in their order.
@@ -284,23 +317,33 @@ class PackedProduct {
     });
   }
 
-  void add_parts(int64_t m, int64_t rows, int64_t tiles) {
+  void add_parts(int64_t m, int64_t rows) {
     const int64_t strip = whole_ ? tile_rows_ : 8;  // rows that a thread adds up at a time
     const int64_t strips = pieces(tile_rows_, strip);
-    team_share(tiles * strips, [&](int64_t task) {
-      with_tile(task / strips, rows, [&](const Tile& tile) {
-        const int64_t r = task % strips * strip, count = smaller(strip, tile.rows - r);
-        if (r >= tile.rows) return;
-        Acc* const first = partial_ + task / strips * parts_ * sheets_ + r * tile_ld_;
-        for (int sheet = 0; sheet < tile.family.count; ++sheet) {
-          Acc* const to = first + sheet * tile_size_;
-          for (int64_t part = 1; part < parts_; ++part) {
-            for (int64_t i = 0; i < count * tile_ld_; ++i) to[i] += to[part * sheets_ + i];
-          }
-        }
-        store(m, tile, r, count, first);
+    const auto tasks = [&](const Family<U>& family) {
+      return runs_of(family, rows) * (family.order == Order::none ? strips : 1);
+    };
+    team_share(all_.total(tasks), [&](int64_t task) {
+      all_.with(task, tasks, [&](const Family<U>& family, int64_t own) {
+        if (family.order == Order::none) return add_strip(m, tile_of(family, own / strips, rows), own % strips * strip, strip);
+        each_of_run(family, own, rows, [&](const Tile& tile) {
+          for (int64_t r = 0; r < tile.rows; r += strip) add_strip(m, tile, r, strip);
+        });
       });
     });
+  }
+
+  void add_strip(int64_t m, const Tile& tile, int64_t r, int64_t strip) const {
+    if (r >= tile.rows) return;
+    const int64_t count = smaller(strip, tile.rows - r);
+    Acc* const first = partial_ + tile.number * parts_ * sheets_ + r * tile_ld_;
+    for (int sheet = 0; sheet < tile.family.count; ++sheet) {
+      Acc* const to = first + sheet * tile_size_;
+      for (int64_t part = 1; part < parts_; ++part) {
+        for (int64_t i = 0; i < count * tile_ld_; ++i) to[i] += to[part * sheets_ + i];
+      }
+    }
+    store(m, tile, r, count, first);
   }
 
   void store(int64_t m, const Tile& tile, int64_t r, int64_t rows, const Acc* from) const {
@@ -311,7 +354,14 @@ class PackedProduct {
     int64_t begin, end;
   };
 
-  // One rectangle of results of one product, over some blocks of k.
+  // One rectangle of results of all products of its family, over some blocks of k.
+  void multiply_all(const Tile& tile, Depths share, int64_t block_rows, Acc* results, const Room& room) {
+    for (int i = 0; i < tile.family.count; ++i) {
+      multiply(tile, tile.family.rights[i], share, block_rows, results + i * tile_size_, room);
+    }
+  }
+
+  // One rectangle of results of one product.
   void multiply(const Tile& tile, const Operand<U>& right, Depths share, int64_t block_rows, Acc* results, const Room& room) {
     [[maybe_unused]] const tiles_t<U> registers;
     const int64_t padded = round_up(tile.rows, U::row_step);
@@ -350,7 +400,7 @@ KGEN_FN int useful_threads(int threads, int64_t work) { return int(smaller<int64
 
 template <class U>
 [[gnu::noinline]] void multiply(int threads, const Blocking& how, const Products<U>& all) {
-  const int64_t n = all.total([](int64_t own) { return own; });
+  const int64_t n = all.total([](const Family<U>& family) { return family.n; });
   if (all.m <= 0 || n <= 0) return;
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
@@ -390,6 +440,12 @@ template <class A, class T>
 KGEN_FN constexpr int64_t packed_bytes(int64_t n, int64_t k) {
   using U = unit_t<A, T>;
   return packed_words<U>(n, k) * int64_t(sizeof(typename U::Word));
+}
+
+// Calls f(batch, threads) for one batch after the other: batches, too, may go to one place.
+template <class F>
+inline void batches_in_turn(int threads, int64_t batches, F f) {
+  for (int64_t b = 0; b < batches; ++b) f(b, threads);
 }
 
 // Calls f(batch, threads) for every batch of products of `work` pairs of numbers each: as many of them at a time as there are

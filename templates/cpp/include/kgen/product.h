@@ -105,8 +105,12 @@ KGEN_FN Operand<U> operand_of(const Summed<S, F>& from, bool few) {
 
 // ---- results --------------------------------------------------------------------------------------------------------
 
+// What of the results has to be stored in order, because rows (or columns) may go to one place: rectangles with the same columns
+// from the first row down, or rectangles with the same rows along the columns. Threads share what is left.
+enum class Order { none, down, along };
+
 // Products with `count` right operands of n columns each, and what becomes of a rectangle of their results: `store` gets the
-// first product's, the others' each `next` elements further.
+// first product's, the others' each `next` elements further, in `order`.
 template <class U>
 struct Family {
   using Acc = typename U::Acc;
@@ -115,6 +119,7 @@ struct Family {
   Operand<U> rights[kFamily];
   const void* self;
   void (*store)(const void* self, int64_t m0, int64_t n0, int64_t rows, int64_t columns, const Acc* tile, int64_t next, int64_t ld);
+  Order order = Order::none;
 
   bool along_k() const {
     for (int i = 0; i < count; ++i) {
@@ -149,6 +154,7 @@ struct Columns {
   int64_t n;
   const Store& store;
   Apply apply;
+  Order order;
 
   template <class A>
   using unit = decltype(apply([](const auto& first, const auto&...) {
@@ -157,18 +163,18 @@ struct Columns {
   template <class U>
   KGEN_FN Family<U> family(bool few) const {
     return apply([&](const auto&... rights) KGEN_INLINE {
-      return Family<U>{n, Count, {operand_of<U>(rights, few)...}, &store, store_tiles<U, Store, Count>};
+      return Family<U>{n, Count, {operand_of<U>(rights, few)...}, &store, store_tiles<U, Store, Count>, order};
     });
   }
 };
 
 // Right operands, n columns each, whose results `store(m0, n0, rows, columns, tile..., ld)` gets together, a tile of each. All of it
 // has to live until the product is done.
-template <class Store, class... B>
+template <Order order = Order::none, class Store, class... B>
 KGEN_FN auto columns(int64_t n, const Store& store, const B&... rights) {
   static_assert(0 < sizeof...(B) && sizeof...(B) <= kFamily);
   const auto apply = [&](auto f) KGEN_INLINE { return f(rights...); };
-  return Columns<Store, decltype(apply), int(sizeof...(B))>{n, store, apply};
+  return Columns<Store, decltype(apply), int(sizeof...(B))>{n, store, apply, order};
 }
 
 // The products, all with the same left operand.
@@ -196,17 +202,23 @@ struct Products {
     for (int i = 0; i < count; ++i) most = larger(most, families[i].room(ni, nk));
     return most;
   }
-  // Calls f(family, number) for the task that is `number` in all families, of which each has tasks(n).
+  bool stores(Order order) const {
+    for (int i = 0; i < count; ++i) {
+      if (families[i].order == order) return true;
+    }
+    return false;
+  }
+  // Calls f(family, number) for the task that is `number` in all families, of which each has tasks(family).
   template <class Tasks, class F>
   void with(int64_t number, Tasks tasks, F f) const {
     const Family<U>* family = families;
-    for (int64_t own; number >= (own = tasks(family->n)); ++family) number -= own;
+    for (int64_t own; number >= (own = tasks(*family)); ++family) number -= own;
     f(*family, number);
   }
   template <class Tasks>
   int64_t total(Tasks tasks) const {
     int64_t sum = 0;
-    for (int i = 0; i < count; ++i) sum += tasks(families[i].n);
+    for (int i = 0; i < count; ++i) sum += tasks(families[i]);
     return sum;
   }
 };
