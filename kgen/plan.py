@@ -47,7 +47,7 @@ class Statement:
     mask: Value | None = None
     target: str | None = None
     axis: Var | None = None
-    rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point; scatter of a product: see above
+    rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point; scatter: its turn
     block: int = 0  # partial
     factors: tuple[Value, ...] = ()  # contraction: further operands
     operands: tuple[torch.dtype, ...] = ()

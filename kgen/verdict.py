@@ -86,7 +86,9 @@ class Reason(Enum):
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
     NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
     NOT_IN_ORDER = "updates that may hit one element have to run in order, and the tiles of the product come in another one"
-    ORDER_DEAR = "in the order of its updates few threads can share the product: a kernel of their own is estimated to be faster"
+    ORDER_DEAR = (
+        "in the order of its updates few threads can share the product: a kernel of their own is estimated to be faster"
+    )
     NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
     NOT_WHOLE = "no tile of the product holds the whole rows that are reduced and read again"
     PRODUCT_CHEAP = "computing the product a second time takes less than a trip of its result through memory"

@@ -143,11 +143,6 @@ class Fuser:
         if refused:
             self._say(a, b, *refused)
             return
-        if is_product(a) != is_product(b):
-            refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
-            if refused:
-                self._say(a, b, refused[0].outcome, refused[0].reason)
-                return
         flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
@@ -183,7 +178,12 @@ class Fuser:
             return Outcome.UNPROFITABLE, Reason.SWITCHED_OFF
         if any(not d.wanted and _matches(d, a, b) for d in self.demands):
             return Outcome.UNPROFITABLE, Reason.FORBIDDEN
-        return (Outcome.ILLEGAL, Reason.PART) if self._fills(a, b) or self._fills(b, a) else None
+        if self._fills(a, b) or self._fills(b, a):
+            return Outcome.ILLEGAL, Reason.PART
+        if is_product(a) == is_product(b):
+            return None
+        refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
+        return (refused[0].outcome, refused[0].reason) if refused else None
 
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
@@ -210,8 +210,11 @@ class Fuser:
         """The group with the points of its updates as a product's tiles may run them, where nothing else gives it an order: on
         a device that keeps one, each update says at which place a point has to come."""
         any_order = group.device in self.unordered
-        free = all(item.inner and (not item.in_order or item.is_update or (any_order and isinstance(item.node, ir.Scatter))) for item in group.items)
-        if not group.inner or not free:
+
+        def is_free(item: Item) -> bool:
+            return not item.in_order or item.is_update or (any_order and isinstance(item.node, ir.Scatter))
+
+        if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
         outer, rank = group.outer + group.inner, None if any_order else ix.position_in(group.inner)
         items = [replace(i, outer=outer, inner=(), in_order=False, rank=rank if i.is_update else i.rank) for i in group.items]

@@ -34,7 +34,7 @@ class Item:
     value: Value
     store: Index
     mask: Value | None = None
-    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index; see kgen.plan.Statement
+    rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index; of an update: its turn
     in_order: bool = True  # some loop's points must run one after the other
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops

@@ -267,9 +267,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
     for k, step in enumerate(plan.steps):
         if isinstance(step, Batch) and step.members[0].contracts:
-            for one in step.members:
-                device = options.device(plan.graph, product_of(one))
-                refused |= why_updates_apart(one, one, plan.graph, device, Given(options.demands, options.only, stable=options.stable))
+            refused |= _updates_of_joint(step, plan.graph, options)
         if not isinstance(step, Kernel) or not step.contracts:
             continue
         out = product_of(step)
@@ -291,6 +289,15 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
         else:
             refused |= _without(step, chosen, plan) or {whole.get(out, out): chosen}
     return refused
+
+
+def _updates_of_joint(step: Batch, graph: ir.Graph, options: Options) -> dict[str, Verdict]:
+    """Updates that products of one kernel, which have their template, had better do without."""
+    given = Given(options.demands, options.only, stable=options.stable)
+    found: dict[str, Verdict] = {}
+    for kernel in step.members:
+        found |= why_updates_apart(kernel, kernel, graph, options.device(graph, product_of(kernel)), given)
+    return found
 
 
 def _without(step: Kernel, chosen: Verdict, plan: Schedule) -> dict[str, Verdict]:

@@ -49,8 +49,8 @@ def without_updates(kernel: Kernel) -> Kernel:
 def why_updates_apart(
     kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device: Device, given: Given
 ) -> dict[str, Verdict]:
-    """By name of refusal, why the updates in a product's kernel are better off in kernels of their own, once it was `chosen` how
-    to make it with them. Estimates decide: nothing has measured the product without them."""
+    """By name of refusal, why updates in a product's kernel are better off in kernels of their own, once it was `chosen` how to
+    make it with them. Estimates decide: nothing has measured the product without them."""
     found = updates(kernel)
     if not found:
         return {}

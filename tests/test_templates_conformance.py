@@ -27,7 +27,7 @@ FUSED = {
     "gelu", "plus a row", "times a column", "plus a tile", "times a scalar", "all kinds of input", "several outputs",
     "raw result kept", "to float32", "to float16", "added in place", "transposed", "columns in parts", "rows in parts", "cast",
     "times a row", "of all operands", "sum of two", "gathered rows", "padded", "dequantised from int8",
-    "dequantised from 4 bits", "int8, scaled behind", "normalised", "and epilogue",
+    "dequantised from 4 bits", "int8, scaled behind", "normalised", "and epilogue", "rows put elsewhere", "rows added up",
     *(f"sum of {what} (A)" for what in ("an operand", "an operand, worked on", "a computed operand")),
 }  # fmt: skip
 # One in so many problems for the tests that run each time: a prime, so that it falls upon all kinds.

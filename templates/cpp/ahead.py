@@ -166,6 +166,28 @@ def step_between(at: Expr, lanes: Var, row: Var) -> Expr | None:
     return step if moves and ix.stride_of(at, lanes) == 1 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Pointed:
+    """Where an index lies in the buffer `source`, and the first element of what it points to, in terms of it."""
+
+    source: str
+    place: Expr
+    target: Expr
+
+
+def pointed_row(at: Expr, lanes: Var, row: Var, later: int) -> Pointed | None:
+    """What an index will point to so many rows later. None where it is another one for each lane, or the same for all rows."""
+    index = _index_from_data(at)
+    if index is None or ix.stride_of(at, lanes) != 1:
+        return None
+    pointer, (source, (place, *_), _) = index[0], index[1].attr
+    if lanes in ix.free_atoms(place) or row not in ix.free_atoms(place):
+        return None
+    there: dict[Atom, Expr] = {row: row.expr() + later}
+    target = ix.substitute(at, {**there, lanes: ix.ZERO, pointer: ix.var(POINTED, pointer.size).expr()}, {})
+    return Pointed(source, ix.substitute(place, there, {}), target)
+
+
 def _from_data(at: Expr) -> list[ix.Indirect]:
     """The indices in a place that come from data."""
     return [a for a in ix.free_atoms(at) if isinstance(a, ix.Indirect)]

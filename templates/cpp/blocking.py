@@ -67,7 +67,8 @@ def choose_blocking(
     words = max(1, -(-k // (2 if dtype in _PAIRED else 1)))
     highest = min(_TILE_ROWS, _PACKED_ROWS_BYTES // (word * words))
     if order == "n" and threads > 1:
-        highest = min(highest, max(_LOW_ROWS, -(-m // (_ROW_TASKS * threads))))
+        each = -(-m // (_ROW_TASKS * threads))
+        highest = min(highest, max(_LOW_ROWS, -(-each // _ROW_UNIT) * _ROW_UNIT))
     tile_rows = _cut(m, highest, _ROW_UNIT)
     rows = tile_rows * max(1, min(-(-m // tile_rows), _PACKED_ROWS_BYTES // (word * words * tile_rows), 4))
     widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))

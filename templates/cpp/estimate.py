@@ -87,14 +87,14 @@ def _effort(problem: Problem, cut: Blocking, in_order: tuple[str, ...]) -> float
     rows = min(cut.rows, m)
     tile_rows, tile_columns = min(cut.tile_rows, rows), min(cut.tile_columns, n)
     down, across = math.ceil(rows / tile_rows), math.ceil(n / tile_columns)
-    tasks, each = down * across * cut.parts, 1 / cut.parts
+    tasks, each = down * across * cut.parts, tile_rows * tile_columns / cut.parts
     if cut.parts == 1 and "m" in in_order:
-        tasks, each = across, down
+        tasks, each = across, rows * tile_columns
     elif cut.parts == 1 and "n" in in_order:
-        tasks, each = down, across
+        tasks, each = down, tile_rows * n
     products = b if threads > 1 or "b" in in_order else math.ceil(b / problem.device.processors)
     rounds = products * math.ceil(m / rows) * math.ceil(tasks / threads)
-    return rounds * each * tile_rows * tile_columns * (1 + PACKED_ROWS / tile_rows)
+    return rounds * each * (1 + PACKED_ROWS / tile_rows)
 
 
 def _one_thread(problem: Problem) -> bool:

@@ -25,7 +25,11 @@ class Matmul:
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k; of a
     family, with one A packed for all."""
 
-    A, B, C = operand("b", "m", "k", sums=True), operand("b", "k", "n", many=True, packs=True), result("b", "m", "n", many=True, ordered=True)
+    A, B, C = (
+        operand("b", "m", "k", sums=True),
+        operand("b", "k", "n", many=True, packs=True),
+        result("b", "m", "n", many=True, ordered=True),
+    )
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
 

@@ -14,7 +14,7 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import PART, Kernel, Nest, Statement
 from kgen.templates.contract import Config
-from kgen.templates.cpp.ahead import step_between
+from kgen.templates.cpp.ahead import POINTED, pointed_row, step_between
 from kgen.templates.cpp.emit import Emitter, Section
 from kgen.templates.cpp.expression import IndexText
 from kgen.templates.cpp.table import CPP_TYPES
@@ -259,7 +259,7 @@ class Nests:
         return f"constexpr int L = {self.problem.device.lanes};"
 
     def _asking(self, statements: list[Statement], over: Rectangle) -> list[str]:
-        """Asks for a later row of all memory that lies along the rows."""
+        """Asks for a later row of all memory that lies along the rows, be it where data say."""
         r, j = _loop(over.slow, self.problem), _loop(over.fast, self.problem)
         made = {o for s in self.problem.kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if not kept}
         found: dict[str, None] = {}
@@ -268,9 +268,16 @@ class Nests:
             stores = [(out, s.store[0]) for out, kept in zip(s.outs, s.stored, strict=True) if kept]
             for name, at in (*loads, *stores):
                 step = step_between(at, j, r)
-                if step is not None and name not in made:
+                if name in made:
+                    continue
+                if step is not None:
                     later = self.text(at + step * AHEAD - j.expr())
                     found.setdefault(f"  prefetch_run(p_{clean(name)} + {later}, {over.fast.count});")
+                elif (pointed := pointed_row(at, j, r, AHEAD)) is not None and pointed.source not in made:
+                    self.parameters.pointers.setdefault(pointed.source)
+                    read = f"p_{clean(pointed.source)}[{self.text(pointed.place)}]"
+                    asking = f"prefetch_run(p_{clean(name)} + {self.text(pointed.target)}, {over.fast.count});"
+                    found.setdefault(f"  {{ const int64_t {POINTED} = {read}; {asking} }}")
         return [f"if ({r.name} + {AHEAD} < {over.slow.count}) {{", *found, "}"] if found else []
 
 
