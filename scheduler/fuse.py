@@ -216,8 +216,10 @@ class Fuser:
 
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
-        outer, rank = group.outer + group.inner, None if any_order else ix.position_in(group.inner)
-        items = [replace(i, outer=outer, inner=(), in_order=False, rank=rank if i.is_update else i.rank) for i in group.items]
+        outer = group.outer + group.inner
+        items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
+        if not any_order:
+            items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
         return replace(group, outer=outer, inner=(), members=Members.of(items))
 
     def _epilogue(

@@ -61,6 +61,10 @@ class Item:
         from_data = any(isinstance(a, ix.Indirect) for e in self.store for a in ix.free_atoms(e))
         return self.node.mode != "set" or self.mask is not None or from_data
 
+    def turn(self, loops: tuple[Var, ...]) -> Expr:
+        """The place of an update's point among those that may hit one element, all of which differ along `loops`."""
+        return ix.position_in([v for v in loops if not _tells_apart(self.store, v)])
+
     @property
     def contracts(self) -> bool:
         return isinstance(self.node, ir.Product)
@@ -161,15 +165,22 @@ def _serial_variables(node: ir.Scatter) -> set[Var]:
             serial.add(v)
     if not serial and not _injective(node):
         serial = set(node.vars)
-    return {v for v in serial if not any(_of_one(e, v) for e in node.index)}
+    for v in node.vars:  # those behind one that stays would change the order in which memory is walked through
+        if v in serial and not _tells_apart(node.index, v):
+            break
+        serial.discard(v)
+    return serial
 
 
-def _of_one(expr: Expr, v: Var) -> bool:
-    """Whether an index depends on `v` and nothing else, so that elements at distinct values of it are distinct."""
-    if any(isinstance(a, Var | ix.Indirect) and a is not v for a in ix.free_atoms(expr)):
-        return False
-    stride = ix.stride_of(expr, v)
-    return stride is not None and bool(stride.terms)
+def _tells_apart(index: Index, v: Var) -> bool:
+    """Whether elements at distinct values of `v` are distinct, whatever the other variables: some dimension is affine in it and
+    depends on nothing else."""
+    for expr in index:
+        stride = ix.stride_of(expr, v)
+        alone = all(a is v or not isinstance(a, Var | ix.Indirect) for a in ix.free_atoms(expr))
+        if alone and stride is not None and stride.terms:
+            return True
+    return False
 
 
 def _plain(expr: Expr) -> bool:

@@ -295,6 +295,7 @@ def put(g: _Grower, name: str) -> str:
     rows, rest, places = dims[0], dims[1:], given(g, [dims[0]], f"index {dims[0]}")
     base = given(g, [rows, *rest])
     everywhere = f"{places}.reshape(-1, {', '.join('1' * len(rest))}).expand({base}.shape)"
+    columns, along = given(g, dims[-1:], f"index {dims[-1]}"), given(g, dims, f"index {dims[-1]}")
     return f"{name} = " + g.rng.choice(
         (
             f"{base}.index_add(0, {places}, {a}.to({g.dtype}))",
@@ -304,6 +305,8 @@ def put(g: _Grower, name: str) -> str:
             f"{base}.slice_scatter({a}[1:].to({g.dtype}), 0, 1)", f"{base}.select_scatter({a}[0].to({g.dtype}), 0, 0)",
             f"{a}.index_select(0, {places})", f"{a}[{places}] * 2",
             f"torch.scatter_add({base}, 0, {everywhere}, {a}.to({g.dtype}))",
+            f"{base}.index_add(-1, {columns}, {a}.to({g.dtype}))", f"torch.scatter_add({base}, -1, {along}, {a}.to({g.dtype}))",
+            f"{base}.index_copy(-1, {columns}.argsort(stable=True), {a}.to({g.dtype}))",
         )
     )  # fmt: skip
 
