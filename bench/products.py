@@ -200,6 +200,10 @@ def relu_linear(x: Tensor, w: Tensor) -> Tensor:
     return torch.relu(F.linear(x, w))
 
 
+def relu_product(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w)
+
+
 def wide_linear(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w).float()
 
@@ -308,7 +312,7 @@ PRODUCTS: tuple[Product, ...] = (
         "22", "x w + b 256x32768x256", product_bias, (G((256, 32768)), weight(32768, 256, inner=32768), G((256,))), bare=times,
     ),
 )  # fmt: skip
-# The same products with the other layout of the weights, and narrower weights.
+# The same products with the other layout of the weights, narrower weights, and rows of odd lengths.
 MORE: tuple[Product, ...] = (
     Product(
         "8half", "int4 weights dequantised 16x8192x8192, groups of 128", dequantised_groups,
@@ -334,5 +338,11 @@ MORE: tuple[Product, ...] = (
         "1kn", "gelu(x w + b) 4096x4096x16384, w by columns", lambda x, w, b: gelu(torch.addmm(b, x, w)),
         (G((4096, 4096)), weight(4096, 16384, inner=4096), G((16384,))), bare=times,
     ),
+    Product("odd", "relu(x w) 4096x1001x4096", relu_product, (G((4096, 1001)), weight(1001, 4096, inner=1001)), bare=times),
+    Product("oddall", "relu(x w) 2047x2047x2047", relu_product, (G((2047, 2047)), weight(2047, 2047, inner=2047)), bare=times),
+    Product(
+        "oddrows", "relu(x w^T) 4096x1001x4096", relu_linear, (G((4096, 1001)), weight(4096, 1001, inner=1001)), bare=times_rows
+    ),
+    Product("20kn", "relu(x w) 4096x768x50257", relu_product, (G((4096, 768)), weight(768, 50257, inner=768)), bare=times),
 )  # fmt: skip
 BY_NUMBER = {one.number: one for one in (*PRODUCTS, *MORE)}
