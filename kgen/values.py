@@ -196,10 +196,13 @@ def _simplify_le(a: Value, b: Value) -> Value | None:
 
 
 def _below_by_range(a: Value, b: Value, more: int) -> Value | None:
-    """Whether ``a < b + more``, if these are indices whose ranges say so, as they may once the loops have become shorter."""
+    """Whether ``a < b + more``, if these are indices whose ranges say so, as they may once the loops have become shorter. The
+    range of an index from data is what a check makes sure of: it decides nothing, for this may be that check."""
     if a.op != "index" or (b.op != "index" and not (b.op == "const" and b.dtype is torch.int64)):
         return None
     bound = (ix.constant(b.attr) if b.op == "const" else b.attr) + more
+    if any(isinstance(atom, ix.Indirect) for e in (a.attr, bound) for atom in ix.free_atoms(e)):
+        return None
     if ix.known_less(a.attr, bound):
         return const(True, torch.bool)
     return const(False, torch.bool) if ix.known_less(bound - 1, a.attr) else None

@@ -91,6 +91,14 @@ def test_substitution_is_simultaneous() -> None:
     assert vs.substitute(load("x", V, J), {V: J.expr(), J: V.expr()}) is load("x", J, V)
 
 
+def test_an_index_from_data_decides_no_comparison() -> None:
+    """Its range is what a check makes sure of, and such a comparison may be that check."""
+    row = vs.indirect(load("table", dtype=I64), ix.constant(10), wrap=False)
+    for limit in (10, 0):
+        assert vs.call("lt", vs.index_value(row), vs.const(limit, I64)).op == "lt"
+        assert vs.call("le", vs.index_value(row - limit), vs.const(0, I64)).op == "le"
+
+
 def test_free_atoms_look_behind_indirect_indices() -> None:
     row = vs.indirect(load("table", V, dtype=I64), ix.constant(10), wrap=False)
     assert {V, J} <= load("x", row, J).free_atoms()
