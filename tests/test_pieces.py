@@ -181,9 +181,9 @@ def test_pieces_beside_another_product() -> None:
 
 def test_attempts_that_find_out_nothing_end() -> None:
     known = importlib.import_module("kgen.scheduler.schedule")._Known(frozenset({"mm"}))
-    assert known.after({"mm": Verdict("mm", "", Outcome.STORED, Reason.NO_TEMPLATE)}, {}, {}).offered == frozenset()
+    assert known.after({"mm": Verdict("mm", "", Outcome.STORED, Reason.NO_TEMPLATE)}, {}, {}, {}).offered == frozenset()
     with pytest.raises(errors.NoProgress, match="nothing"):
-        known.after({}, {}, {})
+        known.after({}, {}, {}, {})
 
 
 def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,8 +30,8 @@ TURN, PART, FOLD, FOLDED = 0.5e-6, 0.05e-6, 1.5e-6, 256
 FOLD_BESIDE, READ_BESIDE = 0.5e-6, 50e-12
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
-# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those with fewer than
-# 256 columns, for which the units read more of shared memory, of others, and of those below 128 x 128.
+# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
+# are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.86, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
@@ -222,7 +222,7 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     """The share of the peak rate that the slowest operand and the tile's size allow."""
     large, pair = area >= 128 * 256, together > 1 and area >= 128 * 128
     small = SMALL_RATE if area >= 128 * 128 else THIN_RATE
-    wide = LARGE_RATE if config.BLOCK_N >= 256 else TALL_RATE
+    wide = TALL_RATE if config.BLOCK_M > config.BLOCK_N else LARGE_RATE
     rate = wide if large else PAIR_RATE if pair else small
     if problem.main_dtype.itemsize == 1 and not large and not pair:
         rate *= BYTE_SHARE
