@@ -24,6 +24,7 @@ from kgen.scheduler.scales import parts_of
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Reason
 from tests.kernels import plans
+from tests.slow import slow_but
 
 bf, h, f8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 BACK_ENDS = {"cpp": Options(), "triton": Options(gpu_everywhere=True)}
@@ -100,8 +101,11 @@ def cases(kind: torch.dtype) -> dict[str, tuple[Callable[..., Any], list[Tensor]
 every = cache(cases)
 
 
+TELLING = ("rms norm", "rms norm with weight", "gate and up", "share of a row", "bytes by column")
+
+
 @pytest.mark.parametrize("back_end", BACK_ENDS)
-@pytest.mark.parametrize("name", [*every(bf)])
+@pytest.mark.parametrize("name", slow_but(lambda name: name in TELLING, every(bf)))
 def test_kernels(name: str, back_end: str) -> None:
     fn, args, kernels, plain = every(bf)[name]
     plan = plans(fn, *args, options=BACK_ENDS[back_end]).forward
@@ -126,9 +130,6 @@ def test_values(back_end: str, kind: torch.dtype) -> None:
             apart = {**OPTIONS[back_end], "prologues": False}
             torch._dynamo.reset()
             assert error(got, torch.compile(fn, backend="kgen", options=apart)(*args)) < 2 * UNITS[kind], name
-
-
-TELLING = ("rms norm", "rms norm with weight", "gate and up", "share of a row", "bytes by column")
 
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)

@@ -27,6 +27,7 @@ from kgen.tuning import model
 from kgen.verdict import Outcome, Reason
 from kgen.verify import verify
 from tests.kernels import plans
+from tests.slow import slow_but
 
 BACK_ENDS = {
     "cpp": pytest.param({"cache": False, "poison": True}, marks=pytest.mark.cpu, id="cpp"),
@@ -153,9 +154,12 @@ def _tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+TELLING = ("unequal widths", "no columns, and one", "followed by points", "rows", "margins", "tensors among them", "reductions")
+
+
 @pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("options", BACK_ENDS.values())
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(lambda name: name in TELLING, CASES))
 def test_each_kernel_stores_its_slice(name: str, options: dict[str, Any]) -> None:
     case = CASES[name]
     kgen.coverage_reset()
