@@ -56,6 +56,11 @@ class Statement:
     unscaled: tuple[int, ...] = ()  # contraction: see `ir.Contraction`
 
     @property
+    def in_order(self) -> bool:
+        """Whether it is an update in the kernel of a product that runs in the order of its ranks."""
+        return self.kind == "scatter" and self.rank is not None
+
+    @property
     def roots(self) -> tuple[Value, ...]:
         """The values that the statement computes, those inside of its indices included."""
         ranked = () if self.rank is None or self.op not in ("argmax", "argmin") else (self.rank,)

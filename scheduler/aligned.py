@@ -10,6 +10,7 @@ the copy fuses with what makes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -24,8 +25,6 @@ from kgen.tuning import model
 from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
-# Bytes of a line of the cache.
-LINE = 128
 # How much faster a product has to be estimated with its copies.
 WORTH = 1.04
 # The time of a copy, in passes of its bytes through the memory: it is read from there, and written to the cache.
@@ -46,12 +45,6 @@ class Copies:
 def aligned_of(name: str) -> str:
     """The copy of a buffer."""
     return f"{name}_aligned"
-
-
-def source_of(graph: ir.Graph, name: str) -> str:
-    """What a buffer is a copy of, or the buffer."""
-    source = name.removesuffix(aligned_of(""))
-    return source if source in graph.buffers and aligned_of(source) == name else name
 
 
 def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.Contraction, list[ir.Pointwise]]:
@@ -84,12 +77,12 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
         return {}
     found: dict[str, Copies] = {}
     for copies, sides in _SIDES.items():
-        wanted = [source for source, side in zip(sources, sides, strict=True) if side]
-        if copies == NONE or None in wanted:
+        wanted = [name for name, side in zip(sources, sides, strict=True) if side and name is not None]
+        if copies == NONE or len(wanted) < sum(sides):
             continue
-        taken = _problems(kernel, sums[0], graph, device, [name for name in wanted if name is not None])
+        taken = _problems(kernel, sums[0], graph, device, wanted)
         if taken:
-            found[copies] = Copies(tuple(taken), _seconds((graph, device), filter(None, wanted)))
+            found[copies] = Copies(tuple(taken), _seconds(wanted, graph, device))
     return found
 
 
@@ -98,11 +91,10 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     possible = possible_copies(kernel, graph, device)
     if not possible:
         return NONE
-    as_it_is = problems(kernel, graph, device, None)[0]
-    now = min((*_estimates(as_it_is), *((model.vendor_seconds(p) for p in as_it_is[:1]) if vendor else ())), default=0.0)
-    found = {copies: min(_estimates(one.problems), default=now) + one.seconds for copies, one in possible.items()}
+    now = model.least_seconds(problems(kernel, graph, device, None)[0], vendor)
+    found = {copies: model.least_seconds(one.problems, vendor=False) + one.seconds for copies, one in possible.items()}
     best = min(found, key=lambda copies: found[copies])
-    return best if found[best] * WORTH < now else NONE
+    return best if found[best] * WORTH < now < math.inf else NONE
 
 
 def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> list[Verdict]:
@@ -114,10 +106,6 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
             found = [name for name in sources if aligned_of(name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
     return verdicts
-
-
-def _estimates(found: Iterable[Problem]) -> list[float]:
-    return [model.seconds(problem, config) for problem in found for config in model.feasible(problem)]
 
 
 def _source(value: Value, graph: ir.Graph) -> str | None:
@@ -143,7 +131,7 @@ def _straddles(buffer: ir.Buffer) -> bool:
     """Whether some rows begin in the middle of a line."""
     assert buffer.strides is not None
     steps = [stride for stride, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1 and stride != 1]
-    return any(ix.mod(stride * buffer.dtype.itemsize, LINE) != 0 for stride in steps)
+    return any(ix.mod(stride * buffer.dtype.itemsize, model.LINE) != 0 for stride in steps)
 
 
 def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
@@ -160,7 +148,7 @@ def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
     order = sorted(long, key=lambda d: sizes.of(strides[d]))
     if order[0] != rows[0]:
         return None
-    unit = LINE // buffer.dtype.itemsize
+    unit = model.LINE // buffer.dtype.itemsize
     made, step = [ix.ONE] * len(strides), ix.constant(-(-length // unit) * unit)
     for d in order[1:]:
         made[d], step = step, step * buffer.sizes[d]
@@ -191,9 +179,8 @@ def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Devic
     return problems(reading, replace(graph, buffers=buffers), device, None)[0]
 
 
-def _seconds(where: tuple[ir.Graph, Device], sources: Iterable[str]) -> float:
+def _seconds(sources: Iterable[str], graph: ir.Graph, device: Device) -> float:
     """Of the copies. What a kernel makes is stored where it belongs, at worst a second time."""
-    graph, device = where
     sizes, total = Sizes(graph.size_hints), 0.0
     made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
     for name in sources:

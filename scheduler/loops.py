@@ -210,8 +210,8 @@ def _all_exprs(kernel: Kernel) -> list[Expr]:
         for value in vs.topological(s.roots):
             for e in vs.index_exprs(value):
                 found[e] = None
-        counts = s.rank is not None and (s.op in ("argmax", "argmin") or s.kind == "scatter")
-        for e in (*s.store, *([s.rank] if s.rank is not None and counts else []), *(e for _, e in s.axes)):
+        ranked = [s.rank] if s.rank is not None and (s.op in ("argmax", "argmin") or s.in_order) else []
+        for e in (*s.store, *ranked, *(e for _, e in s.axes)):
             found[e] = None
     return list(found)
 

@@ -29,7 +29,7 @@ With ``numerics="stable"`` or ``"eager"`` the program's order of multiplications
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -80,8 +80,7 @@ def _parts(value: Value, args: Sequence[Parts]) -> Parts:
     if value.op == "mul":
         rests = [one.rest for one in args if one.rest is not None]
         refusal = next((one.refusal for one in args if one.refusal), None)
-        rest = reduce(lambda a, b: vs.call("mul", a, b), rests)
-        return Parts(rest, tuple(s for one in args for s in one.scales), refusal)
+        return Parts(_multiplied(rests), tuple(s for one in args for s in one.scales), refusal)
     if value.op == "truediv" and args[1].rest is None and args[0].rest is not None:
         below = _reciprocal(value.args[1])
         return Parts(value) if below is None else replace(args[0], scales=(*args[0].scales, below))
@@ -93,6 +92,10 @@ def _parts(value: Value, args: Sequence[Parts]) -> Parts:
         masked = any(one.scales and one.rest is not None for one in args[1:])
         return Parts(value, refusal=Reason.SCALE_MASKED if masked else None)
     return Parts(value)
+
+
+def _multiplied(factors: Iterable[Value]) -> Value:
+    return reduce(lambda a, b: vs.call("mul", a, b), factors)
 
 
 def _reciprocal(value: Value) -> Value | None:
@@ -202,7 +205,7 @@ class Scales:
             return node, []
         kind = ops.sum_dtype(node.operands)
         given = [] if node.scale is None else [node.scale]
-        scale = reduce(lambda a, b: vs.call("mul", a, b), [vs.cast(s, kind) for s in (*given, *scales)])
+        scale = _multiplied(vs.cast(s, kind) for s in (*given, *scales))
         lhs, rhs = operands
         origin = replace(origin, name=node.origin.name, line=node.origin.line)
         return replace(node, lhs=lhs, rhs=rhs, scale=scale, unscaled=(shared[0], shared[1]), origin=origin), nodes
@@ -231,7 +234,7 @@ class Scales:
         if _form(value) in self.sums:
             return Reason.SCALE_SUMMED
         kind = ops.sum_dtype(node.operands)
-        return _Operand(parts.rest, reduce(lambda a, b: vs.call("mul", a, b), [vs.cast(s, kind) for s in parts.scales]))
+        return _Operand(parts.rest, _multiplied(vs.cast(s, kind) for s in parts.scales))
 
     def _stored(self, node: ir.Contraction, k: int, maker: ir.Pointwise) -> _Operand | Reason | None:
         """An operand that a loop makes in memory: all who read it have to do without."""

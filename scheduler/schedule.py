@@ -244,9 +244,11 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
 
 def _copies(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, str]:
     """Which operands to copy for products that were not asked yet, where some are worth copying."""
+    if not options.copies:
+        return {}
     found: dict[str, str] = {}
     twice = computations(tiles)
-    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and options.copies):
+    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts):
         out = product_of(kernel)
         if out in tiles.copies or out in twice or tiles.cuts.get(out, 1) > 1:
             continue

@@ -53,10 +53,9 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     if not possible:
         return 1
     takers = [p for p in problems if p.template.implements.batch]
-    whole = [model.seconds(p, c) for p in takers for c in model.feasible(p)]
-    best = min([*whole, model.vendor_seconds(takers[0])])
+    whole = model.least_seconds(takers, vendor=True)
     seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
-    return parts if seconds < best else 1
+    return parts if seconds < whole else 1
 
 
 def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:

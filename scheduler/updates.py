@@ -34,7 +34,7 @@ def refused_updates(refused: Mapping[str, Verdict]) -> dict[str, Verdict]:
 
 def updates(kernel: Kernel) -> tuple[Statement, ...]:
     """The updates of a product's kernel that have to run in order."""
-    return tuple(s for s in kernel.statements if s.kind == "scatter" and s.rank is not None) if kernel.contracts else ()
+    return tuple(s for s in kernel.statements if s.in_order) if kernel.contracts else ()
 
 
 def without_updates(kernel: Kernel) -> Kernel:

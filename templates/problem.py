@@ -230,7 +230,7 @@ class Problem:
     @cached_property
     def updates(self) -> tuple[Statement, ...]:
         """Updates of the epilogue that may hit one element twice, where the device runs them in order."""
-        return tuple(s for s in self.epilogue if s.kind == "scatter" and s.rank is not None)
+        return tuple(s for s in self.epilogue if s.in_order)
 
     @cached_property
     def in_order(self) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ class Question:
     """A kernel of one product, or of several that share an operand, and how templates see it: for each template the problems
     of all members. `parts` is into how many parts its sum might be cut, with the elements of the tile for which it would be so
     many, `vendor` whether a library call computes it. It is asked for each of the `hints`: where sizes are dynamic, these are
-    one length after the other. `copies` are operands that may be copied,
-    with the seconds that this is estimated to take, and how templates see it then."""
+    one length after the other. `copies` are operands that may be copied, with the seconds that this is estimated to take, and
+    how templates see it then."""
 
     step: Launch
     problems: Sequence[Sequence[Problem]]

@@ -36,8 +36,8 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
-# Bytes a second that reach one processor of a GPU from the L2 cache.
-L2_RATE = 110e9
+# Bytes a second that reach one processor of a GPU from the L2 cache, and bytes of a line of it.
+L2_RATE, LINE = 110e9, 128
 # Sums that one program of a GPU makes, column by column.
 SUMS_OF_PROGRAM = 64
 
@@ -82,6 +82,13 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
     return launch + busy * (math.ceil(total) / total if total else 1)
+
+
+def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
+    """The time of the best that templates make of one product, or, where it is a `vendor`'s too, the library; infinite where
+    nothing computes it."""
+    own = [seconds(problem, config) for problem in problems for config in feasible(problem)]
+    return min([*own, *(vendor_seconds(problem) for problem in problems[:1] if vendor)], default=math.inf)
 
 
 def traffic(problem: Problem) -> int:

@@ -15,7 +15,7 @@ from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, once
 from kgen.templates.triton.boxes import boxes, tiles_read
-from kgen.tuning.model import L2_RATE
+from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
@@ -47,8 +47,8 @@ LOW_TILE, LOW_RATE = 64, 0.45
 EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
-# Bytes of a line of the cache, and how much more a row of an operand costs that begins in the middle of one.
-LINE, STRADDLING = 128, 2.2
+# How much more a row of an operand costs that begins in the middle of a line of the cache.
+STRADDLING = 2.2
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
