@@ -92,6 +92,12 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
+def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the estimates say, no library call is as fast as a template."""
+    monkeypatch.setattr("kgen.tuning.model.vendor_seconds", lambda problem: 1e9)
+
+
+@pytest.fixture
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, for tests that count builds."""
     folder = tmp_path / "kgen-cache"

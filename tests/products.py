@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import kgen
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.interpret import Interpreted
 from kgen.scheduler import trials
@@ -68,3 +70,15 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative to the norm; infinite where something is not a number."""
     found = ((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30)).item()
     return float("inf") if math.isnan(found) else found
+
+
+def at_several_lengths(fn: Callable[..., Any], more: Sequence[Tensor], options: dict[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+    """Rows of 50 elements, more and fewer of them, each with the result: of one kernel that is compiled once for all."""
+    step = torch.compile(fn, backend="kgen", fullgraph=True, options=options)
+    for rows in (70, 33, 128):
+        x = torch.randn((rows, 50), generator=torch.Generator().manual_seed(rows + 50))
+        torch._dynamo.mark_dynamic(x, 0)
+        kgen.coverage_reset()
+        found = step(x, *more)
+        assert kgen.coverage()["kernels"] == (1 if rows == 70 else 0)
+        yield x, found

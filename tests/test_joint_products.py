@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from products import compiled, error, forced
+from products import at_several_lengths, compiled, error, forced
 from torch import Tensor
 
 import kgen
@@ -36,10 +36,7 @@ def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-@pytest.fixture(autouse=True)
-def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+pytestmark = pytest.mark.usefixtures("templates_win")
 
 
 def qkv(x: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
@@ -118,14 +115,8 @@ def test_reductions_on_the_tiles_of_one_of_them() -> None:
 
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 def test_sizes_of_the_call(options: dict[str, Any]) -> None:
-    step = torch.compile(qkv, backend="kgen", fullgraph=True, options=options)
     more = weights((96, 32, 32), 50)
-    for rows in (70, 33, 128):
-        x = r(rows, 50)
-        torch._dynamo.mark_dynamic(x, 0)
-        kgen.coverage_reset()
-        found = step(x, *more)
-        assert kgen.coverage()["kernels"] == (1 if rows == 70 else 0)
+    for x, found in at_several_lengths(qkv, more, options):
         assert all(error(one, other) < 1e-5 for one, other in zip(found, qkv(x, *more), strict=True))
 
 

@@ -36,11 +36,6 @@ def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.5).to(dtype)
 
 
-@pytest.fixture
-def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
-
-
 def gated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     gate, up = F.linear(x, w, b).chunk(2, -1)
     return F.silu(gate) * up

@@ -37,10 +37,7 @@ def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-@pytest.fixture(autouse=True)
-def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+pytestmark = pytest.mark.usefixtures("templates_win")
 
 
 def rms(x: Tensor, g: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from op_case import lowered
-from products import compiled, error, forced
+from products import at_several_lengths, compiled, error, forced
 from torch import Tensor
 
 import kgen
@@ -23,7 +23,6 @@ from kgen.scheduler.excerpt import excerpt
 from kgen.scheduler.partials import Tiles
 from kgen.scheduler.slices import in_slices
 from kgen.traffic import bytes_minimal, bytes_moved, peak_memory
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason
 from kgen.verify import verify
 from tests.kernels import plans
@@ -40,12 +39,6 @@ bf = torch.bfloat16
 
 def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-@pytest.fixture
-def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
 
 
 # ---- one kernel -------------------------------------------------------------------------------------------------------
@@ -186,13 +179,7 @@ def test_each_template(template: str) -> None:
 @pytest.mark.usefixtures("templates_win")
 @pytest.mark.parametrize("options", BACK_ENDS.values())
 def test_sizes_of_the_call(options: dict[str, Any]) -> None:
-    step = torch.compile(qkv, backend="kgen", fullgraph=True, options=options)
-    for rows in (70, 33, 128):
-        x = r(rows, 50)
-        torch._dynamo.mark_dynamic(x, 0)
-        kgen.coverage_reset()
-        found = step(x, *W)
-        assert kgen.coverage()["kernels"] == (1 if rows == 70 else 0)
+    for x, found in at_several_lengths(qkv, W, options):
         checked(Case(qkv, (x, *W)), found)
 
 
