@@ -135,7 +135,7 @@ DTYPES = [
 ]  # fmt: skip
 SIZES = [
     (0, 3, 5), (3, 0, 5), (3, 5, 0), (1, 1, 1), (1, 7, 1), (2, 1, 3), (5, 17, 31), (13, 33, 65), (16, 64, 512), (17, 37, 513),
-    (61, 97, 127), (101, 163, 577),
+    (61, 97, 127), (101, 163, 577), (45, 50, 2100),
 ]  # fmt: skip
 FEW_SIZES = [(1, 1), (1, 700), (2, 513), (3, 95), (4, 1030), (7, 64), (8, 2051), (9, 259), (16, 300), (1, 9001), (2, 5003)]
 FEW_COLUMNS = [157, 101, 49, 1, 97, 2]
@@ -352,6 +352,15 @@ def test_chosen_blockings() -> None:
     assert 2 * joint.tile_rows * joint.tile_columns * 4 <= 576 << 10
     assert choose_blocking((64, 64, 65536), F32, "avx512", threads=8).parts > 1
     assert choose_blocking((1024, 1024, 1024), F32, "avx512", threads=2).parts == 1
+
+
+def test_sums_in_parts_where_columns_lie_as_they_are() -> None:
+    """Parts of a sum begin where what is multiplied at a time does, and some of them may be empty."""
+    torch.manual_seed(0)
+    for m, parts in itertools.product((17, 37, 96, 97), (2, 3, 7)):
+        for dtype in (F32, BF16):
+            a, b = values(m, 2300, dtype), transposed(2300, 130, dtype)
+            check(Case(a, b, F32, Blocking(96, 96, 96, parts), threads=2))
 
 
 @pytest.mark.parametrize("parts", [1, 3])

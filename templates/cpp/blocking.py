@@ -11,6 +11,8 @@ What it weighs, for m by k times k by n:
 - Where results are stored in order along rows (or columns), threads share columns (or rows) alone. Low rectangles mean that
   columns are packed more often, so each thread gets fewer then.
 - Up to 16 rows the product is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
+- Up to 96 rows columns whose k are neighbours are not packed either: each is read once for all rows, and what is asked for
+  ahead ends with a rectangle, so that these are wider.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Blocking", "choose_blocking"]
+__all__ = ["DOT_ROWS", "FEW_ROWS", "Blocking", "choose_blocking"]
 
-# As in include/kgen/microkernel.h and few_rows.h.
+# As in include/kgen/microkernel.h, few_rows.h and dots.h.
 DEPTH = 256  # words along k in a packed block
 FEW_ROWS = 16
+DOT_ROWS = 96  # at most so many read columns whose k are neighbours where they lie
 _REGISTER = {"avx512": 64, "avx2": 32, "generic": 16}
 
 _PACKED_ROWS_BYTES = 8 << 20
 _RESULT_BYTES = 576 << 10
 _ROW_UNIT = 48  # rows are cut at multiples of it
-_TILE_ROWS = 528
+_TILE_ROWS, _TILE_COLUMNS, _DOT_COLUMNS = 528, 128, 192  # of a rectangle at most
 _TASKS = 4  # rectangles that a thread should get, where there are enough results
 _ROW_TASKS, _LOW_ROWS = 2, 96  # where threads share rows alone: rows of rectangles for each, and the fewest in a rectangle
 _PAIRED = (torch.bfloat16, torch.int8, torch.uint8)  # two to a word
@@ -71,7 +74,7 @@ def choose_blocking(
         highest = min(highest, max(_LOW_ROWS, -(-each // _ROW_UNIT) * _ROW_UNIT))
     tile_rows = _cut(m, highest, _ROW_UNIT)
     rows = tile_rows * max(1, min(-(-m // tile_rows), _PACKED_ROWS_BYTES // (word * words * tile_rows), 4))
-    widest = min(128, _RESULT_BYTES // (word * tile_rows * rights))
+    widest = min(_DOT_COLUMNS if m <= DOT_ROWS else _TILE_COLUMNS, _RESULT_BYTES // (word * tile_rows * rights))
     shared = 1 if order == "m" else -(-m // tile_rows)
     wanted = -(-n * shared // (_TASKS * threads)) if order != "n" else n  # columns that leave each thread several rectangles
     tile_columns = max(panel, min(widest, wanted) // panel * panel)

@@ -1,7 +1,9 @@
 """What a matrix product of the C++ engine takes, with constants fitted to measurements on an Intel Xeon with AMX
 (`bench/cpu_products.py`). The library's time, in the same units: `kgen.tuning.model`.
 
-With many rows the operands are packed, then multiplied; with a few the time is that of reading them, where they lie.
+With many rows the operands are packed, then multiplied; with a few the time is that of reading them, where they lie. Between,
+rows are packed and columns read while they are multiplied (`include/kgen/dots.h`). The constants of pairs in registers, and of
+such columns, come from an AMD EPYC with AVX-512's instructions for bfloat16.
 """
 
 from __future__ import annotations
@@ -12,16 +14,19 @@ import torch
 
 from kgen.templates.contract import Config
 from kgen.templates.cpp import packing
-from kgen.templates.cpp.blocking import FEW_ROWS, Blocking, choose_blocking
+from kgen.templates.cpp.blocking import DOT_ROWS, FEW_ROWS, Blocking, choose_blocking
 from kgen.templates.problem import Problem
 
 # Seconds: starting the kernel, and packing and storing what there is at least.
 START = 2e-6
 # Share of the peak rate: of numbers in registers (0.83 to 0.95 of the library's, by the CPU), and of bfloat16 in tiles, whose
 # packing counts for more.
-RATE, PAIRS_RATE, PAIRS_COLUMNS_RATE = 0.88, 0.8, 0.56
+RATE, TILES_RATE, TILES_COLUMNS_RATE = 0.88, 0.8, 0.56
+PAIRS_RATE = 0.93  # of bfloat16 in registers
 # Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
 PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
+# What is left of the time of reading columns that are read while they are multiplied.
+READ_MEANWHILE = 0.75
 # Adding up rows that were just packed, from the cache, to bringing them there from memory.
 SUMMING = 0.25
 # Rows of a rectangle whose products take as long as bringing its columns into order.
@@ -35,7 +40,7 @@ def seconds(problem: Problem, config: Config) -> float:
     few = smallest <= config.FEW_ROWS and not ready
     pairs = problem.main_dtype is torch.bfloat16 and problem.device.narrow > 1
     apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B")[: 1 if ready else 2])
-    compute = problem.flops / problem.rate / (PAIRS_COLUMNS_RATE if apart else PAIRS_RATE if pairs else RATE)
+    compute = problem.flops / problem.rate / _rate(problem, apart)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
     compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
@@ -47,7 +52,24 @@ def seconds(problem: Problem, config: Config) -> float:
         compute *= _excess(problem, config)
     if ready:  # what is packed comes from memory while it is multiplied
         return START + writing + max(compute, reading["B"]) + reading["A"]
+    if _dots(problem):
+        reading["B"] *= READ_MEANWHILE
     return START + writing + compute + sum(reading.values())
+
+
+def _rate(problem: Problem, apart: bool) -> float:
+    """The share of the peak rate that products reach. `apart`: pairs that are no neighbours in memory."""
+    if problem.main_dtype is not torch.bfloat16 or problem.device.narrow <= 1:
+        return RATE
+    if problem.device.narrow <= packing.AVX512_NARROW:
+        return PAIRS_RATE
+    return TILES_COLUMNS_RATE if apart else TILES_RATE
+
+
+def _dots(problem: Problem) -> bool:
+    """Whether columns are multiplied where they lie: `Operand::takes_dots` of the engine."""
+    tiles = problem.main_dtype is torch.bfloat16 and problem.device.narrow > packing.AVX512_NARROW
+    return not tiles and problem.size("m") <= DOT_ROWS and problem.stride("B", "k") == 1
 
 
 def packed(problem: Problem) -> bool:

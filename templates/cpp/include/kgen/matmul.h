@@ -61,9 +61,11 @@ class FewRowsProduct {
   // Results are stored `piece` columns at a time, or as they come (0).
   FewRowsProduct(const Products<U>& all, int64_t piece) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))), piece_(piece) {}
 
-  // Tiles on packed columns beat registers on columns that are neighbours from 9 rows on.
+  // From 9 rows on tiles on packed columns beat registers on columns that are neighbours, and so do dot products of more rows at
+  // a time.
   static bool wanted(const Products<U>& all, int64_t few) {
-    return all.m <= smaller(few, kFewRows) && (all.m <= 8 || along_k(all) || !tiles_t<U>::granted());
+    if (all.m > smaller(few, kFewRows)) return false;
+    return all.m <= 8 || (tiles_t<U>::granted() ? along_k(all) : !all.takes_dots());
   }
 
   void run(int threads) {
@@ -193,7 +195,7 @@ class PackedProduct {
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole) {
+  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole), dots_(all.takes_dots()) {
     int64_t widest = 0;
     for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
     tile_rows_ = round_up(how.tile_rows, kPackRows);
@@ -264,20 +266,38 @@ class PackedProduct {
     }
   }
 
+  // Where block d of row r (the first of a panel) begins among `rows` packed rows, and the words of a row that stand together:
+  // those of one block of k, or, for dot products, of a few.
+  int64_t row_place(int64_t d, int64_t r, int64_t rows) const {
+    if (!dots_) return (d * rows + r) * kDepth<U>;
+    const int64_t first = d / kDotDepths * kDotDepths;
+    return first * rows * kDepth<U> + r * words_at_once(d) + (d - first) * kDotRows * kDepth<U>;
+  }
+  int64_t words_at_once(int64_t d) const {
+    return dots_ ? smaller(kDotDepths, depths_ - d / kDotDepths * kDotDepths) * kDepth<U> : kDepth<U>;
+  }
+  // Parts of a sum begin with what is multiplied at a time.
+  int64_t first_depth(int64_t part) const {
+    const int64_t step = dots_ ? kDotDepths : 1;
+    return smaller(depths_, pieces(depths_, step) * part / parts_ * step);
+  }
+
   // All columns of the results of rows m, ..., m + rows - 1.
   void some_rows(int64_t m, int64_t rows) {
     const int64_t padded = round_up(rows, U::row_step);
     Rooms own(scratch<1>(Rooms::bytes<Acc>(sheets_) + Rooms::bytes<Word>(tile_columns_ * kDepth<U>) +
-                         larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth))));
+                         larger(larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth)),
+                                all_.room(kFilledDots, depth * kDotDepths))));
     const Room room{own.take<Acc>(sheets_), own.take<Word>(tile_columns_ * kDepth<U>), own.take<char>(0)};
     const int64_t chunks = pieces(rows, kPackRows);
     team_share(chunks * depths_, [&](int64_t unit) {
       const int64_t r = unit % chunks * kPackRows, k = unit / chunks * depth;
       const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
-      Word* const to = packed_ + (unit / chunks * padded + r) * kDepth<U>;
-      all_.left.pack_row_panels(all_.left.self, block, smaller(kPackRows, padded - r), to, room.block);
+      const Panels panels{dots_ ? kDotRows : kRows<U>, words_at_once(unit / chunks)};
+      Word* const to = packed_ + row_place(unit / chunks, r, padded);
+      all_.left.pack_row_panels(all_.left.self, block, smaller(kPackRows, padded - r), panels, to, room.block);
       if (all_.sums.store != nullptr) {
-        sum_row_panels<U>(to, smaller(kPackRows, padded - r), words_of<U>(block.nk), sums_ + unit * kPackRows);
+        sum_row_panels<U>(to, smaller(kPackRows, padded - r), panels, words_of<U>(block.nk), sums_ + unit * kPackRows);
       }
     });
     team_wait();
@@ -298,7 +318,7 @@ class PackedProduct {
     team_share(all_.total(shares), [&](int64_t task) {
       all_.with(task, shares, [&](const Family<U>& family, int64_t own) {
         const int64_t part = own % parts_;
-        const Depths share{depths_ * part / parts_, depths_ * (part + 1) / parts_};
+        const Depths share{first_depth(part), first_depth(part + 1)};
         multiply_all(tile_of(family, own / parts_, rows), share, padded, partial_ + task * sheets_, room);
       });
     });
@@ -368,6 +388,14 @@ class PackedProduct {
     if (share.begin == share.end) {
       for (int64_t i = 0; i < padded * tile_ld_; ++i) results[i] = Acc(0);
     }
+    if (dots_) {
+      for (int64_t d = share.begin; d < share.end; d += kDotDepths) {
+        const int64_t k = d * depth, nk = smaller(kDotDepths * depth, all_.k - k);
+        right.dots(right.self, {tile.n, tile.columns, k, nk}, packed_ + row_place(d, tile.m, block_rows), words_at_once(d), padded,
+                   results, tile_ld_, d == share.begin, room.block);
+      }
+      return;
+    }
     for (int64_t d = share.begin; d < share.end; ++d) {
       const int64_t k = d * depth, nk = smaller(depth, all_.k - k);
       const Word* columns = room.columns;
@@ -378,7 +406,7 @@ class PackedProduct {
       } else {
         right.pack_panels(right.self, {tile.n, tile.columns, k, nk}, room.columns, room.block);
       }
-      const Word* const rows = packed_ + (d * block_rows + tile.m) * kDepth<U>;
+      const Word* const rows = packed_ + row_place(d, tile.m, block_rows);
       for (int64_t n = 0; n < tile.columns; n += P) {
         multiply_panel<U>(rows, columns + n * column, words_of<U>(nk), results + n, tile_ld_, padded, d == share.begin);
       }
@@ -387,7 +415,7 @@ class PackedProduct {
 
   const Products<U>& all_;
   int64_t depths_, rows_, tile_rows_, tile_columns_, tile_ld_, tile_size_, sheets_, parts_;
-  bool whole_;
+  bool whole_, dots_;
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
   Acc* sums_ = nullptr;  // of the packed rows, block by block

@@ -59,6 +59,14 @@ struct Packed {
   int64_t k;
 };
 
+// Whether the elements of one i may be neighbours, as far as the type tells.
+template <class S>
+inline constexpr bool may_lie_along_k = true;
+template <class T, class F>
+inline constexpr bool may_lie_along_k<Filled<T, Along::i, F>> = false;
+template <class T>
+inline constexpr bool may_lie_along_k<Packed<T>> = false;
+
 // ---- words of a view ------------------------------------------------------------------------------------------------
 
 // A view's ni by nk elements as words of unit U; zero beyond them.
@@ -154,25 +162,31 @@ template <class U, class T>
   place_rows(from, rows, [&](int64_t i, int64_t k) KGEN_INLINE { return to + i * ld + k; });
 }
 
-// Panels of rows for multiply_panel, the first at `to`: `rows` of them, a multiple of the row step.
+// Where packed rows stand: in panels of `rows` (the last one may have less), `words` words of each row in a panel.
+struct Panels {
+  int64_t rows, words;
+};
+
+// Panels of rows, the first at `to`: `rows` of them, a multiple of the row step. Those for multiply_panel have kRows rows and kDepth
+// words of each.
 template <class U, class T>
-[[gnu::noinline]] void pack_row_panels(Words<U, T> from, int64_t rows, typename U::Word* to) {
+[[gnu::noinline]] void pack_row_panels(Words<U, T> from, int64_t rows, Panels panels, typename U::Word* to) {
   constexpr int64_t L = word_lanes<U>;
   place_rows(from, rows, [&](int64_t i, int64_t k) KGEN_INLINE {
-    const int64_t first = i / kRows<U> * kRows<U>;
-    return to + first * kDepth<U> + k * panel_rows<U>(rows - first) + (i - first) * L;
+    const int64_t first = i / panels.rows * panels.rows;
+    return to + first * panels.words + k * smaller(panels.rows, rows - first) + (i - first) * L;
   });
 }
 
 // The sums of `rows` packed rows, each of `words`: what pack_row_panels has just written is still in L1.
 template <class U>
-[[gnu::noinline]] void sum_row_panels(const typename U::Word* from, int64_t rows, int64_t words, typename U::Acc* to) {
+[[gnu::noinline]] void sum_row_panels(const typename U::Word* from, int64_t rows, Panels panels, int64_t words, typename U::Acc* to) {
   constexpr int L = word_lanes<U>, Rows = smaller(4, int(U::row_step));
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   for (int64_t i = 0; i < rows; i += Rows) {
-    const int64_t first = i / kRows<U> * kRows<U>, step = panel_rows<U>(rows - first) * L;
-    const typename U::Word* row = from + first * kDepth<U> + (i - first) * L;
+    const int64_t first = i / panels.rows * panels.rows, step = smaller(panels.rows, rows - first) * L;
+    const typename U::Word* row = from + first * panels.words + (i - first) * L;
     S sums[Rows] = {};
     for (int64_t k = 0; k < words; k += L, row += step) {
       KGEN_UNROLL for (int r = 0; r < Rows; ++r) sums[r] = U::add(sums[r], register_at<R>(row + r * L));

@@ -2,6 +2,7 @@
 // products of a unit share one copy of the loops, whatever their operands and epilogues.
 #pragma once
 
+#include "dots.h"
 #include "few_rows.h"
 #include "team.h"
 
@@ -24,15 +25,19 @@ struct Operand {
   bool along_k, in_place;
   int64_t element;
   void (*pack_rows)(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room);
-  void (*pack_row_panels)(const void* self, Block block, int64_t rows, Word* to, void* room);
+  void (*pack_row_panels)(const void* self, Block block, int64_t rows, Panels panels, Word* to, void* room);
   void (*pack_panels)(const void* self, Block block, Word* to, void* room);
   // Adds the products with a few packed rows to c.
   void (*multiply)(const void* self, Block block, const FewRows<U>& x, Acc* c, int64_t ldc, void* room);
   // Of columns that were packed before the call, and the words of each; then there are no functions.
   const Word* packed = nullptr;
   int64_t packed_depth = 0;
+  // Products of packed rows with columns where they lie (dot_panels). None where columns cannot be so read.
+  void (*dots)(const void* self, Block block, const Word* x, int64_t words, int64_t rows, Acc* c, int64_t ldc, bool first,
+               void* room) = nullptr;
 
   int64_t room(int64_t ni, int64_t nk) const { return room_of(ni, nk) * element; }
+  bool takes_dots(int64_t rows) const { return dots != nullptr && along_k && rows <= kMostDotRows && !tiles_t<U>::granted(); }
 };
 
 template <class U, class S>
@@ -46,12 +51,20 @@ struct OperandFunctions {
   static void rows(const void* self, Block block, int64_t rows, Word* to, int64_t ld, void* room) {
     pack_rows(words(self, block, room), rows, to, ld);
   }
-  static void row_panels(const void* self, Block block, int64_t rows, Word* to, void* room) {
-    pack_row_panels(words(self, block, room), rows, to);
+  static void row_panels(const void* self, Block block, int64_t rows, Panels panels, Word* to, void* room) {
+    pack_row_panels(words(self, block, room), rows, panels, to);
   }
   static void panels(const void* self, Block block, Word* to, void* room) { pack_panels(words(self, block, room), to); }
   static void multiply(const void* self, Block block, const FewRows<U>& x, typename U::Acc* c, int64_t ldc, void* room) {
     x.multiply(words(self, block, room), block.k, c, ldc);
+  }
+  static void dots(const void* self, Block block, const Word* x, int64_t n_words, int64_t rows, typename U::Acc* c, int64_t ldc,
+                   bool first, void* room) {
+    const int64_t at_once = S::in_place ? block.ni : kFilledDots;
+    for (int64_t i = 0; i < block.ni; i += at_once) {
+      const Block some{block.i + i, smaller(at_once, block.ni - i), block.k, block.nk};
+      dot_panels(x, n_words, rows, words(self, some, room), c + i, ldc, first);
+    }
   }
 };
 
@@ -67,6 +80,14 @@ template <class U, class T>
 KGEN_FN Operand<U> operand_of(const Packed<T>& from, bool) {
   return {&from, true, true, 0, nullptr, nullptr, nullptr, nullptr, static_cast<const typename U::Word*>(from.words),
           packed_depth<U>(from.k)};
+}
+
+// A right operand: one whose columns may be read where they lie.
+template <class U, class S>
+KGEN_FN Operand<U> right_operand_of(const S& from, bool few) {
+  Operand<U> out = operand_of<U>(from, few);
+  if constexpr (may_lie_along_k<S>) out.dots = OperandFunctions<U, S>::dots;
+  return out;
 }
 
 // Sums of the left operand's rows over k, which are made as these are packed: `store(m0, rows, sums)` gets each exactly once.
@@ -163,7 +184,7 @@ struct Columns {
   template <class U>
   KGEN_FN Family<U> family(bool few) const {
     return apply([&](const auto&... rights) KGEN_INLINE {
-      return Family<U>{n, Count, {operand_of<U>(rights, few)...}, &store, store_tiles<U, Store, Count>, order};
+      return Family<U>{n, Count, {right_operand_of<U>(rights, few)...}, &store, store_tiles<U, Store, Count>, order};
     });
   }
 };
@@ -191,6 +212,15 @@ struct Products {
       if (families[i].packed()) return true;
     }
     return false;
+  }
+  // Whether all columns are multiplied where they lie.
+  bool takes_dots() const {
+    for (int i = 0; i < count; ++i) {
+      for (int r = 0; r < families[i].count; ++r) {
+        if (!families[i].rights[r].takes_dots(m)) return false;
+      }
+    }
+    return true;
   }
   int most_rights() const {
     int most = 1;
