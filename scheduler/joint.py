@@ -176,7 +176,8 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
         return []  # sums belong to one of the parts
     if template.joins == "parts" and any(len({p.inputs[name].value for p in found}) > 1 for name in common):
         return []
-    return found
+    apart = template.method("refuse_joint")
+    return [] if apart is not None and apart(found) is not None else found
 
 
 def _configs(problems: Sequence[Problem]) -> list[Config]:

@@ -301,6 +301,10 @@ class Problem:
         own = self.template.method("grid")
         if own is not None:
             return ix.as_expr(own(self, config))
+        return self.blocks(config)
+
+    def blocks(self, config: Config) -> Expr:
+        """The tiles of the first result."""
         count = ix.ONE
         for axis in self.template.implements.results[0]:
             block = self.template.block(axis)

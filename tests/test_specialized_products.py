@@ -57,7 +57,24 @@ def two_reads(x: Tensor, w: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tenso
     return t * z, t.float()
 
 
+def side_by_side(x: Tensor, w: Tensor, v: Tensor, u: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return torch.relu(x @ w + b), x @ v, 0.5 * (x @ u)
+
+
+def one_reads_a_tile(x: Tensor, w: Tensor, v: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ w + y, torch.relu(x @ v)
+
+
+def one_is_transposed(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ w, torch.relu(x @ v.t())
+
+
+def one_is_wider(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ w, torch.relu(x @ v).float()
+
+
 CASES |= {
+    "side_by_side": (side_by_side, [r(200, 96), r(96, 264), r(96, 136), r(96, 136), r(264)]),
     "side_sum": (gradients, [r(96, 200), r(96, 264)]),
     "sums_of_columns": (lambda x, w: (x @ w, w.sum(0)), [r(200, 96), r(96, 264)]),
     "two_reads": (two_reads, [r(200, 96), r(96, 264), r(200, 264), r(200, 264)]),
@@ -111,7 +128,8 @@ def kernels(fn: Callable[..., Any], args: list[Tensor], some: Callable[..., Sequ
     for config in some(configurations(fn, args)):
         plan, options = offered(fn, args, lambda _, config=config: config)
         [step] = [step for step in plan.kernels if members(step)[0].choice is not None]
-        problem = chosen_problem(step, plan.graph, options.device(plan.graph, product_of(step)))
+        one = members(step)[0]  # of several, all need as much
+        problem = chosen_problem(one, plan.graph, options.device(plan.graph, product_of(one)))
         call = rendered(step, plan, "kernel", options)
         made.append(Made(config, call.launch, problem.template.resources(problem, config).shared))
     return made
@@ -181,6 +199,22 @@ def test_what_is_refused(name: str) -> None:
     assert REFUSED[name] in verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (one_reads_a_tile, [(200, 96), (96, 264), (96, 136), (200, 264)]),
+        (one_is_transposed, [(200, 96), (96, 264), (136, 96)]),
+        (one_is_wider, [(200, 96), (96, 264), (96, 136)]),
+    ],
+)
+def test_what_is_not_made_side_by_side(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    """Products whose tiles would not take each other's places in shared memory are kernels of their own."""
+    plan, _ = offered(fn, [r(*shape) for shape in shapes], lambda configs: configs[0])
+    assert [len(members(step)) for step in plan.kernels if members(step)[0].choice is not None] == [1, 1]
+    plan, _ = offered(side_by_side, CASES["side_by_side"][1], lambda configs: configs[0])
+    assert [len(members(step)) for step in plan.kernels] == [3]
+
+
 def test_the_interpreter_gets_none() -> None:
     """Nor do GPUs with other multiplications."""
     fn, args = CASES["rows_by_rows"]
@@ -225,6 +259,23 @@ def test_many_tiles(groups: int, ahead: bool) -> None:
         results = [step(x, w, y) for _ in range(20)]
     assert error(results[0], torch.relu(x.double() @ w.double()) + y) < 4e-3
     assert all(torch.equal(results[0], one) for one in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [1, 2])
+def test_many_tiles_side_by_side(groups: int) -> None:
+    """Tiles of all three come round more than once, and for lengths of the call."""
+    args = [r(*sizes, dtype=bf).cuda() for sizes in ((3000, 520), (520, 3000), (520, 1000), (520, 1000), (3000,))]
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: next(c for c in configs if c.PROGRAMS == groups)):
+        step = torch.compile(side_by_side, backend="kgen", options={"cache": False, "poison": True})
+        for rows in (3000, 1700, 72):
+            x = args[0][:rows].clone()
+            torch._dynamo.mark_dynamic(x, 0)
+            results = [step(x, *args[1:]) for _ in range(10)]
+            for k, want in enumerate(side_by_side(*(a.double() for a in (x, *args[1:])))):
+                assert error(results[0][k], want) < 4e-3
+                assert all(torch.equal(results[0][k], one[k]) for one in results)
 
 
 @pytest.mark.gpu

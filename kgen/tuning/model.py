@@ -73,12 +73,13 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     """The time of one kernel for several problems. Their programs fill each other's last waves; what is computed together reads
     a common operand once."""
     first, each = problems[0], [seconds(problem, config) for problem in problems]
-    launch = LAUNCH[first.device.kind]
-    if first.template.joins == "parts":
+    launch, together = LAUNCH[first.device.kind], first.template.joins == "parts"
+    if together and first.device.kind == "cpu":
         common = [name for name, one in first.template.operands.items() if not one.many]
         again = sum(first.bytes_read(name) for name in common) / first.device.bandwidth
         return max(*each, sum(each) - (len(each) - 1) * (launch + again))  # no less than the longest of them alone
-    waves = [problem.sizes.of(problem.programs(config)) / problem.device.processors for problem in problems]
+    counts = [problem.blocks(config) if together else problem.programs(config) for problem in problems]
+    waves = [problem.sizes.of(count) / problem.device.processors for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
     return launch + busy * (math.ceil(total) / total if total else 1)

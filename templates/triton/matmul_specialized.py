@@ -6,7 +6,7 @@ The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kgen import index as ix
@@ -63,6 +63,36 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     return None
 
 
+def refuse_joint(problems: Sequence[Problem]) -> str | None:
+    """Why one kernel does not make several products with a left operand in common: their tiles come and go through the same
+    shared memory."""
+    if any(len(problem.members) > 1 for problem in problems):
+        return "one of them is a family"
+    if len({(_lies(boxes(problem, problem.inputs["B"])), problem.extent("k")) for problem in problems}) > 1:
+        return "their right operands lie in different ways"
+    if any(not written for problem in problems for _, _, written in epilogue_tiles(problem)):
+        return "an epilogue reads tiles"
+    if any(s.kind == "partial" for problem in problems for s in problem.epilogue):
+        return "an epilogue reduces tiles"
+    stored = [[_lies(one) for one in _written(problem)] for problem in problems]
+    if any(len(kinds) != 1 or kinds != stored[0] for kinds in stored):
+        return "their results lie in different ways, or there are several"
+    return None
+
+
+def _lies(found: Boxes | str) -> tuple[object, ...]:
+    """What shared memory for a tile has to know."""
+    return (found.dtype, found.axes) if isinstance(found, Boxes) else (found,)
+
+
+def _written(problem: Problem) -> list[Boxes | str]:
+    """How what the epilogue writes lies."""
+    return [
+        epilogue_boxes(problem, "C", out, s.store[0], problem.graph.buffers[out].dtype, written=True)
+        for s in problem.epilogue for out, kept in zip(s.outs, s.stored, strict=True) if kept
+    ]  # fmt: skip
+
+
 @once
 def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
     """Bytes of shared memory for each element of the epilogue's tile: of what is fetched ahead, and of what is written and
@@ -108,6 +138,7 @@ class SpecializedMatmul:
     language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
 
     refuse = staticmethod(refuse)
+    refuse_joint = staticmethod(refuse_joint)
     sides = staticmethod(sides)
     order = staticmethod(order_of_dots)
 

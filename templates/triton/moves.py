@@ -151,6 +151,11 @@ class Held:
         own = [way.memory(_leaving(move)) for move, way in self.writes.items() if move not in self.places]
         return [*own, f"PENDING: tl.constexpr = {max(0, len(self.writes) - 1)}"]
 
+    def instead_of(self, first: Held) -> list[str]:
+        """The same where it takes turns with `first`, through whose memory goes what is alike."""
+        pairs = zip(self.writes, first.writes, strict=True)
+        return [f"{_leaving(own)} = {_leaving(other)}" for own, other in pairs if _leaving(own) != _leaving(other)]
+
 
 def _leaving(move: Move) -> str:
     """The name of the memory of what is written and has no other place."""

@@ -29,14 +29,14 @@ HOPPER_MAJOR = 9
 
 
 def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
-    """The kernel of a problem, or of several whose programs run side by side in one launch. It is rendered twice: only its
-    slots know which sizes the kernel needs."""
+    """The kernel of a problem, or of several: those whose programs run side by side in one launch, or whose template makes them
+    together. It is rendered twice: only its slots know which sizes the kernel needs."""
     parts: list[_Part] = []
     maps: dict[TensorMap, str] = {}
-    for problem in problems:
-        parts.append(_Part(problem, config, exact, maps))
+    for group in [problems] if problems[0].template.joins == "parts" else [[problem] for problem in problems]:
+        parts.append(_Part(group, config, exact, maps))
         maps = parts[-1].parameters.maps
-    ends = list(itertools.accumulate(part.problem.programs(config) for part in parts))
+    ends = list(itertools.accumulate(part.programs for part in parts))
     text = parts[0].text(name, _imports(parts)) if len(parts) == 1 else _joined(parts, ends, name)
     graph, pointers, sizes = (
         problems[0].graph,
@@ -67,7 +67,7 @@ class _Head:
     through, once the epilogue has been rendered."""
 
     part: _Part
-    filler: Slots
+    fillers: Sequence[Slots]
     name: str
     head: str
     more: Sequence[str]
@@ -75,9 +75,9 @@ class _Head:
 
     def __call__(self, suffix: str = "", *own: str) -> str:
         if not suffix:
-            text = self.part.opening(self.name, self.filler, self.more) + "\n    lib.wait_for_previous()" * (not self.more)
+            text = self.part.opening(self.name, self.fillers[0], self.more) + "\n    lib.wait_for_previous()" * (not self.more)
         else:
-            text = self.part.opening(f"{self.name}_{suffix}", self.filler, own)
+            text = self.part.opening(f"{self.name}_{suffix}", self.fillers[0], own)
         head = "" if self.opened else self.head
         self.opened.append(suffix)
         return f"{head}{text}"
@@ -87,14 +87,19 @@ class _Head:
 
     @property
     def held(self) -> Held:
-        return self.filler.held
+        return self.fillers[0].held
+
+    def memories(self) -> list[str]:
+        """Statements that make the memory of what epilogues write. Those of several problems take turns with the first one's."""
+        first, *others = [filler.held for filler in self.fillers]
+        return [*first.memories(), *(line for held in others for line in held.instead_of(first))]
 
 
 class _Part:
-    """One problem of a kernel: its slots, and what they turned out to need."""
+    """One problem of a kernel, or several that are made together: its slots, and what they turned out to need."""
 
-    def __init__(self, problem: Problem, config: Config, exact: bool, maps: Mapping[TensorMap, str]) -> None:
-        self.problem, self.config, self.exact = problem, config, exact
+    def __init__(self, problems: Sequence[Problem], config: Config, exact: bool, maps: Mapping[TensorMap, str]) -> None:
+        self.problems, self.problem, self.config, self.exact = problems, problems[0], config, exact
         self.parameters, self.maps = Parameters(maps=dict(maps)), tuple[str, ...]()
         self.text("kernel", "")
         self.maps = tuple(name for name in self.parameters.maps.values() if name in self.parameters.made_names)
@@ -103,9 +108,9 @@ class _Part:
         """The function `name`; a program's number is the first of the parameters `more`, or the device's."""
         known = self.parameters
         self.parameters = Parameters(known.pointers, known.maps, known.sizes)
-        filler = Slots(self.problem, self.config, self.exact, self.parameters)
+        fillers = [Slots(problem, self.config, self.exact, self.parameters) for problem in self.problems]
         program = more[0] if more else "tl.program_id(0)"
-        return sl.render([filler], _Head(self, filler, name, head, more), _facts, program)
+        return sl.render(fillers, _Head(self, fillers, name, head, more), _facts, program)
 
     def arguments(self) -> list[str]:
         """The names of its parameters."""
@@ -115,7 +120,13 @@ class _Part:
     @property
     def precise(self) -> bool:
         """Whether any value must be as exact as eager's."""
-        return self.exact or bool(exact_values(self.problem.kernel.statements, self.problem.graph))
+        return self.exact or any(exact_values(p.kernel.statements, p.graph) for p in self.problems)
+
+    @property
+    def programs(self) -> Expr:
+        """Of several problems that are made together, no more than stay on their processors."""
+        count = sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
+        return count if len(self.problems) == 1 else ix.minimum(count, self.problem.device.processors)
 
     @property
     def names(self) -> set[str]:
@@ -152,8 +163,9 @@ def _names(pointers: Iterable[str], maps: Iterable[str], sizes: Iterable[str]) -
 
 def _imports(parts: Sequence[_Part]) -> str:
     """Everything up to the functions: where the kernel comes from, and imports."""
-    comments = [line for part in parts for line in source_lines(part.problem.kernel.origins)]
-    comments += [f"{part.problem.template.name} {part.config} | {_axes_line(part.problem)}" for part in parts]
+    problems = [problem for part in parts for problem in part.problems]
+    comments = [line for problem in problems for line in source_lines(problem.kernel.origins)]
+    comments += [f"{problem.template.name} {parts[0].config} | {_axes_line(problem)}" for problem in problems]
     lines = [f"# {line}" for line in comments]
     lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton import library as lib"]
     if parts[0].problem.template.language == "gluon":
