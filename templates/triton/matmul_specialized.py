@@ -23,8 +23,12 @@ from kgen.templates.triton.matmul_tma import BARRIERS, ROW, epilogue_tiles, grid
 FEW_SUMS = 64
 # Bytes of shared memory through which sums of operands get to the threads that store them.
 TURNED = 2048
+# The same, of each warp, on the way from a product to its rows.
+IN_ROWS = 4224
 # What is left of a kernel's time when no warp that multiplies works out addresses or waits for copies to be asked for.
 GAIN = 0.95
+# Of that where rows are stored by pointers, which one group of warps does while the other one multiplies.
+STORING_IN_TURN = 0.85
 # And where an operand is summed, too: the tiles that take longer hold up groups of warps that take turns.
 SUMMING = 1.14
 
@@ -55,12 +59,19 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     """Why an epilogue is none for tiles whose layout is written out."""
     if any(s.kind == "scatter" for s in problem.epilogue):
         return "its epilogue scatters"
-    if any(written and not boxed for _, boxed, written in epilogue_tiles(problem)):
-        return "a result is no box that the copy engine can write"
     parts = [s for s in problem.epilogue if s.kind == "partial"]
+    if parts and stores_by_pointers(problem):
+        return "a result of rows that are also reduced is no box that the copy engine can write"
     if any(s.op in ("welford", "argmax", "argmin") or not problem.part(s).whole for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None
+
+
+def stores_by_pointers(problem: Problem) -> bool:
+    """Whether a result is no box that the copy engine can write, as where rows begin at odd addresses. Warps then store 32
+    neighbours of a row at a time; as they hold a product, two of each of eight rows, products and stores would take 2.5 times
+    as long."""
+    return any(written and not boxed for _, boxed, written in epilogue_tiles(problem))
 
 
 def refuse_joint(problems: Sequence[Problem]) -> str | None:
@@ -72,6 +83,8 @@ def refuse_joint(problems: Sequence[Problem]) -> str | None:
         return "their right operands lie in different ways"
     if any(not written for problem in problems for _, _, written in epilogue_tiles(problem)):
         return "an epilogue reads tiles"
+    if any(stores_by_pointers(problem) for problem in problems):
+        return "a result is no box that the copy engine can write"
     if any(s.kind == "partial" for problem in problems for s in problem.epilogue):
         return "an epilogue reduces tiles"
     stored = [[_lies(one) for one in _written(problem)] for problem in problems]
@@ -138,7 +151,7 @@ class SpecializedMatmul:
     language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
 
     refuse = staticmethod(refuse)
-    refuse_joint = staticmethod(refuse_joint)
+    refuse_joint, stores_by_pointers = staticmethod(refuse_joint), staticmethod(stores_by_pointers)
     sides = staticmethod(sides)
     order = staticmethod(order_of_dots)
 
@@ -168,6 +181,7 @@ class SpecializedMatmul:
         sums = len(problem.members) * area // (config.WARPS * 32)
         summing = sums_needs(problem, config)
         turned = TURNED if problem.side_sums else 0
+        turned += IN_ROWS * config.WARPS if stores_by_pointers(problem) else 0
         own = read * area + written * area // config.PARTS + summing.shared + turned + folds
         return Resources(arriving + own * config.PROGRAMS + BARRIERS, sums + summing.registers + 64)
 
@@ -177,6 +191,7 @@ class SpecializedMatmul:
         own = 1 + (config.STAGES - 1) // config.PROGRAMS
         alike = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))
         gain = GAIN * SUMMING if problem.side_sums else GAIN
+        gain *= STORING_IN_TURN if config.PROGRAMS > 1 and stores_by_pointers(problem) else 1
         return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
 
     def grid(self, problem: Problem, config: Config) -> Expr:

@@ -237,3 +237,9 @@ def chosen(byte, a, b):
         }""",
         "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [byte, a, b], tl.float32, True, 4,
     )  # fmt: skip
+
+
+@gluon.constexpr_function
+def in_rows(warps):
+    """How warps hold a tile so that each stores neighbours of one row."""
+    return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])

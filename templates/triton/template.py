@@ -90,7 +90,7 @@ class _Head:
         return self.fillers[0].held
 
     def memories(self) -> list[str]:
-        """Statements that make the memory of what epilogues write. Those of several problems take turns with the first one's."""
+        """Statements that make the memory of what epilogues write. Those of several problems take turns with the first's."""
         first, *others = [filler.held for filler in self.fillers]
         return [*first.memories(), *(line for held in others for line in held.instead_of(first))]
 
