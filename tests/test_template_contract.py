@@ -19,6 +19,7 @@ from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.testing import Case, Outcome, Spec, cases, check_template
 from kgen.testing.cases import plain
+from kgen.tuning.only import only
 from tests.kernels import plans
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -321,6 +322,56 @@ def test_results_that_are_stored_one_by_one(author):
     """The epilogue runs where either is stored, so that it needs both there."""
     with pytest.raises(errors.BadTemplate, match="renders C and D: one of them stores all results"):
         author.registers(module=NEAREST, jinja=LARGEST + """    {{ D.store("largest", "rm", "rn") }}\n""")
+
+
+FAMILY = MODULE.replace('"k", "n"),', '"k", "n", many=True),').replace(
+    'kgen.result("b", "m", "n")', 'kgen.result("b", "m", "n", many=True)'
+)
+TOGETHER = """
+{{ kernel() }}
+    end = 0
+{% for part in parts %}
+    begin{{ part.suffix }} = end
+    tiles_n{{ part.suffix }} = tl.cdiv({{ part.n.size }}, BLOCK_N)
+    end += B * tl.cdiv(M, BLOCK_M) * tiles_n{{ part.suffix }}
+    if (tl.program_id(0) >= begin{{ part.suffix }}) & (tl.program_id(0) < end):
+        own = tl.program_id(0) - begin{{ part.suffix }}
+        tiles = tl.cdiv(M, BLOCK_M) * tiles_n{{ part.suffix }}
+        b = own // tiles
+        rm = own % tiles // tiles_n{{ part.suffix }} * BLOCK_M + tl.arange(0, BLOCK_M)
+        rn = own % tiles_n{{ part.suffix }} * BLOCK_N + tl.arange(0, BLOCK_N)
+        acc0 = tl.zeros([BLOCK_M, BLOCK_N], ACCUMULATOR)
+        for start in range(0, K, BLOCK_K):
+            rk = start + tl.arange(0, BLOCK_K)
+            {{ part.A.tile("left", "b", "rm", "rk") }}
+{% for one in part.B %}
+            {{ one.tile("right", "b", "rk", "rn") }}
+{% endfor %}
+            acc0 = lib.dot(left, right, acc0, PRECISION)
+        {{ part.C.store("acc", "b", "rm", "rn") }}
+{% endfor %}
+"""
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("refuses", [False, True])
+def test_products_that_one_launch_makes(author, refuses):
+    """With `parts` and one program a tile: as many programs as tiles, unless the author would rather not."""
+    methods = """
+    def refuse_joint(self, problems):
+        return "one after the other, please"
+"""
+    author.registers(module=FAMILY, jinja=TOGETHER, methods=methods if refuses else "")
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.relu(x @ w), x @ v + 1
+
+    args = torch.randn(200, 40), torch.randn(40, 1000), torch.randn(40, 130)
+    with kgen.config.override(gpu_interpreter=True, cache=False), only("authors", lambda configs: configs[0]):
+        report = kgen.explain(f, *args, print_report=False)
+        for got, want in zip(torch.compile(f, backend="kgen")(*args), f(*args), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert (len(report.kernels), len(report.externs)) == (2 if refuses else 1, 0)
 
 
 # ---- axes of any name -----------------------------------------------------------------------------------------------

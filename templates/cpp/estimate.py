@@ -69,7 +69,8 @@ def _rate(problem: Problem, apart: bool) -> float:
 def _dots(problem: Problem) -> bool:
     """Whether columns are multiplied where they lie: `Operand::takes_dots` of the engine."""
     tiles = problem.main_dtype is torch.bfloat16 and problem.device.narrow > packing.AVX512_NARROW
-    return not tiles and problem.size("m") <= DOT_ROWS and problem.stride("B", "k") == 1
+    in_place = all(problem.stride("B", "k", number) == 1 for number in range(len(problem.members)))
+    return not tiles and problem.size("m") <= DOT_ROWS and in_place
 
 
 def packed(problem: Problem) -> bool:

@@ -195,4 +195,8 @@ class SpecializedMatmul:
         return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
 
     def grid(self, problem: Problem, config: Config) -> Expr:
-        return ix.minimum(grid_of_tiles(problem, config), problem.device.processors)
+        return self.grid_of_parts([problem], config)
+
+    def grid_of_parts(self, problems: Sequence[Problem], config: Config) -> Expr:
+        tiles = sum((grid_of_tiles(problem, config) for problem in problems), ix.ZERO)
+        return ix.minimum(tiles, problems[0].device.processors)

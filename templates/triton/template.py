@@ -124,9 +124,11 @@ class _Part:
 
     @property
     def programs(self) -> Expr:
-        """Of several problems that are made together, no more than stay on their processors."""
-        count = sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
-        return count if len(self.problems) == 1 else ix.minimum(count, self.problem.device.processors)
+        """By the author's rule for several problems that are made together, or as many as they have alone."""
+        own = self.problem.template.method("grid_of_parts") if len(self.problems) > 1 else None
+        if own is not None:
+            return ix.as_expr(own(self.problems, self.config))
+        return sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
 
     @property
     def names(self) -> set[str]:
