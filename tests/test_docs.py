@@ -37,7 +37,7 @@ SOURCES = [
     path
     for folder in ("templates", "lowering", "kgen/testing")
     for path in sorted((ROOT / folder).rglob("*.py"))
-] + [ROOT / "kgen" / "errors.py", ROOT / "kgen" / "verdict.py", ROOT / "scheduler" / "choose.py"]  # fmt: skip
+] + [ROOT / name for name in ("kgen/errors.py", "kgen/verdict.py", "scheduler/choose.py", "scheduler/joint.py")]  # fmt: skip
 
 
 def strings(path: Path) -> list[str]:
