@@ -40,7 +40,7 @@ def seconds(problem: Problem, config: Config) -> float:
     few = smallest <= config.FEW_ROWS and not ready
     pairs = problem.main_dtype is torch.bfloat16 and problem.device.narrow > 1
     apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B")[: 1 if ready else 2])
-    compute = problem.flops / problem.rate / _rate(problem, apart)
+    compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
     compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
@@ -57,20 +57,18 @@ def seconds(problem: Problem, config: Config) -> float:
     return START + writing + compute + sum(reading.values())
 
 
-def _rate(problem: Problem, apart: bool) -> float:
-    """The share of the peak rate that products reach. `apart`: pairs that are no neighbours in memory."""
-    if problem.main_dtype is not torch.bfloat16 or problem.device.narrow <= 1:
-        return RATE
-    if problem.device.narrow <= packing.AVX512_NARROW:
-        return PAIRS_RATE
+def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
+    """The share of the peak rate that products reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
+    if not packing.in_tiles(problem.main_dtype, problem.device):
+        return PAIRS_RATE if pairs else RATE
     return TILES_COLUMNS_RATE if apart else TILES_RATE
 
 
 def _dots(problem: Problem) -> bool:
     """Whether columns are multiplied where they lie: `Operand::takes_dots` of the engine."""
-    tiles = problem.main_dtype is torch.bfloat16 and problem.device.narrow > packing.AVX512_NARROW
-    in_place = all(problem.stride("B", "k", number) == 1 for number in range(len(problem.members)))
-    return not tiles and problem.size("m") <= DOT_ROWS and in_place
+    if packing.in_tiles(problem.main_dtype, problem.device) or problem.size("m") > DOT_ROWS:
+        return False
+    return all(problem.stride("B", "k", number) == 1 for number in range(len(problem.members)))
 
 
 def packed(problem: Problem) -> bool:

@@ -19,9 +19,9 @@ import torch
 from kgen import index as ix
 from kgen.plan import Packing
 from kgen.templates.cpp.table import CPP_TYPES
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Device, Problem
 
-__all__ = ["packing_of", "render_packing", "why_not"]
+__all__ = ["in_tiles", "packing_of", "render_packing", "why_not"]
 
 # Rows above which packing at each call is little beside the products. Up to so many, columns are as well read where they lie:
 # of any numbers, of those that packing widens, and of those that AMX multiplies.
@@ -30,6 +30,11 @@ MOST_ROWS, FEW_ROWS, FEW_WIDENED_ROWS, FEW_TILED_ROWS = 512, 2, 4, 16
 AVX512_NARROW = 2
 # Whatever the instruction set: columns of a panel, and words along k that are packed at a time.
 COLUMNS, DEPTH = 32, 16
+
+
+def in_tiles(kind: torch.dtype, device: Device) -> bool:
+    """Whether AMX multiplies such numbers."""
+    return kind is torch.bfloat16 and device.narrow > AVX512_NARROW
 
 
 def why_not(problem: Problem, name: str, number: int = 0) -> str | None:
@@ -54,7 +59,7 @@ def _by_rows(problem: Problem, rows: str, kind: torch.dtype) -> str | None:
         return "packed it is twice as large, and a few rows take as long as reading it"
     if not problem.static(rows):
         return None
-    few = FEW_TILED_ROWS if kind is torch.bfloat16 and problem.device.narrow > AVX512_NARROW else FEW_ROWS
+    few = FEW_TILED_ROWS if in_tiles(kind, problem.device) else FEW_ROWS
     if problem.size(rows) <= few:
         return f"with {problem.size(rows)} rows it is read as fast as it lies"
     return f"with {problem.size(rows)} rows packing takes little of the time" if problem.size(rows) > MOST_ROWS else None

@@ -195,7 +195,8 @@ class PackedProduct {
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(const Products<U>& all, const Blocking& how) : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole), dots_(all.takes_dots()) {
+  PackedProduct(const Products<U>& all, const Blocking& how)
+      : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole), dots_(all.takes_dots()), step_(dots_ ? kDotDepths : 1) {
     int64_t widest = 0;
     for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
     tile_rows_ = round_up(how.tile_rows, kPackRows);
@@ -266,21 +267,16 @@ class PackedProduct {
     }
   }
 
-  // Where block d of row r (the first of a panel) begins among `rows` packed rows, and the words of a row that stand together:
-  // those of one block of k, or, for dot products, of a few.
+  // Blocks of k stand together by steps of as many as are multiplied at a time, those of the last one perhaps fewer: the first
+  // block of d's step, the words of a row in that, and where block d of row r (the first of a panel) begins among `rows` rows.
+  int64_t step_of(int64_t d) const { return d / step_ * step_; }
+  int64_t words_of_step(int64_t d) const { return smaller(step_, depths_ - step_of(d)) * kDepth<U>; }
   int64_t row_place(int64_t d, int64_t r, int64_t rows) const {
-    if (!dots_) return (d * rows + r) * kDepth<U>;
-    const int64_t first = d / kDotDepths * kDotDepths;
-    return first * rows * kDepth<U> + r * words_at_once(d) + (d - first) * kDotRows * kDepth<U>;
+    const int64_t first = step_of(d);
+    return first * rows * kDepth<U> + r * words_of_step(d) + (d - first) * kDotRows * kDepth<U>;
   }
-  int64_t words_at_once(int64_t d) const {
-    return dots_ ? smaller(kDotDepths, depths_ - d / kDotDepths * kDotDepths) * kDepth<U> : kDepth<U>;
-  }
-  // Parts of a sum begin with what is multiplied at a time.
-  int64_t first_depth(int64_t part) const {
-    const int64_t step = dots_ ? kDotDepths : 1;
-    return smaller(depths_, pieces(depths_, step) * part / parts_ * step);
-  }
+  // The block with which a part of the sum begins.
+  int64_t begin_of(int64_t part) const { return smaller(depths_, pieces(depths_, step_) * part / parts_ * step_); }
 
   // All columns of the results of rows m, ..., m + rows - 1.
   void some_rows(int64_t m, int64_t rows) {
@@ -293,7 +289,7 @@ class PackedProduct {
     team_share(chunks * depths_, [&](int64_t unit) {
       const int64_t r = unit % chunks * kPackRows, k = unit / chunks * depth;
       const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
-      const Panels panels{dots_ ? kDotRows : kRows<U>, words_at_once(unit / chunks)};
+      const Panels panels{dots_ ? kDotRows : kRows<U>, words_of_step(unit / chunks)};
       Word* const to = packed_ + row_place(unit / chunks, r, padded);
       all_.left.pack_row_panels(all_.left.self, block, smaller(kPackRows, padded - r), panels, to, room.block);
       if (all_.sums.store != nullptr) {
@@ -318,7 +314,7 @@ class PackedProduct {
     team_share(all_.total(shares), [&](int64_t task) {
       all_.with(task, shares, [&](const Family<U>& family, int64_t own) {
         const int64_t part = own % parts_;
-        const Depths share{first_depth(part), first_depth(part + 1)};
+        const Depths share{begin_of(part), begin_of(part + 1)};
         multiply_all(tile_of(family, own / parts_, rows), share, padded, partial_ + task * sheets_, room);
       });
     });
@@ -389,9 +385,9 @@ class PackedProduct {
       for (int64_t i = 0; i < padded * tile_ld_; ++i) results[i] = Acc(0);
     }
     if (dots_) {
-      for (int64_t d = share.begin; d < share.end; d += kDotDepths) {
-        const int64_t k = d * depth, nk = smaller(kDotDepths * depth, all_.k - k);
-        right.dots(right.self, {tile.n, tile.columns, k, nk}, packed_ + row_place(d, tile.m, block_rows), words_at_once(d), padded,
+      for (int64_t d = share.begin; d < share.end; d += step_) {
+        const int64_t k = d * depth, nk = smaller(step_ * depth, all_.k - k);
+        right.dots(right.self, {tile.n, tile.columns, k, nk}, packed_ + row_place(d, tile.m, block_rows), words_of_step(d), padded,
                    results, tile_ld_, d == share.begin, room.block);
       }
       return;
@@ -416,6 +412,7 @@ class PackedProduct {
   const Products<U>& all_;
   int64_t depths_, rows_, tile_rows_, tile_columns_, tile_ld_, tile_size_, sheets_, parts_;
   bool whole_, dots_;
+  int64_t step_;  // blocks of k that are multiplied at a time
   Word* packed_ = nullptr;
   Acc* partial_ = nullptr;
   Acc* sums_ = nullptr;  // of the packed rows, block by block
