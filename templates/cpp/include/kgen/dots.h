@@ -16,19 +16,6 @@ inline constexpr int64_t kDotDepths = 3;
 // Columns of an operand that is computed, at a time.
 inline constexpr int64_t kFilledDots = 4 * kDotColumns;
 
-// The sums of four registers' lanes, each in a fixed tree.
-template <class S, int... I>
-KGEN_FN auto fold_four(S a, S b, S c, S d, Lanes<I...>) {
-  constexpr int L = sizeof...(I), H = L / 2, Q = L / 4;
-  const S ab = __builtin_shufflevector(a, b, (I < H ? I : I + H)...) + __builtin_shufflevector(a, b, (I < H ? I + H : I + L)...);
-  const S cd = __builtin_shufflevector(c, d, (I < H ? I : I + H)...) + __builtin_shufflevector(c, d, (I < H ? I + H : I + L)...);
-  S sum = __builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q)...) +
-          __builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q + Q)...);
-  if constexpr (Q > 2) sum += __builtin_shufflevector(sum, sum, (I ^ 2)...);
-  if constexpr (Q > 1) sum += __builtin_shufflevector(sum, sum, (I ^ 1)...);
-  return __builtin_shufflevector(sum, sum, 0, Q, 2 * Q, 3 * Q);
-}
-
 // Memory that is asked for, `step` bytes at a time.
 struct Ahead {
   const char* from;

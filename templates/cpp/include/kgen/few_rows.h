@@ -12,14 +12,17 @@ namespace kgen {
 
 // ---- neighbours along k ---------------------------------------------------------------------------------------------
 
+// Elements from those that are multiplied to those that come to L2, and from there to L1, meanwhile. Memory takes longer to answer
+// than a column's part takes to be multiplied, and L1 has room for few questions.
+struct Next {
+  int64_t far, near;
+};
+
 // c[r * ldc + j] += dot products of Rows rows with Columns columns. `x` has rows of kDepth words, `block` words from one block of
-// k to the next.
+// k to the next. `next` is asked for in advance.
 template <class U, int Rows, int Columns, class T>
-[[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
+[[gnu::noinline]] void dot_columns(const typename U::Word* x, int64_t block, Words<U, T> b, typename U::Acc* c, int64_t ldc, Next next) {
   constexpr int L = word_lanes<U>, E = U::elements;
-  // Elements to the memory that is asked for in advance: further on in the column, or where that is short, in the next ones.
-  constexpr int64_t distance = 1024 / sizeof(T), is_short = 8 * distance;
-  const int64_t ahead = b.nk > is_short ? distance : Columns * b.view.i_stride;
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * Columns] = {};
@@ -39,7 +42,8 @@ template <class U, int Rows, int Columns, class T>
     for (; k + L * E <= nk; k += L * E) {
       add(x + k / E, [&](int j) KGEN_INLINE {
         const T* const from = column[j] + first_k + k;
-        __builtin_prefetch(from + ahead);
+        __builtin_prefetch(from + next.far, 0, 2);
+        __builtin_prefetch(from + next.near);
         return b.words_at(from, Full<L * E>{});
       });
     }
@@ -47,10 +51,15 @@ template <class U, int Rows, int Columns, class T>
       add(x + k / E, [&](int j) KGEN_INLINE { return b.words_at(column[j] + first_k + k, Tail<L * E>{nk - k}); });
     }
   }
+  static_assert(Rows * Columns % 4 == 0);
+  alignas(64) typename U::Acc folded[Rows * Columns];
+  KGEN_UNROLL for (int i = 0; i < Rows * Columns; i += 4) {
+    const auto four = fold_four(sums[i], sums[i + 1], sums[i + 2], sums[i + 3], lane_numbers<L>{});
+    __builtin_memcpy(folded + i, &four, sizeof(four));
+  }
   KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
     KGEN_UNROLL for (int j = 0; j < Columns; ++j) {
-      const auto sum = fold_sum(bits_as<Vec<typename U::Acc, L>>(sums[r * Columns + j]));
-      if (j < b.ni) c[r * ldc + j] += sum;
+      if (j < b.ni) c[r * ldc + j] += folded[r * Columns + j];
     }
   }
 }
@@ -168,10 +177,18 @@ struct FewRows {
   template <int Rows, class T>
   void dots(const Word* x, Words<U, T> b, Acc* c, int64_t ldc) const {
     constexpr int Columns = smaller(8, (KGEN_AVX512 ? 24 : 12) / Rows);  // three quarters of the registers hold sums
+    constexpr int64_t near = 1024 / sizeof(T), is_short = 8 * near;
+    // further on in a column, or where that is short, some columns on; behind the last ones come the first ones for the next k's
+    const int64_t columns = round_up(b.ni, Columns);
+    const auto steps = [&](int64_t n, int64_t count) {
+      const int64_t column = n + count * Columns;
+      return column < columns ? count * Columns * b.view.i_stride : (column % columns - n) * b.view.i_stride + b.nk;
+    };
     for (int64_t n = 0; n < b.ni; n += Columns) {
       const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
+      const Next next = b.nk > is_short ? Next{2 * near, near} : Next{steps(n, 3), steps(n, 1)};
       for (int64_t r = 0; r < padded; r += Rows) {
-        dot_columns<U, Rows, Columns>(x + r * kDepth<U>, block, some, c + r * ldc + n, ldc);
+        dot_columns<U, Rows, Columns>(x + r * kDepth<U>, block, some, c + r * ldc + n, ldc, next);
       }
     }
   }
