@@ -6,7 +6,6 @@
 
 #include "few_rows_tiles.h"
 #include "pack.h"
-#include "reduce.h"
 
 namespace kgen {
 
