@@ -77,9 +77,10 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
-    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "fetched",
-    what it reads moves by "tma", and what it writes by pointers, of rows that warps share. In C++ an `ordered` one is stored in
-    order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "shared",
+    warps share rows, and groups of them the memory that results leave from, unless a knob SENT is False. In C++ an `ordered`
+    one is stored in order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element
+    twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"

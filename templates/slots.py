@@ -79,7 +79,7 @@ class ResultSlot:
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of
     an operator's several results are named one by one, ``"first second"``. The statement `met` runs where all warps have needed
-    what was fetched for a tile of a result with access "fetched"."""
+    what was fetched for a tile of a result with access "shared"."""
 
     name: str
     fill: Callable[..., Lines]

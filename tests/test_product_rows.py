@@ -185,6 +185,20 @@ def test_rows_without_anything_in_them() -> None:
 
 
 @pytest.mark.usefixtures("fused")
+def test_rows_of_the_lowest_number_and_far_from_zero() -> None:
+    """Where a row's maximum may not be multiplied by anything, neither for its size nor for its last digits."""
+    mask = torch.zeros(45, 100, dtype=torch.bool)
+    mask[3] = True
+    mask[4, 1:] = True
+    x, w = product(100, torch.bfloat16)
+    for low in (torch.finfo(torch.bfloat16).min, -1e9):
+        check(lambda x, w, mask, low=low: (x @ w).masked_fill(mask, low).softmax(-1), x, w, mask, tolerance=1e-3)
+    check(lambda x, w: (x @ w + torch.arange(100) * 4.0 - 1e3).softmax(-1).bfloat16(), x.float(), w.float(), tolerance=1e-2)
+    x[5, 3], x[6, 3], x[7, 3] = math.inf, -math.inf, math.nan
+    check(lambda x, w: (x @ w).softmax(-1), x, w, tolerance=1e-2)
+
+
+@pytest.mark.usefixtures("fused")
 def test_padding_does_not_count() -> None:
     """Past the end of a row the tile holds what the epilogue makes of zeros."""
     check(lambda x, w: (lambda y: y - y.amax(-1, keepdim=True))(-5 - (x @ w).square()), *product(33))

@@ -2,9 +2,10 @@
 Gluon: the scores of a sequence, of which a softmax is stored.
 
 The right operand stays in shared memory, as in `ResidentMatmul`, and one warp asks the copy engine for everything else. Each of
-two groups of warps has whole rows in its registers: while one multiplies, the other one's epilogue runs. With rows of so many
-columns a tile has 16 of them, for which only the instructions that multiply registers are made; the right operand lies in
-shared memory in such an order that each thread gets neighbours of a row, eight at a time, and stores 16 bytes of it.
+two groups of warps has whole rows in its registers: one multiplies while the other one's epilogue runs, in turn, or both would
+wait for the same units all the time. With rows of so many columns a tile has 16 of them, for which only the instructions that
+multiply registers are made; the right operand lies in shared memory in such an order that each thread gets neighbours of a row,
+eight at a time. Results leave through the copy engine where there is memory for it: warps that store wait for the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kgen.templates.triton.boxes import boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.matmul import HOPPER, refuse_empty
 from kgen.templates.triton.matmul_resident import grid_of_walks, is_one_tile, walks
 from kgen.templates.triton.matmul_specialized import held_bytes
-from kgen.templates.triton.matmul_tma import BARRIERS
+from kgen.templates.triton.matmul_tma import BARRIERS, epilogue_tiles
 
 # Rows of a tile and warps of a group, by the columns of a tile: 64 sums a thread.
 ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
@@ -41,12 +42,12 @@ class RowsMatmul:
     A, B, C = (
         operand("b", "m", "k", access="tma"),
         operand("b", "n", "k", access="tma"),
-        result("b", "m", "n", access="fetched"),
+        result("b", "m", "n", access="shared"),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(1024, 512), knob(64, 128)
     TILES, AHEAD, PARTS = knob(1), knob(True, False), knob(1)
-    WARPS, STAGES = knob(8, 4), knob(2)
-    PROGRAMS = knob(2)  # groups of warps, each with a stage of its own
+    WARPS, STAGES = knob(8, 4), knob(3, 2)
+    PROGRAMS, SENT = knob(2), knob(True, False)  # groups of warps; whether results leave through the copy engine
     language, LOADING = "gluon", 24  # registers of a thread that loads
     longest: ClassVar = {"n": 1024, "k": 128}
 
@@ -64,10 +65,11 @@ class RowsMatmul:
         reads, _ = held_bytes(problem, True)
         for m, warps in ROWS[max(n, SHORTEST)]:
             for count in walks(problem, m):
-                yield {
-                    "BLOCK_M": m, "BLOCK_N": max(n, SHORTEST), "BLOCK_K": 2 * STEP if k > STEP else STEP, "TILES": count,
-                    "AHEAD": reads > 0, "WARPS": warps,
-                }  # fmt: skip
+                for stages, sent in ((3, True), (2, False)) if sent_bytes(problem) else ((2, False),):
+                    yield {
+                        "BLOCK_M": m, "BLOCK_N": max(n, SHORTEST), "BLOCK_K": 2 * STEP if k > STEP else STEP, "TILES": count,
+                        "AHEAD": reads > 0, "WARPS": warps, "STAGES": stages, "SENT": sent,
+                    }  # fmt: skip
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         if not is_one_tile(problem, config):
@@ -75,9 +77,10 @@ class RowsMatmul:
         area, size = config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
         tiles = (config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
         read, _ = held_bytes(problem, config.AHEAD)
+        held = read * config.STAGES + sent_bytes(problem) * config.SENT
         folds = 8 * config.BLOCK_M * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
         registers = area // (config.WARPS * 32) + 56
-        return Resources(tiles + (read * area + folds) * config.PROGRAMS + BARRIERS, registers)
+        return Resources(tiles + held * area + folds * config.PROGRAMS + BARRIERS, registers)
 
     def order(self, problem: Problem, config: Config) -> Hashable:
         return False  # that of all products of registers
@@ -90,6 +93,11 @@ class RowsMatmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.rows(problem, config)
+
+
+def sent_bytes(problem: Problem) -> int:
+    """Bytes for each element of a tile of what an epilogue may store through the copy engine."""
+    return sum(size for size, boxed, written in epilogue_tiles(problem) if boxed and written)
 
 
 def _refuse_operands(problem: Problem) -> str | None:

@@ -14,6 +14,9 @@ from kgen.index import Var
 from kgen.templates.triton.boxes import Boxes, ByEights
 from kgen.templates.triton.expression import IndexText
 
+# Where a group of warps finds the tile that a part of its epilogue reads.
+_PART = "group * PARTS + part"
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -37,12 +40,12 @@ class Move:
             text = f"{text}.reshape({', '.join(self.sides)})"
         return f"{text}.T" if self.turned else text
 
-    def store(self, value: str) -> str:
-        """A statement that stores `value`, a tile of the descriptor's element type."""
+    def store(self, value: str) -> list[str]:
+        """Statements that store `value`, a tile of the descriptor's element type."""
         value = f"{value}.T" if self.turned else value
         if len(self.places) > 2:
             value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.places) - 2) + list(self.sides))}])"
-        return f"{self.map}.store({self.begin}, {value})"
+        return [f"{self.map}.store({self.begin}, {value})"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +80,24 @@ class Staged:
 
     def ahead(self, memory: str) -> str:
         """Asks for the tile that part `part` of an epilogue reads."""
-        return f"ws.fetch({self.move.map}, {self.move.begin}, arrived, {memory}, group * PARTS + part, group)"
+        return f"ws.fetch({self.move.map}, {self.move.begin}, arrived, {memory}, {_PART}, group)"
 
-    def loaded(self, memory: str) -> str:
-        """That tile, in registers."""
-        return f"{self._as_tile(f'{memory}.index(group * PARTS + part)')}.load(layout)"
+    def loaded(self, memory: str, place: str) -> str:
+        """The tile at a place of a memory, in registers."""
+        return f"{self._as_tile(f'{memory}.index({place})')}.load(layout)"
 
     def sent(self, memory: str, value: str, pending: str) -> str:
         """A statement that stores `value` through `memory`; `pending`: how many later stores may still be reading theirs."""
+        return f"ws.write({self._leaves(value)}, {memory}, {pending})"
+
+    def sent_in_turn(self, memory: str, value: str, first: bool) -> list[str]:
+        """The same through memory that groups of warps have in turn; the `first` waits for the other one to have left."""
+        waits = ["ws.await_turn(drained, group, count, PROGRAMS)"] if first else []
+        return [*waits, f"ws.send({self._leaves(value)}, {memory})"]
+
+    def _leaves(self, value: str) -> str:
         turned = f"gl.permute({value}, (1, 0))" if self.move.turned else value
-        return f"ws.write({self.move.map}, {self.move.begin}, {turned}, {memory}, {pending})"
+        return f"{self.move.map}, {self.move.begin}, {turned}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +123,31 @@ class Kept:
 @dataclass(slots=True)
 class Held:
     """The shared memory that an epilogue's tiles in Gluon come to and leave from. What is read is fetched `ahead`, during the
-    products; a result leaves from the memory of a tile like it that has been read by then, if there is one."""
+    products; a result leaves from the memory of a tile like it that has been read by then, if there is one. Where what is read
+    comes with an operand's tile, `in_stages`, that memory is given away too early, and groups of warps have another one in
+    turn."""
 
     ahead: bool
+    in_stages: bool = False
     reads: dict[Move, Staged] = field(default_factory=dict)
     writes: dict[Move, Staged] = field(default_factory=dict)
     places: dict[Move, Move] = field(default_factory=dict)  # of what is written: what was read where it takes its place
 
     def load(self, way: Staged) -> str:
         self.reads[way.move] = way
-        return way.loaded(self.memory(way.move))
+        return way.loaded(self.memory(way.move), "stage" if self.in_stages else _PART)
 
-    def store(self, way: Staged, value: str) -> str:
+    def store(self, way: Staged, value: str) -> list[str]:
+        first = not self.writes
         self.writes[way.move] = way
+        if self.in_stages:
+            return way.sent_in_turn(_leaving(way.move), value, first)
         taken = set(self.places.values())
         alike = [move for move, one in self.reads.items() if move not in taken and one.same_memory(way)]
         if not alike:
-            return way.sent(_leaving(way.move), value, "PENDING")
+            return [way.sent(_leaving(way.move), value, "PENDING")]
         self.places[way.move] = alike[0]
-        return way.sent(f"{self.memory(alike[0])}.index(group * PARTS + part)", value, "63")
+        return [way.sent(f"{self.memory(alike[0])}.index({_PART})", value, "63")]
 
     def memory(self, move: Move) -> str:
         """The name of the memory of what is read. A matrix may be read as it is and transposed, by one descriptor."""
@@ -142,13 +159,18 @@ class Held:
         """What is read, by the names of its memories."""
         return {self.memory(move): way for move, way in self.reads.items()}
 
+    @property
+    def leaving(self) -> dict[str, Staged]:
+        """What is written, by the names of the memories that it has to itself."""
+        return {_leaving(move): way for move, way in self.writes.items() if move not in self.places}
+
     def bytes_read(self) -> int:
         """Of one part."""
         return sum(math.prod(way.block) * way.dtype.itemsize for way in self.reads.values())
 
     def memories(self) -> list[str]:
         """Statements that make what only the multiplying warps touch."""
-        own = [way.memory(_leaving(move)) for move, way in self.writes.items() if move not in self.places]
+        own = [way.memory(name) for name, way in self.leaving.items()]
         return [*own, f"PENDING: tl.constexpr = {max(0, len(self.writes) - 1)}"]
 
     def instead_of(self, first: Held) -> list[str]:
@@ -172,7 +194,7 @@ class Way:
     def load(self) -> str:
         return self.held.load(self.staged)
 
-    def store(self, value: str) -> str:
+    def store(self, value: str) -> list[str]:
         return self.held.store(self.staged, value)
 
 

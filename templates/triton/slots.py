@@ -43,7 +43,7 @@ class Engine:
         problem, config = self.slots.problem, self.slots.config
         if self.slots.staged and not written and not self.slots.held.ahead:
             return None
-        if written and problem.template.results[self.result].access == "fetched":
+        if written and not config.get("SENT", True):
             return None
         found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
         if isinstance(found, str):
@@ -68,7 +68,8 @@ class Slots:
     held: Held = field(init=False)
 
     def __post_init__(self) -> None:
-        self.held = Held(self.config.get("AHEAD", False))
+        shared = any(result.access == "shared" for result in self.problem.template.results.values())
+        self.held = Held(self.config.get("AHEAD", False), shared)
 
     @property
     def staged(self) -> bool:
@@ -220,14 +221,14 @@ class Slots:
         threads, and the copy engine may overtake it."""
         axes = self.problem.template.results[result].axes
         lines, engine = list[str](), None
-        if self.problem.template.results[result].access in ("tma", "fetched"):
+        if self.problem.template.results[result].access in ("tma", "shared"):
             starts = dict(zip(axes, indices, strict=True))
             lines, indices = self._spread(axes, indices, lengths)
             if self.config.get("ENGINE", True):
                 engine = Engine(self, result, Window(axes, self.problem.loops, starts, self._sides(axes, lengths)))
         emitter = self.emitter(axes, indices, self.problem.loops, lengths)
         emitter.engine, emitter.behind = engine, True
-        if self.problem.template.results[result].access == "fetched":
+        if self.problem.template.results[result].access == "shared":
             emitter.sharing = self.config.WARPS
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()

@@ -127,6 +127,12 @@ def write(descriptor, places, value, staging, pending: gl.constexpr):
     """Stores a tile through the copy engine. `staging`, which may have leading dimensions of length 1, is free when all but the
     last `pending` stores have read theirs."""
     tma.store_wait(pending)
+    send(descriptor, places, value, staging)
+
+
+@gluon.jit
+def send(descriptor, places, value, staging):
+    """The same with `staging` known to be free."""
     if len(staging.shape) > 2:
         staging.reshape(value.shape).store(value)
     else:

@@ -114,7 +114,8 @@ class TileEmitter(PointEmitter):
             super()._store(out, offset, name, axes)
             return
         whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
-        self._line(way.store(self._narrowed(whole, dtype)))
+        for line in way.store(self._narrowed(whole, dtype)):
+            self._line(line)
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
