@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import kgen
 from kgen import config, errors
+from kgen.build import toolchain
 from kgen.freeze import SMALL
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
@@ -102,6 +103,11 @@ def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
+def widened() -> bool:
+    """Whether this CPU multiplies bfloat16 as float32."""
+    return not any(flag in toolchain.isa().flags for flag in ("-mavx512bf16", "-mamx-bf16"))
+
+
 def gate_up(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.silu(F.linear(x, w)) * F.linear(x, v)
 
@@ -114,6 +120,9 @@ SHAPES = [
 @pytest.mark.parametrize(("rows", "columns", "inner", "kind"), slow_but(lambda m, n, k, kind: n == 97 and m == 3, SHAPES))
 def test_a_linear_layer_reads_packed_columns(rows: int, columns: int, inner: int, kind: torch.dtype) -> None:
     found = check(linear, (r(rows, inner, dtype=kind),), r(columns, inner, dtype=kind), r(columns, dtype=kind))
+    if kind is bf and widened() and rows <= packing.FEW_WIDENED_ROWS:
+        assert not found.plan.packings
+        return
     (one,) = found.plan.packings
     assert (one.lengths, one.strides) == ((1, columns, inner), (0, inner, 1))
     assert found.plan.kernels[0].packed[0][:2] == ("B", 0)
