@@ -360,8 +360,9 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     device = choose_device(options.device)
     report: dict[str, Any] = {"machine": machine_facts(), "device": device, "shape": vars_of(shape), "dtypes": []}
     console.print(f"GPT {vars_of(shape)} on {device}, {torch.get_num_threads()} threads")
+    dtypes = options.dtype or default_dtypes(device, console)
     with tempfile.TemporaryDirectory(prefix="kgen-demo-") as folder:
-        for dtype in options.dtype:
+        for dtype in dtypes:
             cache = Path(folder) / dtype
             os.environ.update(cache_environment(cache))
             setting = Setting(shape, dtype, device)
@@ -369,7 +370,7 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             print_checks(report["dtypes"][-1]["checks"], console)
             print_measures(report["dtypes"][-1], options.backends, console)
         if "kgen" in options.backends:
-            setting = Setting(shape, options.dtype[0], device)
+            setting = Setting(shape, dtypes[0], device)
             report["dynamic"] = guarded(lambda: check_dynamic("kgen", setting), backend="kgen")
             console.print(f"3 batch x 3 sequence sizes: {report['dynamic']}")
             report["explain"] = explain(setting, console)
@@ -379,6 +380,18 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     return report
 
 
+def default_dtypes(device: str, console: Console) -> list[str]:
+    """Both, unless eager's products in bfloat16 would be those of torch's reference, a hundred times as slow."""
+    if device != "cpu" or has_bfloat16_products():
+        return list(REFERENCE)
+    console.print("float32 only: without AVX-512 a step of eager in bfloat16 takes minutes (--dtype float32 bfloat16: both)")
+    return ["float32"]
+
+
+def has_bfloat16_products() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def vars_of(shape: Shape) -> dict[str, int]:
     return {name: getattr(shape, name) for name in shape.__dataclass_fields__}
 
@@ -386,7 +399,8 @@ def vars_of(shape: Shape) -> dict[str, int]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", nargs="+", default=["eager", "kgen", "inductor"], help="contenders, in the table's order")
-    parser.add_argument("--dtype", nargs="+", choices=tuple(REFERENCE), help="default: both, with --quick float32")
+    dtypes = "default: both; float32 with --quick, and on a CPU without AVX-512"
+    parser.add_argument("--dtype", nargs="+", choices=tuple(REFERENCE), help=dtypes)
     parser.add_argument("--size", choices=SHAPES, default="full")
     parser.add_argument("--batch", type=int, default=0, help="sequences a step (default: the size's own)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -396,7 +410,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    options.dtype = options.dtype or (["float32"] if options.quick else list(REFERENCE))
+    options.dtype = options.dtype or (["float32"] if options.quick else [])
     options.rounds = options.rounds or (3 if options.quick else 7)
     return options
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +79,16 @@ def test_demo_reports_a_failing_backend():
 
     row = guarded(fail, backend="kgen", dtype="float32")
     assert row == {"backend": "kgen", "dtype": "float32", "ok": False, "error": "RuntimeError: no"}
+
+
+@pytest.mark.parametrize(("device", "able", "dtypes"), [("cpu", False, 1), ("cpu", True, 2), ("cuda", False, 2)])
+def test_demo_leaves_bfloat16_out_where_eager_takes_minutes(device, able, dtypes, monkeypatch):
+    from examples import transformer
+
+    monkeypatch.setattr(transformer, "has_bfloat16_products", lambda: able)
+    said = io.StringIO()
+    assert transformer.default_dtypes(device, Console(file=said)) == ["float32", "bfloat16"][:dtypes]
+    assert ("--dtype" in said.getvalue()) == (dtypes == 1)
 
 
 def test_every_pattern_gives_the_bytes_it_moves():
