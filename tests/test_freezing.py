@@ -24,6 +24,7 @@ from kgen.build import toolchain
 from kgen.freeze import SMALL
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
+from kgen.pipeline import NARROW
 from kgen.record import Record, recording
 from kgen.templates.cpp import packing
 from kgen.tuning import model
@@ -105,7 +106,7 @@ def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def widened() -> bool:
     """Whether this CPU multiplies bfloat16 as float32."""
-    return not any(flag in toolchain.isa().flags for flag in ("-mavx512bf16", "-mamx-bf16"))
+    return not any(flag in toolchain.isa().flags for flag in NARROW)
 
 
 def gate_up(x: Tensor, w: Tensor, v: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class RowsMatmul:
         result("b", "m", "n", access="shared"),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(1024, 512), knob(64, 128)
-    TILES, AHEAD, PARTS = knob(1), knob(True, False), knob(1)
+    TILES, AHEAD = knob(1), knob(True, False)
     WARPS, STAGES = knob(8, 4), knob(3, 2)
     PROGRAMS, SENT = knob(2), knob(True, False)  # groups of warps; whether results leave through the copy engine
     language, LOADING = "gluon", 24  # registers of a thread that loads
