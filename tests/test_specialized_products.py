@@ -91,7 +91,7 @@ CASES |= {
 
 def first(configs: Sequence[Config]) -> Sequence[Config]:
     """One of each kind: warps that share a tile or take turns, and operands of the epilogue fetched ahead or not."""
-    kinds = {(c.PROGRAMS, c.AHEAD, c.PARTS): c for c in reversed(configs)}
+    kinds = {(c.PROGRAMS, c.TOGETHER, c.AHEAD, c.PARTS): c for c in reversed(configs)}
     return list(kinds.values())
 
 
@@ -241,8 +241,8 @@ def test_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("groups", "ahead"), [(1, False), (1, True), (2, True)])
-def test_many_tiles(groups: int, ahead: bool) -> None:
+@pytest.mark.parametrize(("together", "ahead"), [(True, False), (True, True), (False, True)])
+def test_many_tiles(together: bool, ahead: bool) -> None:
     """More tiles than processors, twice over, so that stages and turns come round; results are equal bit by bit."""
     x, w, y = (r(*sizes, dtype=bf).cuda() for sizes in ((3000, 520), (520, 5000), (3000, 5000)))
 
@@ -250,7 +250,7 @@ def test_many_tiles(groups: int, ahead: bool) -> None:
         return torch.relu(x @ w) + y
 
     def pick(configs: Sequence[Config]) -> Config:
-        return next(c for c in configs if (groups, ahead) == (c.PROGRAMS, c.AHEAD))
+        return next(c for c in configs if (together, ahead) == (c.TOGETHER, c.AHEAD))
 
     torch._dynamo.reset()
     with only(NAME, pick):
@@ -261,12 +261,12 @@ def test_many_tiles(groups: int, ahead: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("groups", [1, 2])
-def test_many_tiles_side_by_side(groups: int) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_many_tiles_side_by_side(together: bool) -> None:
     """Tiles of all three come round more than once, and for lengths of the call."""
     args = [r(*sizes, dtype=bf).cuda() for sizes in ((3000, 520), (520, 3000), (520, 1000), (520, 1000), (3000,))]
     torch._dynamo.reset()
-    with only(NAME, lambda configs: next(c for c in configs if groups == c.PROGRAMS)):
+    with only(NAME, lambda configs: next(c for c in configs if together == c.TOGETHER)):
         step = torch.compile(side_by_side, backend="kgen", options={"cache": False, "poison": True})
         for rows in (3000, 1700, 72):
             x = args[0][:rows].clone()

@@ -6,7 +6,7 @@ The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kgen import index as ix
@@ -132,6 +132,17 @@ def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if alike else sizes)
 
 
+def _one_group(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs of one group of as many warps as several that share each tile."""
+    return {"WARPS": values["WARPS"] * values["PROGRAMS"], "PROGRAMS": 1, "TOGETHER": False}
+
+
+def _as_one_group(config: Config) -> Config:
+    """A configuration whose groups share each tile as the resources and the estimate see it."""
+    values = dict(config.values)
+    return Config(tuple({**values, **_one_group(values)}.items())) if config.TOGETHER else config
+
+
 @template(
     implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul_specialized.py.jinja",
     name="triton_matmul_specialized",
@@ -148,32 +159,42 @@ class SpecializedMatmul:
     GROUP, PARTS, AHEAD = knob(8, 16), knob(1, 2), knob(False, True)
     WARPS, STAGES = knob(8), knob(3, 4, 5, 6)
     PROGRAMS, FLATTEN = knob(1, 2), knob(True)  # groups of warps that multiply, for the estimate as good as programs
+    TOGETHER = knob(False, True)  # whether groups have shares of each tile, or a tile each
     language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
 
     refuse = staticmethod(refuse)
     refuse_joint, stores_by_pointers = staticmethod(refuse_joint), staticmethod(stores_by_pointers)
-    sides = staticmethod(sides)
     order = staticmethod(order_of_dots)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS")
+        names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS", "TOGETHER")
         reads = [boxed for _, boxed, written in epilogue_tiles(problem) if not written]
         for row in (
-            (128, 256, 8, 3, 1, 1), (128, 256, 8, 4, 2, 1), (128, 256, 8, 3, 2, 1), (256, 128, 8, 3, 1, 1),
-            (128, 128, 8, 6, 1, 1), (128, 128, 8, 5, 1, 1), (128, 128, 8, 4, 1, 1),
-            (128, 128, 4, 5, 1, 2), (128, 128, 4, 4, 1, 2), (128, 128, 4, 5, 2, 2), (128, 128, 4, 3, 1, 2),
-            (64, 256, 4, 4, 1, 2), (128, 128, 4, 4, 2, 2),
+            (128, 256, 4, 3, 1, 2, True), (128, 256, 4, 4, 2, 2, True), (128, 256, 4, 3, 2, 2, True),
+            (256, 128, 4, 3, 1, 2, True), (128, 128, 4, 6, 1, 2, True), (128, 128, 4, 5, 1, 2, True),
+            (128, 128, 4, 4, 1, 2, True), (128, 128, 4, 5, 1, 2, False), (128, 128, 4, 4, 1, 2, False),
+            (128, 128, 4, 5, 2, 2, False), (128, 128, 4, 3, 1, 2, False), (64, 256, 4, 4, 1, 2, False),
+            (128, 128, 4, 4, 2, 2, False),
         ):  # fmt: skip
             for ahead in (True, False) if any(reads) else (False,):
+                values = dict(zip(names, row, strict=True))
+                one = {**values, **_one_group(values)} if values["TOGETHER"] else values
+                if problem.side_sums:  # sums of operands are stored for whole tiles
+                    values = one
                 # tiles that come by pointers stay in registers, of which large sums leave few; so do several that are fetched
                 crowded = not all(reads) or (reads and not ahead) or len(reads) > 1
-                if not crowded or row[0] * row[1] <= FEW_SUMS * 32 * row[2]:
-                    values = dict(zip(names, row, strict=True))
+                if not crowded or one["BLOCK_M"] * one["BLOCK_N"] <= FEW_SUMS * 32 * one["WARPS"]:
                     yield {**values, "BLOCK_K": ROW // problem.main_dtype.itemsize, "AHEAD": ahead}
+
+    def sides(self, problem: Problem, config: Config) -> dict[str, int]:
+        """An epilogue gets a tile's columns in parts, and the rows of its group of warps."""
+        shares = {"m": config.BLOCK_M // config.PROGRAMS} if config.TOGETHER else {}
+        return {**sides(problem, config), **shares}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         """All stages, and what the epilogue reads and writes: but for a result in a read tile's place, nothing is where
         something else has been."""
+        config = _as_one_group(config)
         arriving, _ = operand_bytes(problem, config, config.STAGES)
         area = config.BLOCK_M * config.BLOCK_N
         read, written = held_bytes(problem, config.AHEAD)
@@ -187,6 +208,7 @@ class SpecializedMatmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         """Groups of warps are like programs that share the memory and the registers, and what is on its way to them."""
+        config = _as_one_group(config)
         shared = self.resources(problem, config).shared // config.PROGRAMS
         own = 1 + (config.STAGES - 1) // config.PROGRAMS
         alike = Config(tuple((name, own if name == "STAGES" else value) for name, value in config.values))

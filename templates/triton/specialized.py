@@ -28,12 +28,18 @@ def accumulator(columns, warps, size):
 
 
 @gluon.jit
-def barriers(count: gl.constexpr):
-    """Barriers that one arrival completes."""
+def barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
+    """Barriers that so many arrivals complete."""
     made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
     for k in gl.static_range(count):
-        mbarrier.init(made.index(k), count=1)
+        mbarrier.init(made.index(k), count=arrivals)
     return made
+
+
+@gluon.jit
+def share(tile, group: gl.constexpr, height: gl.constexpr):
+    """The rows of a tile in shared memory that a group of warps has."""
+    return tile.slice(group * height, height, 0)
 
 
 @gluon.jit
