@@ -105,6 +105,7 @@ class Reason(Enum):
     UNEQUAL = "two computations of the product may differ in the last bit, and what is made of them may then differ by more"
     UNKNOWN_SIZES = "sizes are symbols, and how often it is best computed depends on them"
     ROWS_IN_LINES = "its rows begin in the middle of lines of the cache, and the product reads a copy in which they do not"
+    MADE_FIRST = "the product reads it as the library would: computing it for every tile takes longer, or no fast template does"
     NOT_SIDE_SUM = "no template of the product adds up that operand as well"
     APART_FASTER = "a kernel of its own for the sum is estimated to be faster"
     STABLE_ORDER = "numerics='stable' keeps the order of additions, which would depend on the product's tile"

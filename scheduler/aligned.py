@@ -1,4 +1,5 @@
-"""Operands of products in rows that begin in the middle of lines of a GPU's cache, copied first into rows that do not.
+"""Operands of products on a GPU that are made first: copies in rows that begin at lines of the cache, and what templates would
+compute for every tile.
 
 The cache hands out lines, and two of them for each line's length of such a row: tile for tile a product reads its operands many
 times from there, and the copy reads them once. Rows that do not even begin at multiples of 16 bytes cannot be moved by the copy
@@ -6,19 +7,24 @@ engine, or by more than one number at a time. An operand that a kernel of the gr
 the copy fuses with what makes it.
 
     x, w with rows of 1000 and 5000 numbers of 2 bytes:  w' = w in rows of 5056;  y = x w'
+
+A computed operand costs each tile its operators, and templates whose operands come through the copy engine do not take it. Stored
+once, as the library call would read it, it often joins the kernel that made what it needs.
+
+    y = gelu(rms_norm(x) w):  x' = rms_norm(x);  y = gelu(x' w)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Kernel, Statement
-from kgen.scheduler.choose import problems
+from kgen.scheduler.choose import problems, product_of
 from kgen.sizes import Sizes
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
@@ -36,7 +42,7 @@ _SIDES = {NONE: (False, False), LEFT: (True, False), RIGHT: (False, True), BOTH:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A product with copies of some operands: how templates see it, and the seconds of the copies."""
+    """A product with some operands made first: how templates see it, and the seconds that making them takes."""
 
     problems: tuple[Problem, ...]
     seconds: float
@@ -45,6 +51,20 @@ class Copies:
 def aligned_of(name: str) -> str:
     """The copy of a buffer."""
     return f"{name}_aligned"
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An operand that is made first: the value that reads it, a buffer to add to the graph, and seconds."""
+
+    value: Value
+    buffer: ir.Buffer | None
+    seconds: float
+
+
+def from_memory(copies: str) -> tuple[bool, bool]:
+    """Which of a product's operands are not computed in its kernel."""
+    return _SIDES[copies]
 
 
 def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.Contraction, list[ir.Pointwise]]:
@@ -72,17 +92,24 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
     if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
         return {}
-    sources = [_buffer(value, graph) for value in (sums[0].value, *sums[0].factors)]
-    if not any(sources) or sources[0] == sources[1]:
+    product = sums[0]
+    operands = (product.value, *product.factors)
+    sources = [_buffer(value, graph) for value in operands]
+    if sources[0] is not None and sources[0] == sources[1]:
         return {}
+    made = [
+        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, product, graph, device)
+        for side, (source, value) in enumerate(zip(sources, operands, strict=True))
+    ]
     found: dict[str, Copies] = {}
     for copies, sides in _SIDES.items():
-        wanted = [name for name, side in zip(sources, sides, strict=True) if side and name is not None]
-        if copies == NONE or len(wanted) < sum(sides):
+        chosen = [one if side else None for one, side in zip(made, sides, strict=True)]
+        count = sum(one is not None for one in chosen)
+        if copies == NONE or count < sum(sides):
             continue
-        taken = _problems(kernel, sums[0], graph, device, wanted)
+        taken = _problems(kernel, product, graph, device, chosen)
         if taken:
-            found[copies] = Copies(tuple(taken), _seconds(wanted, graph, device))
+            found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen if one is not None))
     return found
 
 
@@ -105,6 +132,9 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
             sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
             found = [name for name in sources if aligned_of(name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
+            for value, stored, side in zip((node.lhs, node.rhs), node.stored, from_memory(copies[node.out]), strict=False):
+                names = {load.attr[0] for load in vs.loads([stored])} if side and stored is not value else set()
+                verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.MADE_FIRST) for name in sorted(names & {*made})]
     return verdicts
 
 
@@ -165,25 +195,49 @@ def _reading(value: Value, source: str) -> Value:
     return vs.replace_loads([value], renamed)[0]
 
 
-def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, sources: list[str]) -> list[Problem]:
-    """What templates would make of the kernel with copies of these operands."""
-    changed = product
-    buffers = dict(graph.buffers)
-    for name in sources:
-        value, factor = (_reading(one, name) for one in (changed.value, *changed.factors))
-        changed = replace(changed, value=value, factors=(factor,))
-        copy = _aligned(graph.buffers[name])
-        assert copy is not None
-        buffers[copy.name] = copy
+def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made:
+    """A copy. What a kernel makes is stored where it belongs, at worst a second time."""
+    copy = _aligned(graph.buffers[source])
+    assert copy is not None
+    moved = Sizes(graph.size_hints).bytes(graph.buffers[source]) / device.bandwidth / model.STREAM_RATE
+    made = any(source in ir.outs(node) for node in graph.nodes if not isinstance(node, ir.Extern))
+    seconds = moved if made else TRIPS * moved + model.LAUNCH[device.kind]
+    return _Made(_reading(value, source), copy, seconds)
+
+
+def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
+    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else."""
+    out = product_of(kernel)
+    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
+    computed = (product.value, *product.factors)[side]
+    if node is None or not node.stored or (computed.op == "load" and not computed.args):
+        return None
+    inner = [v for v in kernel.inner if v.extent != 1]
+    reduced = [v for v in node.reduced if v.extent != 1]
+    if [v.extent for v in inner] != [v.extent for v in reduced] or len(product.store) != len(node.out_vars):
+        return None
+    mapping: dict[ix.Atom, ix.Expr] = dict(zip(node.out_vars, product.store, strict=True))
+    mapping |= {v: ix.ZERO for v in node.reduced if v.extent == 1}
+    mapping |= {v: own.expr() for v, own in zip(reduced, inner, strict=True)}
+    value = vs.substitute(node.stored[side], mapping)
+    name = value.attr[0] if value.op == "load" and not value.args else None
+    if name is None:
+        return None
+    copy = _aligned(graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    sizes = Sizes(graph.size_hints)
+    read = {load.attr[0] for load in vs.loads([computed])}
+    moved = sum(sizes.bytes(graph.buffers[one]) for one in {name, *read})
+    seconds = moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
+    return _Made(value if copy is None else _reading(value, name), copy, seconds)
+
+
+def _problems(
+    kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Sequence[_Made | None]
+) -> list[Problem]:
+    """What templates would make of the kernel with these operands."""
+    operands = (product.value, *product.factors)
+    value, factor = (own if one is None else one.value for own, one in zip(operands, made, strict=True))
+    changed = replace(product, value=value, factors=(factor,))
+    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made if one is not None and one.buffer is not None}}
     reading = replace(kernel, statements=tuple(changed if s is product else s for s in kernel.statements))
     return problems(reading, replace(graph, buffers=buffers), device, None)[0]
-
-
-def _seconds(sources: Iterable[str], graph: ir.Graph, device: Device) -> float:
-    """Of the copies. What a kernel makes is stored where it belongs, at worst a second time."""
-    sizes, total = Sizes(graph.size_hints), 0.0
-    made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
-    for name in sources:
-        moved = sizes.bytes(graph.buffers[name]) / device.bandwidth / model.STREAM_RATE
-        total += moved if name in made else TRIPS * moved + model.LAUNCH[device.kind]
-    return total

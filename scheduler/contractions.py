@@ -10,7 +10,7 @@ import torch
 from kgen import ir, ops
 from kgen import values as vs
 from kgen.ir import Buffer, Origin
-from kgen.scheduler.aligned import with_copies
+from kgen.scheduler.aligned import from_memory, with_copies
 from kgen.scheduler.items import Group, Item, accumulators, make_item
 from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.scheduler.pieces import cut as cut_pieces
@@ -58,7 +58,8 @@ def offer(
         if not how.prologues:
             node = _from_memory(node)
         elif isinstance(node, ir.Contraction):
-            node, made = scales.without(_with_operands(graph, node, makers, how.demands))
+            copies_of = from_memory(tiles.copies.get(node.out, ""))
+            node, made = scales.without(_with_operands(graph, node, makers, how.demands, copies_of))
             nodes += made
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
@@ -98,16 +99,21 @@ def _kind(node: ir.Product, buffer: Buffer) -> torch.dtype:
 
 
 def _with_operands(
-    graph: ir.Graph, node: ir.Contraction, makers: Mapping[str, ir.Pointwise], demands: tuple[FusionDemand, ...]
+    graph: ir.Graph,
+    node: ir.Contraction,
+    makers: Mapping[str, ir.Pointwise],
+    demands: tuple[FusionDemand, ...],
+    made_first: tuple[bool, bool],
 ) -> ir.Contraction:
     """Each operand computed tile by tile, which makes its operators the product's, or read from the buffer that the library
-    call would read: as the user demands, or by what computing it costs. What other kernels write in slices is read."""
+    call would read: as the user demands, as was chosen, or by what computing it costs. What other kernels write in slices is
+    read."""
     operands, origin = [], node.origin
-    for value, stored in zip((node.lhs, node.rhs), node.stored or (None, None), strict=True):
+    for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), made_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.operators
         asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
-        there = stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored]))
+        there = first or (stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored])))
         computed = stored is None or True in asked or not (asked or there or vs.total_cost([value]) > PROLOGUE)
         operands.append(value if computed or stored is None else stored)
         if computed and prologue:

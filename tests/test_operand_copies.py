@@ -1,4 +1,5 @@
-"""Operands whose rows begin in the middle of lines of the cache: copies of them, when they are made, and what is launched."""
+"""Operands that are made first, whose rows begin in the middle of lines of the cache or which products would compute: when that
+is done, and what is launched."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from kernels import plans
 from products import error
 from torch import Tensor
 
+import kgen
 from kgen import ir
 from kgen.plan import Kernel, Schedule, members
 from kgen.record import Record, recording
@@ -150,6 +152,56 @@ def test_a_written_operand_is_copied_as_it_was_read() -> None:
         assert error(one, expected) < 2e-3
 
 
+def normed(x: Tensor, g: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(F.rms_norm(x, (x.shape[-1],), g), w, b))
+
+
+def gated(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return torch.relu((F.silu(x) * y) @ w)
+
+
+def scaled_right(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return torch.relu(x @ (w * s[:, None] + 1))
+
+
+# The last ones are also stored in rows that begin at lines.
+COMPUTED: dict[str, tuple[Callable[..., Tensor], list[Tensor], str, bool]] = {
+    "norm": (normed, [r(33, 64), r(64), r(48, 64), r(48)], LEFT, False),
+    "points": (gated, [r(33, 64), r(33, 64), r(64, 48)], LEFT, False),
+    "transposed": (lambda x, y, w: torch.relu((F.silu(x) * y).t() @ w), [r(64, 64), r(64, 64), r(64, 48)], LEFT, False),
+    "batch": (lambda x, y, w: torch.bmm(F.silu(x) * y, w) + 1, [r(3, 17, 64), r(3, 17, 64), r(3, 64, 24)], LEFT, False),
+    "right": (scaled_right, [r(33, 64), r(64, 64), r(64)], RIGHT, False),
+    "points_in_odd_rows": (gated, [r(33, 71), r(33, 71), r(71, 48)], LEFT, True),
+    "right_of_copied_left": (scaled_right, [r(33, 71), r(71, 48), r(71)], BOTH, True),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_products_of_what_is_computed_first_are_right(name: str) -> None:
+    fn, args, copies, padded = COMPUTED[name]
+    with only("triton_matmul", lambda configs: configs[0]):
+        got, plan = run(fn, *args)
+    assert not [v for v in plan.verdicts if v.reason is Reason.MADE_FIRST]
+    with only("triton_matmul", lambda configs: configs[0], copies=copies):
+        got, plan = run(fn, *args)
+    assert error(got, fn(*(a.double() for a in args))) < 2e-3
+    assert len(plan.kernels) == 2  # what is made first is made together
+    assert len([v for v in plan.verdicts if v.reason is Reason.MADE_FIRST]) == (not padded)
+    assert bool(copies_in(plan)) == padded
+    [product] = [one for step in plan.kernels for one in members(step) if one.contracts]
+    [sums] = [s for s in product.statements if s.kind == "contraction"]
+    assert all(value.op == "load" for value in (sums.value, *sums.factors))
+
+
+def test_what_is_computed_by_demand_stays_so() -> None:
+    x, y, w = r(33, 64), r(33, 64), r(64, 48)
+    with kgen.require_fused("aten.mul", "aten.mm"), only("triton_matmul", lambda configs: configs[0], copies=LEFT):
+        got, plan = run(gated, x, y, w)
+    assert error(got, gated(x.double(), y.double(), w.double())) < 2e-3
+    assert len(plan.kernels) == 1
+    assert not [v for v in plan.verdicts if v.reason is Reason.MADE_FIRST]
+
+
 # ---- when copies are made -----------------------------------------------------------------------------------------------
 
 
@@ -172,6 +224,24 @@ def test_where_they_are_worth_it() -> None:
 )
 def test_where_they_are_not(args: tuple[Tensor, Tensor]) -> None:
     assert not copies_in(plan_of(relu_product, *args))
+
+
+def test_what_is_computed_first_where_a_faster_template_reads_it() -> None:
+    """The copy engine cannot fetch what has to be computed; for few rows nothing is gained."""
+    weights = e(4096), e(16384, 4096), e(16384)
+    plan = plan_of(normed, e(4096, 4096), *weights)
+    [product] = [k for k in plan.kernels if isinstance(k, Kernel) and k.contracts]
+    assert product.choice is not None
+    assert product.choice.template == "triton_matmul_specialized"
+    assert len(plan.kernels) == 2
+    assert not plan.calls
+    few = plan_of(normed, e(16, 4096), *weights)
+    for one, count in ((plan, 1), (few, 0)):
+        assert len([v for v in one.verdicts if v.reason is Reason.MADE_FIRST]) == count
+    assert not [
+        v for v in plan_of(normed, e(4096, 4096), *weights, options=replace(GPU, copies=False)).verdicts
+        if v.reason is Reason.MADE_FIRST
+    ]  # fmt: skip
 
 
 def test_they_can_be_switched_off() -> None:
@@ -221,6 +291,8 @@ NATIVE: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
     "lines_only": (lambda x, w: F.relu(x @ w) ** 2, [(3000, 1000), (1000, 5000)]),
     "gradient": (lambda g, x: g.t() @ x, [(2049, 1001), (2049, 1003)]),
     "batch": (lambda x, w: torch.bmm(x, w) + 1, [(16, 500, 72), (16, 72, 500)]),
+    "normed": (normed, [(1000, 512), (512,), (1024, 512), (1024,)]),
+    "gated": (gated, [(1000, 512), (1000, 512), (512, 1024)]),
     "made_here": (lambda x, w: F.gelu(F.gelu(F.gelu(x))) @ w, [(1000, 1001), (1001, 1024)]),
     "siblings": (lambda x, w, v: F.relu(x @ w) + torch.tanh(x @ v), [(1000, 1001), (1001, 1024), (1001, 1024)]),
 }
