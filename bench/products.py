@@ -134,6 +134,14 @@ def norm_linear(x: Tensor, g: Tensor, w: Tensor) -> Tensor:
     return F.linear(F.rms_norm(x, (x.shape[-1],), g), w)
 
 
+def norm_gelu(x: Tensor, g: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return gelu(F.linear(F.rms_norm(x, (x.shape[-1],), g), w, b))
+
+
+def gated_residual(x: Tensor, y: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return F.linear(F.silu(x) * y, w) + r
+
+
 def exp_sum(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).exp().sum(-1)
 
@@ -337,6 +345,16 @@ MORE: tuple[Product, ...] = (
     Product(
         "1kn", "gelu(x w + b) 4096x4096x16384, w by columns", lambda x, w, b: gelu(torch.addmm(b, x, w)),
         (G((4096, 4096)), weight(4096, 16384, inner=4096), G((16384,))), bare=times,
+    ),
+    Product(
+        "5gelu", "gelu(rms_norm(x) w + b) 4096x4096x16384", norm_gelu,
+        (G((4096, 4096)), G((4096,)), weight(16384, 4096, inner=4096), G((16384,))),
+        bare=lambda x, g, w, b: x @ w.t(),
+    ),
+    Product(
+        "5gate", "silu(x) * y, linear, + r 4096x11008x4096", gated_residual,
+        (G((4096, 11008)), G((4096, 11008)), weight(4096, 11008, inner=11008), G((4096, 4096))),
+        bare=lambda x, y, w, r: x @ w.t(),
     ),
     Product("odd", "relu(x w) 4096x1001x4096", relu_product, (G((4096, 1001)), weight(1001, 4096, inner=1001)), bare=times),
     Product("oddall", "relu(x w) 2047x2047x2047", relu_product, (G((2047, 2047)), weight(2047, 2047, inner=2047)), bare=times),

@@ -8,8 +8,8 @@ the copy fuses with what makes it.
 
     x, w with rows of 1000 and 5000 numbers of 2 bytes:  w' = w in rows of 5056;  y = x w'
 
-A computed operand costs each tile its operators, and templates whose operands come through the copy engine do not take it. Stored
-once, as the library call would read it, it often joins the kernel that made what it needs.
+A computed operand costs each tile its operators, and templates whose operands come through the copy engine do not take it.
+Stored once, as the library call would read it, it often joins the kernel that made what it needs.
 
     y = gelu(rms_norm(x) w):  x' = rms_norm(x);  y = gelu(x' w)
 """
