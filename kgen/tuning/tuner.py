@@ -54,7 +54,7 @@ TIMING, LEAST_TIMING, COMPILING = 1.5, 0.15, 0.6
 # Bytes of arguments between two uses of the same ones: more than the caches hold.
 COLD = {"cuda": 120e6, "cpu": 60e6}
 # Candidates that read copies of operands.
-COPIED = 4
+COPIED = 8
 # How the knobs that cut a sum and copy operands are called in a tuning file.
 PARTS, COPIES = "parts of the sum", "copies of operands"
 LIBRARY = "the library"
