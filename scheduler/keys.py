@@ -13,7 +13,6 @@ import torch
 
 from kgen import index as ix
 from kgen import ir
-from kgen import values as vs
 from kgen.index import Expr, Size, Var
 from kgen.plan import Kernel, Launch, Statement, members
 from kgen.scheduler.choose import prepared
@@ -94,7 +93,15 @@ class _Description:
         return (*form, s.unscaled) if any(s.unscaled) else form  # the library needs another kernel
 
     def _number(self, root: Value) -> int:
-        for value in vs.topological([root], through_indices=False):
+        """Arguments first, from left to right: the order in which values were made depends on what was compiled before."""
+        todo = [root]
+        while todo:
+            value = todo[-1]
+            missing = [a for a in reversed(value.args) if a not in self.numbers]
+            if missing and value not in self.numbers:
+                todo += missing
+                continue
+            todo.pop()
             if value not in self.numbers:
                 arguments = tuple(self.numbers[a] for a in value.args)
                 self.rows.append((value.op, str(value.dtype), arguments, self._attribute(value)))

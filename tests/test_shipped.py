@@ -1,0 +1,64 @@
+"""The shipped measurements are those of the list of products: a change of a template or a form would make them dead weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import plans
+from slow import slow_but
+
+from bench.products import BY_NUMBER, PRODUCTS
+from kgen import ir
+from kgen.config import Config
+from kgen.scheduler import Gpu, Options
+from kgen.tuning.answer import Answer, Place, Question
+from kgen.tuning.tuner import Kitchen, Tuner
+from kgen.verdict import Verdict
+
+pytestmark = pytest.mark.none
+H200 = "NVIDIA H200"
+
+
+class Noting:
+    """What the shipped file says of each question."""
+
+    is_worth_asking = True
+
+    def __init__(self, folder: Path) -> None:
+        def compiles(*_: object) -> object:
+            raise AssertionError("nothing is measured")
+
+        self.tuner = Tuner(Config(cache_dir=str(folder)), Kitchen(compiles, compiles, lambda kind: H200))  # type: ignore[arg-type]
+        self.found: list[Mapping[Place, Answer] | None] = []
+
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+        answers = self.tuner.answers(questions, graph)
+        self.found += [answers.get(question.step.name) for question in questions]
+        return answers
+
+    def verdicts(self) -> list[Verdict]:
+        return []
+
+
+def asked(number: str, folder: Path) -> Noting:
+    product, oracle = BY_NUMBER[number], Noting(folder)
+    args = [torch.zeros(one.shape, dtype=one.dtype) for one in product.inputs]
+    plans(product.fn, *args, options=Options(gpu_everywhere=True, gpu=Gpu(arch=90), oracle=oracle))
+    return oracle
+
+
+@pytest.mark.parametrize("number", slow_but(lambda n: n in ("3", "5", "12", "18"), [one.number for one in PRODUCTS]))
+def test_every_product_of_the_list_is_found(number: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if BY_NUMBER[number].tf32:
+        request.getfixturevalue("tf32")
+    found = asked(number, tmp_path).found
+    assert found
+    assert all(found), f"measure product {number} again and merge it into kgen/tuning/shipped/h200.json"
+
+
+def test_forms_do_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
+    """Values that are there already come before new ones, whatever the order of arguments."""
+    assert [number for number in ("1", "3", "4", "5") if not all(asked(number, tmp_path).found)] == []
