@@ -206,11 +206,14 @@ def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made
 
 
 def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
-    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else."""
+    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else. Not one that
+    stays as large where a length of the call is small: weights of 8 bits are then read once, and would be written and read."""
     out = product_of(kernel)
     node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
     computed = (product.value, *product.factors)[side]
     if node is None or not node.stored or (computed.op == "load" and not computed.args):
+        return None
+    if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
     reduced = [v for v in node.reduced if v.extent != 1]

@@ -16,7 +16,8 @@ from products import error
 from torch import Tensor
 
 import kgen
-from kgen import ir
+from kgen import ir, pipeline
+from kgen.host.interpret import Interpreted
 from kgen.plan import Kernel, Schedule, members
 from kgen.record import Record, recording
 from kgen.scheduler import Gpu, Options
@@ -242,6 +243,33 @@ def test_what_is_computed_first_where_a_faster_template_reads_it() -> None:
         v for v in plan_of(normed, e(4096, 4096), *weights, options=replace(GPU, copies=False)).verdicts
         if v.reason is Reason.MADE_FIRST
     ]  # fmt: skip
+
+
+def dynamic_plan(monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Tensor], *args: Tensor) -> Schedule:
+    """For a GPU that is not here, with a number of rows that the call says."""
+    monkeypatch.setattr(pipeline, "_options", lambda graph, config: GPU)
+    monkeypatch.setattr(Interpreted, "__call__", lambda self, *args: ())
+    torch._dynamo.reset()
+    torch._dynamo.mark_dynamic(args[0], 0)
+    with recording() as recorder, torch.no_grad():
+        torch.compile(fn, backend="kgen", options={"gpu_interpreter": True, "cache": False})(*args)
+    [graph] = recorder.graphs
+    assert isinstance(graph, Record)
+    return graph.plan
+
+
+def test_for_any_number_of_rows_only_what_has_rows_is_computed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights would be dequantised in memory for the few rows of the next call, too."""
+
+    def dequantised(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+        return torch.relu(F.linear(x, w.to(torch.bfloat16)) * s)
+
+    rows, weights = torch.zeros(4096, 1024, dtype=torch.bfloat16), torch.zeros(4096, 1024, dtype=torch.bfloat16)
+    scale = torch.ones(4096, dtype=torch.bfloat16)
+    plan = dynamic_plan(monkeypatch, dequantised, rows, weights.to(torch.int8), scale)
+    assert not [v for v in plan.verdicts if v.reason is Reason.MADE_FIRST]
+    plan = dynamic_plan(monkeypatch, normed, rows, scale[:1024], weights, scale)
+    assert [v for v in plan.verdicts if v.reason is Reason.MADE_FIRST]
 
 
 def test_they_can_be_switched_off() -> None:
