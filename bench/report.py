@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.measure import geomean
 from bench.results import OURS, PEERS, Results, Row, floor, load, ratio, seconds
 
 MEGABYTE = 1e6
@@ -23,7 +24,7 @@ def markdown(results: Results) -> str:
     """Everything as Markdown."""
     parts = [_machine(results)]
     if results.rows:
-        parts += [_times(results), _ratios(results), _summary(results), _memory(results), _failed(results)]
+        parts += [_times(results), _ratios(results), _regret(results), _summary(results), _memory(results), _failed(results)]
     parts.append(_compiles(results.compiles))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -70,6 +71,20 @@ def _ratios(results: Results) -> str:
     rows.append(["lowest (product)", *lowest, *([""] if again else [])])
     heads = [f"{peer} / {ours}" for ours, peer in pairs]
     return "## Times of the others over ours\n\n" + _table(["product", *heads, *(["eager / itself"] if again else [])], rows)
+
+
+def _regret(results: Results) -> str:
+    found = results.regret()
+    if not found:
+        return ""
+    rows = [[_title(row), f"{found[row['number']]:.3f}", _chosen(row)] for row in results.rows if row["number"] in found]
+    rows.append(["**geomean**", f"**{geomean(found.values()):.3f}**", ""])
+    heads = ["product", "default mode / best of ours", "the cost model's choice"]
+    return "## Regret: what measuring would have gained\n\n" + _table(heads, rows)
+
+
+def _chosen(row: Row) -> str:
+    return "; ".join(row["results"]["kgen"].get("chosen", ())).replace("|", "\\|")
 
 
 def _summary(results: Results) -> str:

@@ -53,6 +53,17 @@ class Results:
         """In the order in which they competed."""
         return list(dict.fromkeys(name for row in self.rows for name in (*row["results"], *row["failed"])))
 
+    def regret(self) -> dict[str, float]:
+        """By product, the time of the default mode, whose cost model chooses, over the best of ours: measured choices or its
+        own. Products without measured choices are left out."""
+        found: dict[str, float] = {}
+        for row in self.rows:
+            own, *measured = (seconds(row, name) for name in OURS)
+            known = [s for s in measured if s is not None]
+            if own is not None and known:
+                found[row["number"]] = own / min(own, *known)
+        return found
+
     def compared(self, ours: str, peer: str) -> Comparison | None:
         """Over the products on which both ran; None where there are none."""
         found = {r["number"]: value for r in self.rows if (value := ratio(r, peer, ours)) is not None}

@@ -86,6 +86,16 @@ def test_the_table_has_a_row_for_who_failed(stored: Path) -> None:
     assert "eager against itself: 0.800 to 1.000" in text
 
 
+def test_regret_is_against_the_best_that_is_ours() -> None:
+    rows = [row("1", kgen=3e-6, **{"kgen-tuned": 2e-6}), row("2", kgen=2e-6, **{"kgen-tuned": 4e-6}), row("3", kgen=1e-6)]
+    rows[0]["results"]["kgen"]["chosen"] = ["mm: a | b"]
+    assert Results(rows).regret() == {"1": pytest.approx(1.5), "2": 1.0}
+    text = report.markdown(Results(rows))
+    assert "| 1 product 1 | 1.500 | mm: a \\| b |" in text
+    assert "| **geomean** | **1.225** |" in text
+    assert "Regret" not in report.markdown(Results(rows[2:]))
+
+
 def test_newer_rows_replace_older_ones() -> None:
     both = merged(ROWS, [row("2", kgen=9e-6)])
     assert [one["number"] for one in both] == ["1", "2", "10"]
