@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
@@ -103,13 +103,12 @@ def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str
     ]
     found: dict[str, Copies] = {}
     for copies, sides in _SIDES.items():
-        chosen = [one if side else None for one, side in zip(made, sides, strict=True)]
-        count = sum(one is not None for one in chosen)
-        if copies == NONE or count < sum(sides):
+        chosen = {side: one for side, one in enumerate(made) if sides[side] and one is not None}
+        if copies == NONE or len(chosen) < sum(sides):
             continue
         taken = _problems(kernel, product, graph, device, chosen)
         if taken:
-            found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen if one is not None))
+            found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen.values()))
     return found
 
 
@@ -208,12 +207,14 @@ def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made
 def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
     """A computed operand from where the library call reads it, at the price of a kernel that does nothing else. Not one that
     stays as large where a length of the call is small: weights of 8 bits are then read once, and would be written and read."""
-    out = product_of(kernel)
-    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
     computed = (product.value, *product.factors)[side]
-    if node is None or not node.stored or (computed.op == "load" and not computed.args):
+    if computed.op == "load" and not computed.args:
         return None
     if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
+        return None
+    out = product_of(kernel)
+    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
+    if node is None or not node.stored:
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
     reduced = [v for v in node.reduced if v.extent != 1]
@@ -234,13 +235,11 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     return _Made(value if copy is None else _reading(value, name), copy, seconds)
 
 
-def _problems(
-    kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Sequence[_Made | None]
-) -> list[Problem]:
-    """What templates would make of the kernel with these operands."""
-    operands = (product.value, *product.factors)
-    value, factor = (own if one is None else one.value for own, one in zip(operands, made, strict=True))
+def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:
+    """What templates would make of the kernel with these operands, by their places."""
+    operands = enumerate((product.value, *product.factors))
+    value, factor = (made[side].value if side in made else own for side, own in operands)
     changed = replace(product, value=value, factors=(factor,))
-    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made if one is not None and one.buffer is not None}}
+    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made.values() if one.buffer is not None}}
     reading = replace(kernel, statements=tuple(changed if s is product else s for s in kernel.statements))
     return problems(reading, replace(graph, buffers=buffers), device, None)[0]
