@@ -38,13 +38,18 @@ template <class U, int Rows, int Columns, class T>
   for (int64_t d = 0; d * kDepth<U> * E < b.nk; ++d, x += block) {
     const int64_t first_k = d * kDepth<U> * E, nk = smaller<int64_t>(kDepth<U> * E, b.nk - first_k);
     int64_t k = 0;
+    constexpr int line = larger(L * E, 64 / int(sizeof(T)));  // asked for once
+    for (; k + line <= nk; k += line) {
+      KGEN_UNROLL for (int j = 0; j < Columns; ++j) {
+        __builtin_prefetch(column[j] + first_k + k + next.far, 0, 2);
+        __builtin_prefetch(column[j] + first_k + k + next.near);
+      }
+      KGEN_UNROLL for (int i = 0; i < line; i += L * E) {
+        add(x + (k + i) / E, [&](int j) KGEN_INLINE { return b.words_at(column[j] + first_k + k + i, Full<L * E>{}); });
+      }
+    }
     for (; k + L * E <= nk; k += L * E) {
-      add(x + k / E, [&](int j) KGEN_INLINE {
-        const T* const from = column[j] + first_k + k;
-        __builtin_prefetch(from + next.far, 0, 2);
-        __builtin_prefetch(from + next.near);
-        return b.words_at(from, Full<L * E>{});
-      });
+      add(x + k / E, [&](int j) KGEN_INLINE { return b.words_at(column[j] + first_k + k, Full<L * E>{}); });
     }
     if (k < nk) {
       add(x + k / E, [&](int j) KGEN_INLINE { return b.words_at(column[j] + first_k + k, Tail<L * E>{nk - k}); });
@@ -175,7 +180,8 @@ struct FewRows {
  private:
   template <int Rows, class T>
   void dots(const Word* x, Words<U, T> b, Acc* c, int64_t ldc) const {
-    constexpr int Columns = smaller(8, (KGEN_AVX512 ? 24 : 12) / Rows);  // three quarters of the registers hold sums
+    // At most three quarters of the registers hold sums; with 16 registers, eight streams are more than are kept fed.
+    constexpr int Columns = KGEN_AVX512 ? smaller(8, 24 / Rows) : smaller(4, 12 / Rows);
     constexpr int64_t near = 1024 / sizeof(T), is_short = 8 * near;
     // further on in a column, or where that is short, some columns on; behind the last ones come the first ones for the next k's
     const int64_t columns = round_up(b.ni, Columns);
