@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import tempfile
@@ -19,6 +20,9 @@ MARKERS = {
     "gpu": "needs a CUDA GPU",
     "slow": "takes more than a few seconds; left out of `make test`",
 }
+# Seconds after which a kernel that waits for itself is given up: no call into the driver returns then.
+HANGS = 300
+STDERR = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():  # where a process that ends at once can still say why
+        config.stash[STDERR] = os.dup(2)
+    config.add_cleanup(lambda: os.close(config.stash[STDERR]))
     _share_cache_folder(config)
     _limit_threads()
 
@@ -79,6 +87,17 @@ def _missing_requirements() -> dict[str, str]:
     if shutil.which(os.environ.get("KGEN_CXX", "g++")) is None:
         missing["cpu"] = "no C++ compiler"
     return missing
+
+
+@pytest.fixture(autouse=True)
+def _end_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that hangs on a GPU ends its process, and pytest-xdist says which one it was: no test only seems slow."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(HANGS, exit=True, file=request.config.stash[STDERR])
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
