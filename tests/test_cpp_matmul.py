@@ -30,6 +30,7 @@ pytestmark = pytest.mark.cpu
 SOURCE = """
 #include "kgen/kernel.h"
 #include "kgen/matmul.h"
+KGEN_PRODUCT({a}, {b})
 using namespace kgen;
 using TA = {a};
 using TB = {b};

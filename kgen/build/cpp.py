@@ -1,8 +1,8 @@
 """C++ sources to loaded shared libraries, each compiled once per content and found in the cache from then on.
 
-Four things are built: a graph's kernels (one unit each, with a precompiled header), the native runtime that interprets host
-programs, the launcher of GPU kernels, and the library of vector math. All but the first are compiled once per machine,
-torch and compiler.
+Five things are built: a graph's kernels (in units, with a precompiled header), the loops of matrix products that units link, the
+native runtime that interprets host programs, the launcher of GPU kernels, and the library of vector math. All but the first are
+compiled once per machine, torch and compiler.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -77,18 +78,22 @@ def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = 
     missing = {key: unit for key, unit in zip(keys, units, strict=True) if paths[key] is None}
     if missing:
         header = _kernel_header(folders)
-        build = functools.partial(_build_unit, folders=folders, header=header)
-        paths |= dict(zip(missing, _in_parallel(build, list(missing.items())), strict=True))
+        # Loops that several units link begin first; the units that wait for them are last.
+        ordered = sorted(missing.items(), key=lambda job: len(_loops_of(job[1])))
+        loops = dict.fromkeys(text for unit in missing.values() for text in _loops_of(unit))
+        jobs: list[Callable[[], Path | None]] = [functools.partial(_loops, text, folders, header) for text in loops]
+        jobs += [functools.partial(_build_unit, key, unit, folders, header) for key, unit in ordered]
+        paths |= dict(zip((key for key, _ in ordered), _in_parallel(jobs)[len(loops) :], strict=True))
     return [path for path in (paths[key] for key in keys) if path is not None]
 
 
-def _in_parallel(build: functools.partial[Path], jobs: list[tuple[str, Unit]]) -> list[Path]:
+def _in_parallel(jobs: Sequence[Callable[[], Path | None]]) -> list[Path | None]:
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
     if workers == 1:
-        return [build(key, unit) for key, unit in jobs]
+        return [job() for job in jobs]
     with ThreadPoolExecutor(workers, thread_name_prefix="kgen-build") as pool:
         # Each job in a copy of the caller's context: it holds the caller's configuration.
-        pending = [pool.submit(contextvars.copy_context().run, build, key, unit) for key, unit in jobs]
+        pending = [pool.submit(contextvars.copy_context().run, job) for job in jobs]
         return [job.result() for job in pending]
 
 
@@ -101,41 +106,51 @@ def _kernel_setting(folders: tuple[Path, ...]) -> tuple[object, ...]:
     return toolchain.compiler().identity, toolchain.kernel_flags(), tuple(_contents(folder) for folder in folders)
 
 
-def _build_unit(key: str, unit: Unit, *, folders: tuple[Path, ...], header: Path | None) -> Path:
+def _build_unit(key: str, unit: Unit, folders: tuple[Path, ...], header: Path | None) -> Path:
     with cache.lock("cpp", key):
         ready = cache.find("cpp", key, ".so")
         if ready is not None:
             return ready
+        loops = [_loops(text, folders, header) for text in _loops_of(unit)]
         with cache.scratch("cpp") as folder:
             source = folder / f"{_file_name(unit.name)}.cpp"
             source.write_text(unit.source, encoding="utf-8")
             try:
-                made = _compile_unit(source, folders, header)
+                made = _compile_unit(source, folders, header, loops)
             except _Failure as failure:
                 raise _kept(unit, key, failure) from None
             return cache.put_file("cpp", key, ".so", made)
 
 
-def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None) -> Path:
+def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None, loops: Sequence[Path | None]) -> Path:
+    found = [path for path in loops if path is not None]
+    if len(found) < len(loops):
+        return _compile_with(source, folders, None, None)
     try:
-        return _compile_with(source, folders, header)
+        return _compile_with(source, folders, header, found)
     except _Failure:
-        if header is None:
+        if header is None and not found:
             raise
-    # A damaged precompiled header also fails the compiler, so only a failure without it is the source's.
-    made = _compile_with(source, folders, None)
-    cache.drop(header.parent)
-    _headers.clear()
+    # Damaged files in the cache also fail the compiler, so only a failure without them is the source's.
+    made = _compile_with(source, folders, None, None)
+    for path in found:
+        cache.drop(path)
+    if header is not None:
+        cache.drop(header.parent)
+        _headers.clear()
     return made
 
 
-def _compile_with(source: Path, folders: tuple[Path, ...], header: Path | None) -> Path:
+def _compile_with(source: Path, folders: tuple[Path, ...], header: Path | None, loops: Sequence[Path] | None) -> Path:
+    """`loops` are the objects to link; None: the unit has them itself."""
     made = source.with_suffix(".so")
-    includes = [f"-I{folder}" for folder in folders]
-    use = [] if header is None else _use_header(header)
-    flags = [*toolchain.kernel_flags(), *includes, *use, *toolchain.kernel_link_flags()]
-    _run(_shared(source, made, flags), "cpp.compiles")
+    own = ["-DKGEN_OWN_LOOPS"] if loops is None else map(str, loops)
+    _run(_shared(source, made, [*own, *_flags(folders, header), *toolchain.kernel_link_flags()]), "cpp.compiles")
     return made
+
+
+def _flags(folders: tuple[Path, ...], header: Path | None) -> list[str]:
+    return [*toolchain.kernel_flags(), *(f"-I{folder}" for folder in folders), *([] if header is None else _use_header(header))]
 
 
 def _shared(source: Path, made: Path, flags: Sequence[str]) -> list[str]:
@@ -160,6 +175,49 @@ def _file_name(name: str) -> str:
 def _head(text: str, lines: int = 40) -> str:
     kept = text.splitlines()
     return "\n".join(kept[:lines] + ([f"... {len(kept) - lines} more lines"] if len(kept) > lines else []))
+
+
+# ---- the loops of matrix products -----------------------------------------------------------------------------------
+
+# `KGEN_PRODUCT` (matmul.h) names them: a line of its own in a unit's text.
+_PRODUCT = re.compile(r"^KGEN_PRODUCT\((\w+), (\w+)\)$", re.MULTILINE)
+
+
+def _loops_of(unit: Unit) -> list[str]:
+    """The texts of the objects that `unit` links, each once."""
+    found: dict[str, None] = {}
+    for left, right in _PRODUCT.findall(unit.source):
+        for part in ("FEW_ROWS", "PACKING"):  # the longest first
+            found |= {f"KGEN_LOOPS_OF_{part}(, {left}, {right}, {kind})": None for kind in (left, right)}
+        found[f"KGEN_LOOPS_OF_PRODUCT(, {left}, {right})"] = None
+    return list(found)
+
+
+def _loops(text: str, folders: tuple[Path, ...], header: Path | None) -> Path | None:
+    """The object of `text`; None where it cannot be compiled: a unit that has the loops itself will say why."""
+    key = cache.stable_hash(("loops", text, *_kernel_setting(folders)))
+    ready = cache.find("loops", key, ".o")
+    if ready is not None:
+        return ready
+    with cache.lock("loops", key):
+        ready = cache.find("loops", key, ".o")
+        if ready is not None:
+            return ready
+        with cache.scratch("loops") as folder:
+            made = _compile_loops(text, folder, folders, header)
+            return None if made is None else cache.put_file("loops", key, ".o", made)
+
+
+def _compile_loops(text: str, place: Path, folders: tuple[Path, ...], header: Path | None) -> Path | None:
+    source = place / "loops.cpp"
+    source.write_text(f"#include <{_KERNEL_HEADER}>\n{text}\n", encoding="utf-8")
+    made = source.with_suffix(".o")
+    for use in dict.fromkeys((header, None)):  # a header that is damaged is dropped by the unit that meets it
+        with contextlib.suppress(_Failure):
+            command = [*toolchain.compiler().command, "-c", str(source), "-o", str(made)]
+            _run([*command, *_flags(folders, use)], "cpp.loops")
+            return made
+    return None
 
 
 # ---- the precompiled header -----------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ def render_packing(packing: Packing, kind: torch.dtype, symbol: str) -> str:
     room = packing.count * packing.dtype.itemsize
     return "\n".join(
         (
+            f"KGEN_PRODUCT({other}, {source})",
             f'extern "C" int {symbol}(void** ptrs, const int64_t*, int threads) {{',
             f"  static_assert({batches} * packed_bytes<{other}, {source}>({n}, {k}) <= {room});",
             f"  const auto* const from = static_cast<const {source}*>(ptrs[0]);",

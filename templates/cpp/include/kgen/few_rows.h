@@ -151,31 +151,7 @@ struct FewRows {
 
   // c[r * ldc + j] += the products with the columns of a block that begins at k, a multiple of `depth`.
   template <class T>
-  void multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const {
-    const Word* const x = words + k / depth * block;
-#if KGEN_AMX
-    if constexpr (has_tiles) {
-      if (in_tiles) {
-        for (int64_t n = 0; n < b.ni; n += kTileDots) {
-          const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), smaller(kTileDots, b.ni - n), b.nk};
-          dots_in_tiles(x, some, room, c + n, ldc, m);
-        }
-        return;
-      }
-    }
-#endif
-    if (b.view.along_k()) {
-      switch (padded) {
-        case 1: return dots<1>(x, b, c, ldc);
-        case 2: return dots<2>(x, b, c, ldc);
-        case 4: return dots<4>(x, b, c, ldc);
-        default: return dots<8>(x, b, c, ldc);
-      }
-    }
-    if (m == 1) return add_all_multiples<U, 1>(x, block, 1, b, c, ldc);
-    if (m == 2) return add_all_multiples<U, 2>(x, block, 2, b, c, ldc);
-    add_all_multiples<U, 0>(x, block, m, b, c, ldc);
-  }
+  void multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const;
 
  private:
   template <int Rows, class T>
@@ -198,5 +174,34 @@ struct FewRows {
     }
   }
 };
+
+// Not in the class, where it would be inline, and instantiated by every kernel (matmul.h, KGEN_PRODUCT).
+template <class U>
+template <class T>
+void FewRows<U>::multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const {
+  const Word* const x = words + k / depth * block;
+#if KGEN_AMX
+  if constexpr (has_tiles) {
+    if (in_tiles) {
+      for (int64_t n = 0; n < b.ni; n += kTileDots) {
+        const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), smaller(kTileDots, b.ni - n), b.nk};
+        dots_in_tiles(x, some, room, c + n, ldc, m);
+      }
+      return;
+    }
+  }
+#endif
+  if (b.view.along_k()) {
+    switch (padded) {
+      case 1: return dots<1>(x, b, c, ldc);
+      case 2: return dots<2>(x, b, c, ldc);
+      case 4: return dots<4>(x, b, c, ldc);
+      default: return dots<8>(x, b, c, ldc);
+    }
+  }
+  if (m == 1) return add_all_multiples<U, 1>(x, block, 1, b, c, ldc);
+  if (m == 2) return add_all_multiples<U, 2>(x, block, 2, b, c, ldc);
+  add_all_multiples<U, 0>(x, block, m, b, c, ldc);
+}
 
 }  // namespace kgen
