@@ -14,6 +14,8 @@ from bench.products import BY_NUMBER, PRODUCTS
 from kgen import ir
 from kgen.config import Config
 from kgen.scheduler import Gpu, Options
+from kgen.templates import registry
+from kgen.tuning import tuner
 from kgen.tuning.answer import Answer, Place, Question
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import Verdict
@@ -62,3 +64,12 @@ def test_every_product_of_the_list_is_found(number: str, tmp_path: Path, request
 def test_forms_do_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
     """Values that are there already come before new ones, whatever the order of arguments."""
     assert [number for number in ("1", "3", "4", "5") if not all(asked(number, tmp_path).found)] == []
+
+
+def test_templates_of_other_devices_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the library won on a GPU, it did so against templates for GPUs."""
+    known = {device: tuner._versions(device) for device in ("cpu", "cuda")}
+    templates = {name: t for name, t in registry._templates.items() if name != "cpp_matmul"}
+    monkeypatch.setattr(registry, "_templates", templates)
+    assert tuner._versions("cuda") == known["cuda"]
+    assert tuner._versions("cpu")[""] != known["cpu"][""]

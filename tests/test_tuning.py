@@ -111,7 +111,7 @@ def test_what_the_file_says_is_what_runs(file: Path) -> None:
         ("cpp_matmul", {"ROWS": 48, "BLOCK_M": 48, "BLOCK_N": 64, "PARTS": 1, "FEW_ROWS": 0}),
         (None, {}),
     ):
-        version = row["version"] if (template is None) == (row["template"] is None) else tuner._versions()[template or ""]
+        version = row["version"] if (template is None) == (row["template"] is None) else tuner._versions("cpu")[template or ""]
         row |= {"template": template, "config": config, "version": version}
         file.write_text(json.dumps(contents))
         plan = compiled(layer, *ARGS, file=file, mode="default").plan
@@ -179,7 +179,7 @@ def test_products_that_share_an_operand_are_measured_together_and_apart(file: Pa
             row |= {
                 "template": winner,
                 "config": config if winner == "cpp_matmul" else {},
-                "version": tuner._versions()[winner or ""],
+                "version": tuner._versions("cpu")[winner or ""],
             }
             file.write_text(json.dumps(contents))
             assert run("default") == expected
@@ -555,7 +555,7 @@ def test_stable_results_do_not_depend_on_what_was_measured(file: Path) -> None:
             contents = json.loads(file.read_text())
             entry = contents["entries"][0]
             entry["config"] = {**entry["config"], **row["config"]} if row["template"] else {}
-            entry |= {"template": row["template"], "version": tuner._versions()[row["template"] or ""]}
+            entry |= {"template": row["template"], "version": tuner._versions("cpu")[row["template"] or ""]}
             file.write_text(json.dumps(contents))
         torch._dynamo.reset()
         mode = "max-autotune-no-cudagraphs" if row is None else "default"

@@ -135,9 +135,9 @@ class Tuner:
     def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
         """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
         keys = {q.step.name: self._keys(q, graph) for q in questions if q.problems}
-        for key in (key for own in keys.values() for key in own):
+        for device, key in ((_device(q), key) for q in questions for key in keys.get(q.step.name, ())):
             if key not in self.known:
-                self.known[key] = self._found(key) if self.config.measurements else None
+                self.known[key] = self._found(key, device) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
             places = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
@@ -153,13 +153,13 @@ class Tuner:
         return said
 
     def _keys(self, question: Question, graph: ir.Graph) -> list[Key]:
-        device = self.kitchen.name(question.problems[0][0].device.kind)
+        device = self.kitchen.name(_device(question))
         return keys_of(question.step, graph, device, self.config.numerics, question.hints)
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: Key) -> Answer | None:
-        known = self.chain.find(key, _versions())
+    def _found(self, key: Key, device: str) -> Answer | None:
+        known = self.chain.find(key, _versions(device))
         if known is None:
             return None
         knobs = dict(known.config)
@@ -233,7 +233,7 @@ class Tuner:
         if reference < 0:
             return
         names = {n: str(contest.candidates[n]) for n in data}
-        kind = contest.question.problems[0][0].device.kind
+        kind = _device(contest.question)
         given = arguments(contest.part)
         on_grid = exact_arguments(contest.part, given)
         exact = None if on_grid is None else Check(on_grid, roundings(contest.part, products=False))
@@ -276,7 +276,7 @@ class Tuner:
         cut = ((PARTS, winner.parts),) if winner.parts > 1 else ()
         copied = ((COPIES, winner.copies),) if winner.copies else ()
         config = (*winner.config, *cut, *copied)
-        versions = _versions()
+        versions = _versions(_device(contest.question))
         made = Entry(
             contest.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
             entry.now(), _software(),
@@ -352,9 +352,13 @@ def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
 # ---- names ------------------------------------------------------------------------------------------------------------
 
 
-def _versions() -> dict[str, str]:
-    """Those of all templates; under "" what stands for all that the library was compared with."""
-    versions = {t.name: t.version for t in registry.every()}
+def _device(question: Question) -> str:
+    return question.problems[0][0].device.kind
+
+
+def _versions(device: str) -> dict[str, str]:
+    """Those of the templates of a device; under "" what stands for all that the library was compared with."""
+    versions = {t.name: t.version for t in registry.every(device)}
     everything = entry.digest({**versions, LIBRARY: "with and without what follows"})
     return {**versions, "": everything, APART: everything}
 
