@@ -162,9 +162,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         patch.setenv("KGEN_ISA", "avx512")
         texts = dict([*scalar_operations(), *structural_operations()])
         groups = [list(texts.values())[k :: -(-len(texts) // PER_UNIT)] for k in range(-(-len(texts) // PER_UNIT))]
-        folders = [
-            tmp_path_factory.mktemp("unit") for _ in groups
-        ]  # not in threads: two that are first take them from each other
+        # Not in the threads: of two that ask first, one removes what the other has been given.
+        folders = [tmp_path_factory.mktemp("unit") for _ in groups]
         with ThreadPoolExecutor(2) as pool:
             listings = list(pool.map(assembly, groups, folders))
     bodies = {symbol: body for listing in listings for symbol, body in functions(listing).items()}

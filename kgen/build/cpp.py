@@ -50,7 +50,7 @@ class Unit:
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: a context manager that it passes through writes its traceback
 class _Failure(Exception):
     status: int
     output: str
@@ -78,12 +78,13 @@ def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = 
     missing = {key: unit for key, unit in zip(keys, units, strict=True) if paths[key] is None}
     if missing:
         header = _kernel_header(folders)
+        needs = {key: _loops_of(unit) for key, unit in missing.items()}
         # Loops that several units link begin first; the units that wait for them are last.
-        ordered = sorted(missing.items(), key=lambda job: len(_loops_of(job[1])))
-        loops = dict.fromkeys(text for unit in missing.values() for text in _loops_of(unit))
+        loops = dict.fromkeys(text for texts in needs.values() for text in texts)
+        ordered = sorted(missing, key=lambda key: len(needs[key]))
         jobs: list[Callable[[], Path | None]] = [functools.partial(_loops, text, folders, header) for text in loops]
-        jobs += [functools.partial(_build_unit, key, unit, folders, header) for key, unit in ordered]
-        paths |= dict(zip((key for key, _ in ordered), _in_parallel(jobs)[len(loops) :], strict=True))
+        jobs += [functools.partial(_build_unit, key, missing[key], needs[key], folders, header) for key in ordered]
+        paths |= dict(zip(ordered, _in_parallel(jobs)[len(loops) :], strict=True))
     return [path for path in (paths[key] for key in keys) if path is not None]
 
 
@@ -106,20 +107,17 @@ def _kernel_setting(folders: tuple[Path, ...]) -> tuple[object, ...]:
     return toolchain.compiler().identity, toolchain.kernel_flags(), tuple(_contents(folder) for folder in folders)
 
 
-def _build_unit(key: str, unit: Unit, folders: tuple[Path, ...], header: Path | None) -> Path:
-    with cache.lock("cpp", key):
-        ready = cache.find("cpp", key, ".so")
-        if ready is not None:
-            return ready
-        loops = [_loops(text, folders, header) for text in _loops_of(unit)]
-        with cache.scratch("cpp") as folder:
-            source = folder / f"{_file_name(unit.name)}.cpp"
-            source.write_text(unit.source, encoding="utf-8")
-            try:
-                made = _compile_unit(source, folders, header, loops)
-            except _Failure as failure:
-                raise _kept(unit, key, failure) from None
-            return cache.put_file("cpp", key, ".so", made)
+def _build_unit(key: str, unit: Unit, needs: Sequence[str], folders: tuple[Path, ...], header: Path | None) -> Path:
+    def make(folder: Path) -> Path:
+        loops = [_loops(text, folders, header) for text in needs]
+        source = folder / f"{_file_name(unit.name)}.cpp"
+        source.write_text(unit.source, encoding="utf-8")
+        try:
+            return _compile_unit(source, folders, header, loops)
+        except _Failure as failure:
+            raise _kept(unit, key, failure) from None
+
+    return _once("cpp", key, ".so", make)
 
 
 def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None, loops: Sequence[Path | None]) -> Path:
@@ -196,28 +194,25 @@ def _loops_of(unit: Unit) -> list[str]:
 def _loops(text: str, folders: tuple[Path, ...], header: Path | None) -> Path | None:
     """The object of `text`; None where it cannot be compiled: a unit that has the loops itself will say why."""
     key = cache.stable_hash(("loops", text, *_kernel_setting(folders)))
-    ready = cache.find("loops", key, ".o")
-    if ready is not None:
-        return ready
-    with cache.lock("loops", key):
-        ready = cache.find("loops", key, ".o")
-        if ready is not None:
-            return ready
-        with cache.scratch("loops") as folder:
-            made = _compile_loops(text, folder, folders, header)
-            return None if made is None else cache.put_file("loops", key, ".o", made)
+    make = functools.partial(_compile_loops, text, folders, header)
+    try:
+        return cache.find("loops", key, ".o") or _once("loops", key, ".o", make)
+    except _Failure:
+        return None
 
 
-def _compile_loops(text: str, place: Path, folders: tuple[Path, ...], header: Path | None) -> Path | None:
+def _compile_loops(text: str, folders: tuple[Path, ...], header: Path | None, place: Path) -> Path:
     source = place / "loops.cpp"
     source.write_text(f"#include <{_KERNEL_HEADER}>\n{text}\n", encoding="utf-8")
     made = source.with_suffix(".o")
-    for use in dict.fromkeys((header, None)):  # a header that is damaged is dropped by the unit that meets it
-        with contextlib.suppress(_Failure):
-            command = [*toolchain.compiler().command, "-c", str(source), "-o", str(made)]
-            _run([*command, *_flags(folders, use)], "cpp.loops")
-            return made
-    return None
+    command = [*toolchain.compiler().command, "-c", str(source), "-o", str(made)]
+    try:
+        _run([*command, *_flags(folders, header)], "cpp.loops")
+    except _Failure:
+        if header is None:
+            raise
+        _run([*command, *_flags(folders, None)], "cpp.loops")  # the unit, too, meets the damaged header, and drops it
+    return made
 
 
 # ---- the precompiled header -----------------------------------------------------------------------------------------
@@ -227,7 +222,7 @@ _headers: dict[str, Path] = {}
 
 def _kernel_header(folders: tuple[Path, ...]) -> Path | None:
     found = next((folder / _KERNEL_HEADER for folder in folders if (folder / _KERNEL_HEADER).exists()), None)
-    return None if found is None else precompiled_header(found, (*toolchain.kernel_flags(), *(f"-I{f}" for f in folders)))
+    return None if found is None else precompiled_header(found, _flags(folders, None))
 
 
 def precompiled_header(header: Path, flags: Sequence[str]) -> Path | None:
@@ -359,20 +354,16 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
     sources = tuple(_contents(folder) for folder in folders)
     facts = (torch.__version__, sys.version, toolchain.compiler().identity, flags, link, sources)
     key = f"{name}-{cache.stable_hash(facts)}"
-    ready = cache.find("runtime", key, ".so")
-    if ready is not None:
-        return ready
-    with cache.lock("runtime", key):
-        ready = cache.find("runtime", key, ".so")
-        if ready is not None:
-            return ready
-        with cache.scratch("runtime") as folder:
-            made = folder / f"{name}.so"
-            try:
-                _run(_shared(source, made, (*flags, *link)), "cpp.runtimes")
-            except _Failure as failure:
-                raise RuntimeBuildFailed(status=failure.status, output=_head(failure.output), command=failure.command) from None
-            return cache.put_file("runtime", key, ".so", made)
+
+    def make(folder: Path) -> Path:
+        made = folder / f"{name}.so"
+        try:
+            _run(_shared(source, made, (*flags, *link)), "cpp.runtimes")
+        except _Failure as failure:
+            raise RuntimeBuildFailed(status=failure.status, output=_head(failure.output), command=failure.command) from None
+        return made
+
+    return cache.find("runtime", key, ".so") or _once("runtime", key, ".so", make)
 
 
 def _runtime_flags() -> tuple[str, ...]:
@@ -422,6 +413,19 @@ def function_address(library: ctypes.CDLL, name: str) -> int:
     address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert address is not None
     return address
+
+
+# ---- what is compiled once ------------------------------------------------------------------------------------------
+
+
+def _once(kind: str, key: str, suffix: str, make: Callable[[Path], Path]) -> Path:
+    """The cache's entry; absent, the file that `make` makes in a folder, by one process and thread at a time."""
+    with cache.lock(kind, key):
+        ready = cache.find(kind, key, suffix)
+        if ready is not None:
+            return ready
+        with cache.scratch(kind) as folder:
+            return cache.put_file(kind, key, suffix, make(folder))
 
 
 # ---- running the compiler -------------------------------------------------------------------------------------------
