@@ -108,7 +108,7 @@ def dumped(cubin: bytes, what: str) -> str:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-_STORED = 3  # changes with what is kept of a kernel
+_STORED = 4  # changes with what is kept of a kernel, and with what is repaired in it
 
 
 def _key(kernel: TritonKernel, arch: int) -> str:
@@ -318,4 +318,3 @@ def _server() -> _Server:
             return _running[0]
         _running[:] = [_Server()]
         return _running[0]
-

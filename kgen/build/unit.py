@@ -33,9 +33,7 @@ class UnitPlan:
     calls: dict[str, KernelCall]  # by the names of `kgen.plan.variants`
 
 
-def plan_units(
-    schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int
-) -> UnitPlan:
+def plan_units(schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
     gives a C++ function, or the call of a GPU kernel. What packs operands is a function like any other."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
