@@ -107,7 +107,8 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     return gm, graph
 
 
-def _options(graph: ir.Graph, config: Config) -> Options:
+def scheduler_options(graph: ir.Graph, config: Config) -> Options:
+    """What a configuration means to the scheduler on the graph's devices."""
     templates = config.templates and config.fusion
     return Options(
         config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
@@ -164,7 +165,7 @@ def cpu_device() -> Device:
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    options = _options(graph, config)
+    options = scheduler_options(graph, config)
     plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
@@ -180,7 +181,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
     """Kernels to C++ translation units and to GPU kernels, which are compiled from now on."""
     gm, plan = work
-    options = _options(plan.graph, config)
+    options = scheduler_options(plan.graph, config)
     begin = None if config.gpu_interpreter else partial(triton.begin, arch=options.gpu.arch)
     return gm, plan, _units(plan, config, options, begin)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -391,6 +391,13 @@ def by_place(roots: Iterable[Value]) -> Iterator[Value]:
 
 def loads(roots: Iterable[Value]) -> list[Value]:
     return [v for v in topological(roots) if v.op == "load"]
+
+
+def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
+    """Equal for values that are the same array over these loops, in groups such as the axes of an operand. Loops that the value
+    names are compared as they are, those along which it repeats by how long they are."""
+    used = value.variables()
+    return value, tuple(tuple(v if v in used else v.extent for v in group) for group in groups)
 
 
 def total_cost(roots: Iterable[Value]) -> int:

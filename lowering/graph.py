@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
 from kgen import errors, ir, ops
 from kgen import index as ix
@@ -204,17 +205,15 @@ class _Lowering:
 
     def _by_rule(self, rule: Any, node: Node, args: Any, kwargs: Any) -> Any:
         """What the rule makes of the arguments, all of them on the device of the result."""
-        value = meta_value(node)
-        first = next((v for v in value if isinstance(v, torch.Tensor)), None) if isinstance(value, list | tuple) else value
-        device = first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+        first = next((v for v in tree_leaves(meta_value(node)) if isinstance(v, torch.Tensor)), None)
+        device = first.device if first is not None else torch.device("cpu")
         mark = len(self.builder.graph.nodes)
-        if operator_name(node.target) not in ("aten._to_copy", "aten._to_copy.default"):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten._to_copy.default:
             args, kwargs = self._moved(args, device), self._moved(kwargs, device)
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
             fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
-            made = result if isinstance(result, list | tuple) else (result,)
-            fallback.refuse_values_on_gpu((t.value for t in made if isinstance(t, Tensor)), self.on_gpu)
+            fallback.refuse_values_on_gpu((t.value for t in tree_leaves(result) if isinstance(t, Tensor)), self.on_gpu)
         return result
 
     def _moved(self, tree: Any, device: torch.device) -> Any:
@@ -368,7 +367,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _has_symbolic_float(tree: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in torch.utils._pytree.tree_leaves(tree))
+    return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in tree_leaves(tree))
 
 
 def _is_strided(value: Any) -> bool:

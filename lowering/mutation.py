@@ -194,6 +194,8 @@ def _settle_readers(b: Builder, name: str) -> None:
 
 
 def _copied(b: Builder, item: Any, name: str) -> Any:
+    if isinstance(item, dict):
+        return {key: _copied(b, i, name) for key, i in item.items()}
     if isinstance(item, tuple | list):
         return type(item)(_copied(b, i, name) for i in item)
     return b.copy(item) if isinstance(item, Tensor) and _reads_storage(b, name, item.value) else item
@@ -217,8 +219,8 @@ def _connected(b: Builder, name: str) -> Iterator[Node]:
 def _tensors(item: Any) -> Iterator[Tensor]:
     if isinstance(item, Tensor):
         yield item
-    elif isinstance(item, tuple | list):
-        for i in item:
+    elif isinstance(item, tuple | list | dict):
+        for i in item.values() if isinstance(item, dict) else item:
             yield from _tensors(i)
 
 
@@ -287,10 +289,15 @@ def auto_functionalized_v2(b: Builder, op: Any, _all_bases: Sequence[Tensor], **
 
 def _base(b: Builder, base: Tensor, node: Node | None = None) -> Tensor:
     """The tensor for an operator to write to: the old one where the reinplace stage found its contents dead."""
-    owner = b.current.meta.get(INPLACE_BASES, {}).get(node)
-    name = _writable(b, base, owner)
+    found = base_in_place(b, base, node)
+    return b.copy(base) if found is None else found
+
+
+def base_in_place(b: Builder, base: Tensor, node: Node | None) -> Tensor | None:
+    """The tensor itself where the reinplace stage found that an operator may write to it; its other readers are settled."""
+    name = _writable(b, base, b.current.meta.get(INPLACE_BASES, {}).get(node))
     if name is None:
-        return b.copy(base)
+        return None
     _settle_readers(b, name)
     return at_newest(b, base)
 

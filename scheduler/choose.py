@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Choice, Kernel
-from kgen.scheduler.alike import once, remembered
+from kgen.scheduler.alike import layouts, once, remembered
 from kgen.scheduler.buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
@@ -39,7 +39,7 @@ def products_of(kernel: Kernel) -> tuple[str, ...]:
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel with linear offsets and as few loops as walk through memory alike."""
-    return once(("prepared", kernel), lambda: _prepared(kernel, graph))
+    return once(("prepared", kernel, layouts(kernel, graph)), lambda: _prepared(kernel, graph))
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -51,7 +51,8 @@ def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     name = None if only is None else only.template
-    found, refusals = once(("problems", kernel, device, name), lambda: _problems(kernel, graph, device, name))
+    key = ("problems", kernel, layouts(kernel, graph), device, name)
+    found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
     return list(found), list(refusals)
 
 

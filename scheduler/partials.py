@@ -75,6 +75,17 @@ class Site:
     exponent: Value | None = None
 
     @property
+    def all_loops(self) -> tuple[Var, ...]:
+        return (*self.node.vars, *self.loops, *self.rest)
+
+    @property
+    def extents(self) -> tuple[tuple[Expr, ...], ...]:
+        """Extents of the loops that are kept, of those reduced on tiles, and of those reduced behind them. Two sites that group
+        equal extents in another way reduce other points of one value."""
+        groups = (self.node.vars, self.loops, self.rest)
+        return tuple(tuple(v.extent for v in group) for group in groups)
+
+    @property
     def length(self) -> Expr:
         return ix.product(v.extent for v in self.loops)
 
@@ -277,13 +288,11 @@ class Search:
     def _maximum(self, site: Site, exponent: Value) -> Site | None:
         """The site that finds the maximum of `exponent` over just the points of `site`."""
         for other in self.sites.values():
-            if other.node.op != "max" or other.product != site.product:
+            if other.node.op != "max" or other.product != site.product or other.extents != site.extents:
                 continue
-            mine, its = (*site.node.vars, *site.loops, *site.rest), (*other.node.vars, *other.loops, *other.rest)
-            if [v.extent for v in mine] == [v.extent for v in its]:
-                mapping: dict[Atom, Expr] = dict(zip(its, (v.expr() for v in mine), strict=True))
-                if vs.substitute(other.value, mapping) is exponent:
-                    return other
+            pairs = zip(other.all_loops, site.all_loops, strict=True)
+            if vs.substitute(other.value, {its: own.expr() for its, own in pairs}) is exponent:
+                return other
         return None
 
 

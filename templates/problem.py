@@ -77,6 +77,12 @@ class Input:
     loops: Mapping[str, tuple[Var, ...]]
     unscaled: int = 0
 
+    @property
+    def identity(self) -> Hashable:
+        """Equal for operands that are one array. The interned value alone does not say that: ``t.expand(5, 4)`` and
+        ``t.expand(4, 6)`` are one value, over loops that it does not name."""
+        return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
+
 
 @dataclass(frozen=True, slots=True)
 class SideSum:

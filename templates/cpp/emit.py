@@ -269,9 +269,9 @@ class Emitter:
         pointer = self._pointer(s.outs[0])
         offset = s.store[0]
         printer = self._index(offset)
-        varies = printer.depends(offset) or (
-            self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask)))
-        )
+        differs = printer.depends(offset) or self._varies(s.value) or (s.mask is not None and self._varies(s.mask))
+        # lanes that are all alike set an element once, but each of them combines with it
+        by_lane = self._in_lanes() and (differs or s.op != "set")
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
         suffix = "" if mask is None else "_masked"
@@ -281,10 +281,10 @@ class Emitter:
                 f"{name}{suffix}{combine}({pointer} + {printer.scalar(offset)}, {value}{given}, {self._active()});"
             )
             return
-        index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
-        if varies and not printer.depends(offset):
+        index = printer.vectorized(offset)
+        if by_lane and not printer.depends(offset):
             index = f"splat<L>({index})"
-        active = self._active() if varies else "one"
+        active = self._active() if by_lane else "one"
         name = "scatter_combine" if combine else "scatter"
         self.scope.lines.append(f"{name}{suffix}{combine}({pointer}, {index}, {value}{given}, {active});")
 
