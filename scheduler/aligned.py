@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
@@ -118,7 +118,7 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     if not possible:
         return NONE
     now = model.least_seconds(problems(kernel, graph, device, None)[0], vendor)
-    found = {copies: model.least_seconds(one.problems, vendor=False) + one.seconds for copies, one in possible.items()}
+    found = {copies: model.template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
     best = min(found, key=lambda copies: found[copies])
     return best if found[best] * WORTH < now < math.inf else NONE
 
@@ -224,15 +224,39 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     mapping |= {v: ix.ZERO for v in node.reduced if v.extent == 1}
     mapping |= {v: own.expr() for v, own in zip(reduced, inner, strict=True)}
     value = vs.substitute(node.stored[side], mapping)
-    name = value.attr[0] if value.op == "load" and not value.args else None
-    if name is None:
+    names = {load.attr[0] for load in vs.loads([value])}
+    if value is computed or len(names) != 1:
         return None
+    (name,) = names
     copy = _aligned(graph.buffers[name]) if _straddles(graph.buffers[name]) else None
-    sizes = Sizes(graph.size_hints)
-    read = {load.attr[0] for load in vs.loads([computed])}
-    moved = sum(sizes.bytes(graph.buffers[one]) for one in {name, *read})
-    seconds = moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
+    seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
     return _Made(value if copy is None else _reading(value, name), copy, seconds)
+
+
+def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:
+    """The time of storing an operand: of a kernel that does nothing else, or, as the epilogue of a product whose elements it is
+    made of, of what is written besides. An operand that nothing else reads is stored in place of that product's result."""
+    sizes = Sizes(graph.size_hints)
+    written = sizes.bytes(graph.buffers[name])
+    results = {out for node in graph.nodes if isinstance(node, ir.Product) for out in ir.outs(node)}
+    made_of = sorted(one for one in read & results if _points(graph, one) == _points(graph, name))
+    if not made_of:
+        moved = written + sum(sizes.bytes(graph.buffers[one]) for one in read - {name})
+        return moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
+    needed = made_of[0] in ir.visible(graph) or any(made_of[0] in ir.reads(node) for node in _others(graph, name))
+    return written / device.bandwidth / model.STREAM_RATE if needed else 0.0
+
+
+def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
+    """The nodes that neither make a buffer nor are products which would read it."""
+    for node in graph.nodes:
+        reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        if name not in ir.outs(node) and not reads_it:
+            yield node
+
+
+def _points(graph: ir.Graph, name: str) -> int:
+    return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
 
 
 def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:

@@ -120,14 +120,14 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
 
 
 def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
-    """The best at the sizes of the hints."""
+    """The best at the sizes of the hints, by estimates that can be relied on, if there are any."""
     priced = [
-        (model.seconds(problem, config), k, problem, config)
+        (problem.uncalibrated is not None, model.seconds(problem, config), k, problem, config)
         for k, problem in enumerate(problems) for config in model.feasible(problem)
     ]  # fmt: skip
     if not priced:
         return None
-    seconds, _, problem, config = min(priced, key=lambda row: row[:2])
+    _, seconds, _, problem, config = min(priced, key=lambda row: row[:3])
     vendor = given.vendor and not given.stable
     found = Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
     return found if answer is None else _measured(found, problems, answer, given)
@@ -166,10 +166,21 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     if given.only is not None:
         return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if given.vendor and chosen.seconds_of_library < chosen.seconds_of_template and not demanded(kernel, given.demands):
-        reason = Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER
-        return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
+    reason = _why_library(chosen, given)
+    if reason is not None and not demanded(kernel, given.demands):
+        detail = chosen.problem.uncalibrated if reason is Reason.UNCALIBRATED else name
+        return Verdict(out, "", Outcome.EXTERN, reason, detail=detail or name, measured=times)
     return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
+
+
+def _why_library(chosen: Best, given: Given) -> Reason | None:
+    """Why the library has a product that it computes as well; None where the template has it."""
+    if not given.vendor:
+        return None
+    if chosen.problem.uncalibrated and not chosen.measured and not given.stable:
+        return Reason.UNCALIBRATED
+    faster = chosen.seconds_of_library < chosen.seconds_of_template
+    return (Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER) if faster else None
 
 
 def by_estimate(problem: Problem) -> list[Config]:

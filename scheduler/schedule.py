@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
 from kgen import index as ix
+from kgen import values as vs
 from kgen.plan import Batch, Call, Kernel, Schedule, Step, members
 from kgen.scheduler import aligned, cost
 from kgen.scheduler.alike import once, remembering
@@ -130,8 +131,9 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
                 join(result, _joining(graph, known.tiles, options))
             if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
                 answers |= ask(options.oracle, result, known.tiles, lambda out: options.device(graph, out))
-        cuts = {} if refused else _cuts(result, known.tiles, options, answers)
-        copies = {} if refused or cuts else _copies(result, known.tiles, options, answers)
+        copies = {} if refused else _copies(result, known.tiles, options, answers, _read_by_prologue)
+        cuts = {} if refused or copies else _cuts(result, known.tiles, options, answers)
+        copies = copies if refused or cuts or copies else _copies(result, known.tiles, options, answers)
         refused = refused or ({} if cuts or copies else _choose(result, known.tiles, options, answers))
         blocks = {} if refused or cuts or copies else _blocks(result, options)
         if not (refused or cuts or copies or blocks):
@@ -242,13 +244,16 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
-def _copies(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, str]:
-    """Which operands to copy for products that were not asked yet, where some are worth copying."""
+def _copies(
+    plan: Schedule, tiles: Tiles, options: Options, answers: Answers, wanted: Callable[[Kernel], object] = bool
+) -> dict[str, str]:
+    """Which operands to copy for products that were not asked yet, where some are worth copying, of the kernels that are
+    `wanted`. Whether an operand is computed comes first: into how many parts a sum is cut depends on that."""
     if not options.copies:
         return {}
     found: dict[str, str] = {}
     twice = computations(tiles)
-    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts):
+    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and wanted(one)):
         out = product_of(kernel)
         if out in tiles.copies or out in twice or tiles.cuts.get(out, 1) > 1:
             continue
@@ -290,7 +295,22 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
             refused[second_of(twice[out])] = replace(chosen, producer=twice[out], outcome=Outcome.STORED)
         else:
             refused |= _without(step, chosen, plan) or {whole.get(out, out): chosen}
-    return refused
+    return _readers_first(refused, plan)
+
+
+def _readers_first(refused: dict[str, Verdict], plan: Schedule) -> dict[str, Verdict]:
+    """Without products that another refused one reads through its prologue: what was that prologue may become their epilogue,
+    with which they may be faster than the library."""
+    kernels = {product_of(step): step for step in plan.steps if isinstance(step, Kernel) and step.contracts}
+    read = {name: _read_by_prologue(kernels[name]) for name in refused if name in kernels}
+    waiting = {name for name in refused if any(name in found for other, found in read.items() if other != name)}
+    return {name: verdict for name, verdict in refused.items() if name not in waiting}
+
+
+def _read_by_prologue(kernel: Kernel) -> set[str]:
+    """Buffers that operands of a kernel's products are computed from."""
+    values = [v for s in kernel.statements if s.kind == "contraction" for v in (s.value, *s.factors)]
+    return {load.attr[0] for load in vs.loads([v for v in values if v.op != "load" or v.args])}
 
 
 def _updates_of_joint(step: Batch, graph: ir.Graph, options: Options) -> dict[str, Verdict]:
