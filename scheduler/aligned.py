@@ -234,24 +234,27 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
 
 
 def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:
-    """The time of storing an operand: of a kernel that does nothing else, or, as the epilogue of a product whose elements it is
-    made of, of what is written besides. An operand that nothing else reads is stored in place of that product's result."""
+    """The time of storing an operand: of a kernel that does nothing else, or, where kernels of the graph make all that it is made
+    of, element by element, of what these then write besides. Who needed only the operand no longer has to store anything else,
+    which is a gain where that was wider."""
     sizes = Sizes(graph.size_hints)
     written = sizes.bytes(graph.buffers[name])
-    results = {out for node in graph.nodes if isinstance(node, ir.Product) for out in ir.outs(node)}
-    made_of = sorted(one for one in read & results if _points(graph, one) == _points(graph, name))
-    if not made_of:
+    large = [one for one in sorted(read - {name}) if _points(graph, one) >= _points(graph, name)]
+    made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
+    if not large or not made.issuperset(large):
         moved = written + sum(sizes.bytes(graph.buffers[one]) for one in read - {name})
         return moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
-    needed = made_of[0] in ir.visible(graph) or any(made_of[0] in ir.reads(node) for node in _others(graph, name))
-    return written / device.bandwidth / model.STREAM_RATE if needed else 0.0
+    needed = ir.visible(graph).union(*(ir.reads(node) for node in _others(graph, name)))
+    spared = sum(sizes.bytes(graph.buffers[one]) for one in large if one not in needed)
+    return (written - spared) / device.bandwidth / model.STREAM_RATE
 
 
 def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
-    """The nodes that neither make a buffer nor are products which would read it."""
+    """The nodes that neither make a buffer, nor are products which would read it, nor reduce what they read: a reduction joins
+    the kernel of whoever makes its elements."""
     for node in graph.nodes:
         reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
-        if name not in ir.outs(node) and not reads_it:
+        if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
             yield node
 
 
