@@ -84,6 +84,15 @@ class Emitter:
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
 
+    def scalar(self, expr: Expr) -> str:
+        """The text of one place, outside of all loops; `lines` hold what it needs."""
+        return self._index(expr).scalar(expr)
+
+    @property
+    def lines(self) -> list[str]:
+        """Statements outside of all loops."""
+        return [*self.task.lines, *self.outer.lines]
+
     # ---- driver -----------------------------------------------------------------------------------------------------
 
     def run(self) -> tuple[list[str], list[Section]]:

@@ -48,7 +48,7 @@ class Slots:
             return [self._packed(one, name, fixed, array)]
         strides = [self.problem.stride(operand, axis, number) for axis in (own, summed)]
         if one.load is not None and None not in strides:
-            return [self._strided(one, name, fixed, [s for s in strides if s is not None])]
+            return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
 
     def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
@@ -64,15 +64,17 @@ class Slots:
             start += f" + ({self.text(number)}) * {words}"
         return f"const Packed<{kind}> {name}{{{start}, {self.size(summed)}}};"
 
-    def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> str:
+    def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> list[str]:
         assert one.load is not None
         buffer, (offset,), _ = one.load.attr
         zero: dict[Atom, Expr] = {v: ix.ZERO for axis in one.axes for v in one.loops[axis]}
-        start = ix.substitute(offset, {**zero, **fixed}, {})
+        at = {**zero, **fixed}
+        start = ix.substitute(offset, at, {}, lambda value: vs.substitute(value, at))
         kind = CPP_TYPES[one.dtype].storage
         self.parameters.pointers.setdefault(buffer)
-        where = f"p_{clean(buffer)}" + (f" + {self.text(start)}" if start.terms else "")
-        return f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"
+        lines, text = self.nests.place(start, f"{name}_start")
+        where = f"p_{clean(buffer)}" + (f" + {text}" if start.terms else "")
+        return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
 
     def _along(self, one: Input, own: str) -> str:
         """The axis along which most of the operand's memory is contiguous: neighbours in a vector."""
