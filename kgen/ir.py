@@ -24,6 +24,11 @@ operation. a*b+c is never contracted unless the IR says `fma`.
 *Integer overflow* wraps in two's complement; division by zero gives an unspecified value, not a trap. Index arithmetic is
 64-bit and never overflows for storages below 2**63 bytes.
 
+*Failures.* An index from data is checked where an access computes an address with it. `assert` checks what no access does: an
+index that does not move the address, and on a CPU that an integer divisor is not zero. A check that fails makes the call raise
+what eager raises, or ends the kernel on a GPU; what the call has written by then is unspecified. A mask on loads is one on the
+assertions among them, too.
+
 *NaN.* `maximum`, `minimum`, and the reductions max, min, argmax, argmin propagate NaN (argmax returns the first NaN's
 position, else the first extreme). `fmax`/`fmin` drop it.
 

@@ -284,6 +284,20 @@ def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
     return ix.indirect(value, extent).expr()
 
 
+def asserted(value: Value, condition: Value, failure: str) -> Value:
+    """`value`, where `condition` holds at every point that uses it; else the call fails. `failure` is a word of
+    `ops.FAILURES`."""
+    if condition.op == "const" and condition.attr:
+        return value
+    return _make("assert", (value, condition), failure, value.dtype)
+
+
+def index_inside(value: Value, extent: Expr) -> Value:
+    """Whether an index computed from data lies in ``[0, extent)``."""
+    above = call("ge", value, const(0, torch.int64))
+    return call("and", above, call("lt", value, index_value(extent)))
+
+
 def masked(cond: Value, body: Value, other: Value) -> Value:
     """``body`` where `cond` holds, else `other`; loads of `body` touch no memory where it does not hold."""
     if cond.op == "const":
@@ -423,6 +437,8 @@ def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
         return index_value(attr, value.dtype)
     if value.op == "cast":
         return cast(args[0], attr)
+    if value.op == "assert":
+        return asserted(args[0], args[1], attr)
     return _make(value.op, args, attr, value.dtype)
 
 
@@ -452,6 +468,11 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
 
 def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
     """Replaces loads by other values (inlining a producer, reading a local instead of memory). None keeps a load."""
+    return _replaced(roots, ("load",), replace)
+
+
+def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:
+    """Replaces operations of some `kinds`, whose arguments are replaced already. None keeps one."""
     memo: dict[Expr, Expr] = {}
 
     def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
@@ -459,20 +480,23 @@ def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) 
         if value.op == "load":
             moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
             rebuilt = load(attr[0], moved, attr[2], args[0] if args else None)
-            replacement = replace(rebuilt)
-            return rebuilt if replacement is None else replacement
-        if value.op == "index":
-            return index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
-        return value if args == value.args else rebuild(value, args, attr)
+        elif value.op == "index":
+            rebuilt = index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
+        else:
+            rebuilt = value if args == value.args else rebuild(value, args, attr)
+        return (replace(rebuilt) if rebuilt.op in kinds else None) or rebuilt
 
     new = rewrite(roots, visit)
     return [new[r] for r in roots]
 
 
 def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:
-    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`."""
+    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`. Nor does an assertion say
+    anything where the mask is false."""
 
     def add(loaded: Value) -> Value:
+        if loaded.op == "assert":
+            return asserted(loaded.args[0], call("or", call("not", mask), loaded.args[1]), loaded.attr)
         old = loaded.args[0] if loaded.args else None
         both = mask if old is None else call("and", old, mask)
         return _make("load", (both,), loaded.attr, loaded.dtype)
@@ -480,4 +504,4 @@ def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value
     # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
     # load guarded by a mask that depends on it would be a cycle
     inside = set(topological([mask]))
-    return replace_loads([value], lambda v: None if v in inside or v in free else add(v))[0]
+    return _replaced([value], ("load", "assert"), lambda v: None if v in inside or v in free else add(v))[0]

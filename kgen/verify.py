@@ -417,6 +417,12 @@ def _bitcast_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | Non
     return None if good else f"reinterprets {dtypes} as {value.attr}, is marked {value.dtype}"
 
 
+def _assert_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    if value.attr not in ops.FAILURES:
+        return f"{value.attr!r} is no failure"
+    return None if dtypes == (value.dtype, torch.bool) else f"of {dtypes}, is marked {value.dtype}"
+
+
 def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
     wanted = torch.int64 if value.op == "randbits" else torch.float32
     if dtypes != (torch.int64, torch.int64):
@@ -426,7 +432,7 @@ def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None
 
 _STRUCTURAL: dict[str, Callable[[Value, tuple[torch.dtype, ...]], str | None]] = {
     "const": _const_problem, "index": _index_problem, "load": _load_problem, "cast": _cast_problem, "round_to": _round_problem,
-    "bitcast": _bitcast_problem, "rand": _random_problem, "randn": _random_problem, "randbits": _random_problem,
+    "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem, "randn": _random_problem, "randbits": _random_problem,
 }  # fmt: skip
 
 

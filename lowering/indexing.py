@@ -13,6 +13,7 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Sizes
 from kgen.lowering.builder import Builder
+from kgen.lowering.checks import checked
 from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
@@ -40,6 +41,12 @@ def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> 
     value = at(index, where)
     known = index_form(value, extent, wrap)
     return known if known is not None else vs.indirect(value, extent, wrap)
+
+
+def read_at(b: Builder, x: Tensor, sizes: Sizes, where: Callable[..., Sequence[Expr]]) -> Tensor:
+    """`reindex` at positions from data, each of which is checked."""
+    read = reindex(x, sizes, where)
+    return read.with_value(checked(b.graph, read.value, where(*read.indices)))
 
 
 # ---- index.Tensor ---------------------------------------------------------------------------------------------------
@@ -79,7 +86,13 @@ def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
     plan = Advanced(x.sizes, indices_)
     if not plan.indexed:
         return x
-    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+    return read_at(b, gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+
+
+def unsafe_index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
+    """What is known to be in range."""
+    plan = Advanced(x.sizes, indices_)
+    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j)) if plan.indexed else x
 
 
 def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], fill: Any) -> Tensor:
@@ -109,25 +122,28 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
     def where(*j: Expr) -> list[Expr]:
         return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]
 
-    return reshape(reindex(source, lanes.sizes, where), index.sizes)
+    return reshape(read_at(b, source, lanes.sizes, where), index.sizes)
 
 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
     source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
-    read = reindex(source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
+    read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 
 
 def embedding(b: Builder, weight: Tensor, indices_: Tensor, *_: Any, **__: Any) -> Tensor:
     rest, n = weight.sizes[1:], indices_.rank
-    source = gather_source(b, weight)
-    return reindex(source, (*indices_.sizes, *rest), lambda *j: [position(indices_, j[:n], weight.sizes[0], False), *j[n:]])
+
+    def where(*j: Expr) -> list[Expr]:
+        return [position(indices_, j[:n], weight.sizes[0], False), *j[n:]]
+
+    return read_at(b, gather_source(b, weight), (*indices_.sizes, *rest), where)
 
 
 def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
     flat = gather_source(b, reshape(x, (x.numel(),)))
-    return reindex(flat, index.sizes, lambda *j: [position(index, j, flat.sizes[0], True)])
+    return read_at(b, flat, index.sizes, lambda *j: [position(index, j, flat.sizes[0], True)])
 
 
 # ---- search ---------------------------------------------------------------------------------------------------------
@@ -302,7 +318,7 @@ def masked_scatter(b: Builder, x: Tensor, mask: Tensor, source: Tensor) -> Tenso
     place = reshape(count, sizes)
     taken = gather_source(b, reshape(source, (source.numel(),)))
     lane = vs.indirect(vs.call("sub", place.value, vs.const(1, torch.int64)), taken.sizes[0], wrap=False)
-    return x.with_value(vs.masked(mask.value, at(taken, [lane]), x.value))
+    return x.with_value(vs.masked(mask.value, checked(b.graph, at(taken, [lane]), [lane]), x.value))
 
 
 DATA_DEPENDENT = [
@@ -319,7 +335,7 @@ DATA_DEPENDENT = [
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.index": index,
-    "aten._unsafe_index": index,
+    "aten._unsafe_index": unsafe_index,
     "aten._unsafe_masked_index": unsafe_masked_index,
     "aten.gather": gather,
     "aten.index_select": index_select,

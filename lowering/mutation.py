@@ -20,6 +20,7 @@ from kgen import values as vs
 from kgen.index import Expr, Indirect
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
+from kgen.lowering.checks import checked_write
 from kgen.lowering.layout import placed
 from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.table import operator_name
@@ -105,7 +106,9 @@ def _overwrite(b: Builder, name: str, base: Tensor, change: Write) -> Tensor:
     """The scatter node. A value or mask that reads other elements of the storage it is written to is stored first."""
     where_of: dict[ix.Atom, Expr] = dict(zip(base.axes, change.where, strict=True))
     index = tuple(_stored_indirects(b, name, ix.substitute(e, where_of), change.sizes) for e in base.value.attr[1])
-    value, mask = change.value, change.mask
+    mask = change.mask
+    access = vs.load(name, index, base.dtype)
+    value = checked_write(b.graph, change.value, change.where, access, mask)
     if _overlaps(b, name, value, index):
         narrow = change.mode == "set" and ops.compute_dtype(base.dtype) == value.dtype
         value = _stored(b, change.sizes, value, base.dtype if narrow else value.dtype)

@@ -166,7 +166,15 @@ def _exact_division(op: str, x: Operand, y: Operand) -> Tensor:
     """Divisions whose result jumps: both operands are first rounded to the type that eager divides in."""
     if promote(x, y) is torch.bool:
         raise Refused("division of bools")
-    return pointwise(lambda p, q: vs.call(op, p, q), x, y, convert_operand=rounded_in)
+    raises = device_of(x, y).type == "cpu"  # eager's kernels for GPUs give any number
+    return pointwise(lambda p, q: vs.call(op, p, _not_zero(q) if raises else q), x, y, convert_operand=rounded_in)
+
+
+def _not_zero(divisor: Value) -> Value:
+    """An integer divisor that must not be zero."""
+    if is_float(divisor) or (divisor.op == "index" and divisor.attr.bounds()[0] > 0):
+        return divisor
+    return vs.asserted(divisor, vs.call("ne", divisor, number(0, divisor)), "division")
 
 
 def exact_division(op: str) -> Rule:

@@ -163,7 +163,8 @@ class Alias:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included).
-    A result other than 0 says that an index read from memory was out of range: the call raises IndexError."""
+    A result other than 0 is one of `ops.FAILURES`: of an index out of range, the call raises IndexError, of an integer divided
+    by zero RuntimeError, as eager does."""
 
     index: int
     slots: tuple[int, ...]

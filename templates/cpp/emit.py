@@ -378,6 +378,8 @@ class Emitter:
         if value.op == "truediv" and self._is_shared_divisor(value):
             return f"divide_by({self.emit(value.args[0])}, {self._divisor(value.args[1])})"
         args = [self.emit(a) for a in value.args]
+        if value.op == "assert":
+            return self._assert(value, *args)
         if value.op == "cast":
             return f"cast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
         if value.op == "bitcast":
@@ -390,6 +392,13 @@ class Emitter:
         if row is None:
             raise errors.MissingOp(backend="cpp", op=value.op)
         return row.format(*args)
+
+    def _assert(self, value: Value, name: str, holds: str) -> str:
+        body, condition = value.args
+        self.includes_check = True
+        active = "w" if self._in_lanes() and self._varies(condition) else "one"
+        self.scope.lines.append(f"assert_({holds}, {active}, {ops.FAILURES[value.attr]}, failed);")
+        return name if not self._in_lanes() or self._varies(body) or not self._varies(condition) else f"splat<L>({name})"
 
     def _is_shared_divisor(self, value: Value) -> bool:
         """Whether lanes that differ are divided by one number."""

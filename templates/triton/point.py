@@ -33,6 +33,8 @@ from kgen.values import Value
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
+# What a kernel says of a failure of `ops.FAILURES`.
+_FAILURES = {"index": "index out of range", "division": "an integer divided by zero"}
 
 
 @dataclass(slots=True)
@@ -177,6 +179,8 @@ class PointEmitter:
         if value.op == "index":
             return f"({self.text(value.attr)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
+        if value.op == "assert":
+            return self._assert(value, *args)
         if value.op in ops.RANDOM and not self.axes(value.args[0]):
             shared = self._shared_random(value)
             if shared is not None:
@@ -259,17 +263,25 @@ class PointEmitter:
             found = self._fresh("at")
             lines = scope.lines
             inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
-            outside = [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
-            outside += [f"~{self.guard[0]}"] if self.guard else []
-            lines.append(self._checked(" | ".join([f"({inside})", *outside])))
+            outside = [*self._outside(axes), *([f"~{self.guard[0]}"] if self.guard else [])]
+            lines.append(self._checked(" | ".join([f"({inside})", *outside]), "index"))
             lines.append(f"{found} = {name}" + ("" if self.wide else ".to(tl.int32)"))
             scope.names[key] = found
         return found
 
-    def _checked(self, condition: str) -> str:
-        """A statement that ends the kernel where an index is not what it has to be."""
+    def _assert(self, value: Value, name: str, holds: str) -> str:
+        body, condition = (self.axes(a) for a in value.args)
+        self._line(self._checked(" | ".join([holds, *self._outside(condition)]), value.attr))
+        return name if condition <= body else f"tl.broadcast_to({name}, {self._shape(self.axes(value))})"
+
+    def _outside(self, axes: Axes) -> list[str]:
+        """Masks of the points past the ends of axes."""
+        return [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
+
+    def _checked(self, condition: str, failure: str) -> str:
+        """A statement that ends the kernel where a condition does not hold."""
         self.checks = True
-        return f'tl.device_assert({condition}, "index out of range")'
+        return f'tl.device_assert({condition}, "{_FAILURES[failure]}")'
 
     # ---- axes ----------------------------------------------------------------------------------------------------------------
 
