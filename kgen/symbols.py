@@ -146,9 +146,9 @@ class SymbolTable:
 
     def _function(self, expr: Any, name: str, args: list[Expr]) -> Expr:
         if name in ("FloorDiv", "CleanDiv"):
-            return ix.floordiv(args[0], args[1])
+            return _floordiv(args[0], args[1])
         if name in ("Mod", "PythonMod"):
-            return ix.mod(args[0], args[1])
+            return _mod(args[0], args[1])
         if name == "ModularIndexing":
             return ix.mod(ix.floordiv(args[0], args[1]), args[2])
         if name in ("Max", "Min"):
@@ -167,6 +167,8 @@ class SymbolTable:
             return ix.apply(simple[name], *args)
         if name == "Identity":
             return args[0]
+        if name == "Abs":
+            return ix.maximum(args[0], -args[0])
         raise self._unknown(expr)
 
     def _compared(self, name: str, expr: Any) -> Expr:
@@ -207,19 +209,28 @@ class SymbolTable:
     def _float(self, expr: Any) -> Expr:
         if expr.is_number and expr.is_real:
             return ix.constant(ix.float_bits(float(expr)))
-        if expr.is_integer or expr.is_Boolean:
+        name = type(expr).__name__
+        if (expr.is_integer or expr.is_Boolean) and not (name in _MODS and not all(a.is_integer for a in expr.args)):
             return ix.apply("float", self._visit(expr))
         if expr.is_Symbol:
             size = ix.size(str(expr), -(1 << 62), 1 << 62)
             self.sympy_of[size] = expr
             return size.expr()
-        name = type(expr).__name__
+        if name == "Where":
+            return ix.apply("select", self._visit(expr.args[0]), *map(self._float, expr.args[1:]))
         if name in ("IntTrueDiv", "ToFloat"):
             args = [ix.apply("float", self._visit(a)) for a in expr.args]
         else:
             args = [self._float(a) for a in expr.args]
+        return self._float_function(expr, name, args)
+
+    def _float_function(self, expr: Any, name: str, args: list[Expr]) -> Expr:
         if name in ("ToFloat", "Identity"):
             return args[0]
+        if name == "TruncToFloat":
+            return ix.apply("float", ix.apply("ftrunc", args[0]))
+        if name == "Abs":
+            return ix.apply("fmax", args[0], ix.apply("fmul", args[0], ix.constant(ix.float_bits(-1.0))))
         unary = name.removeprefix("OpaqueUnaryFn_")
         fn = _FLOAT_FUNCTIONS.get(name) or (f"f{unary}" if f"f{unary}" in ix.FLOAT_FUNCTIONS and len(args) == 1 else None)
         if fn is None:
@@ -251,6 +262,23 @@ def _compare(fn: str, a: Expr, b: Expr) -> Expr:
     return ix.apply(fn, a, b)
 
 
+def _floordiv(num: Expr, den: Expr) -> Expr:
+    """Python's ``num // den``; `index.floordiv` takes positive divisors."""
+    lo, hi = den.bounds()
+    if lo >= 0:
+        return ix.floordiv(num, den)
+    if hi <= 0:
+        return ix.floordiv(-num, -den)
+    sign = ix.apply("select", ix.apply("lt", den, 0), -ix.ONE, ix.ONE)
+    return ix.floordiv(sign * num, ix.maximum(den, -den))
+
+
+def _mod(num: Expr, den: Expr) -> Expr:
+    """Python's ``num % den``, which has the divisor's sign."""
+    return ix.mod(num, den) if den.bounds()[0] >= 0 else num - den * _floordiv(num, den)
+
+
+_MODS = ("Mod", "PythonMod")  # torch calls them integers whatever their arguments are
 _ROUNDINGS = {"CeilToInt": "fceil", "FloorToInt": "ffloor", "TruncToInt": "ftrunc", "RoundToInt": "fround"}
 # name -> (function, arguments swapped, result negated)
 _COMPARISONS = {
@@ -259,7 +287,7 @@ _COMPARISONS = {
 }  # fmt: skip
 _FLOAT_FUNCTIONS = {
     "Add": "fadd", "Mul": "fmul", "FloatTrueDiv": "fdiv", "IntTrueDiv": "fdiv", "Pow": "fpow", "FloatPow": "fpow",
-    "Max": "fmax", "Min": "fmin",
+    "Max": "fmax", "Min": "fmin", "Mod": "fmod", "PythonMod": "fmod", "RoundDecimal": "frounddec",
 }  # fmt: skip
 
 

@@ -20,12 +20,10 @@ from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
-from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
-from kgen.lowering.mutation import root_of
 from kgen.lowering.operation import OperatorAxes, lower_operator
+from kgen.lowering.results import Results
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, number_of
-from kgen.lowering.views import owner_of
 from kgen.symbols import SymbolTable
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
@@ -40,14 +38,14 @@ CHEAP_FROM_INDICES = 60
 
 @dataclass(slots=True)
 class LoweringContext:
-    """What `lower` needs besides the graph: `user_visible` are the positions of outputs whose strides eager's must equal
-    (None: all), `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers, `frozen_inputs`
-    of those whose elements stay as they are."""
+    """What `lower` needs besides the graph: `in_inputs` are the positions of outputs that the caller gets as views of inputs,
+    `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers, `frozen_inputs` of those
+    whose elements stay as they are."""
 
     name: str = "graph"
     numerics: str = "fast"
     shape_env: Any = None
-    user_visible: frozenset[int] | None = None
+    in_inputs: frozenset[int] = frozenset()
     forced: frozenset[str] = frozenset()
     static_inputs: frozenset[int] = field(default_factory=frozenset)
     frozen_inputs: frozenset[int] = field(default_factory=frozenset)
@@ -72,7 +70,7 @@ class _Lowering:
         self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
-        self.shown: dict[str, Node] = {}  # storages that are results already, and whose they are in eager
+        self.results = Results(self.builder, context.in_inputs, _origin)
 
     def run(self) -> ir.Graph:
         for node in self.gm.graph.nodes:
@@ -299,57 +297,7 @@ class _Lowering:
         lowered = self.env[result]
         if not isinstance(lowered, Tensor) or number_of(lowered):
             return self._number(lowered, meta_value(result))
-        value = meta_value(result)
-        wanted = self.symbols.sizes(value.stride()) if _is_strided(value) else None
-        self.builder.origin, self.builder.result_strides = _origin(result), wanted
-        visible = self.context.user_visible is None or position in self.context.user_visible
-        view = self.builder.as_view(lowered)
-        if view is not None and self._may_share(view, result) and (not visible or fix_strides(self.builder, view, wanted)):
-            self.builder.freeze(view.buffer)
-            return view
-        # kept in `env`, so that a node returned twice (also saved) is one tensor, as in eager
-        stored = self.env[result] = self._stored(lowered, wanted, result)
-        name = stored.value.attr[0]
-        self.shown[name] = owner_of(result)
-        arg = self.builder.as_view(stored)
-        assert arg is not None
-        self.builder.freeze(name)
-        return arg
-
-    def _stored(self, tensor: Tensor, wanted: ir.Sizes | None, result: Node) -> Tensor:
-        """The tensor in a buffer of its own with eager's strides. What overlaps, or may, is a view of the tensor that it is a
-        view of in eager."""
-        if wanted is not None and not is_storable(tensor.sizes, wanted):
-            window = self._window(tensor, wanted, result)
-            if window is not None:
-                return window
-        return store_with(tensor, wanted, self.builder.copy, self.builder)
-
-    def _window(self, tensor: Tensor, wanted: ir.Sizes, result: Node) -> Tensor | None:
-        """The result as a view of the stored tensor that owns its storage in eager; None where that has no packed layout."""
-        owner = owner_of(result)
-        whole, value = self.env.get(owner), meta_value(owner)
-        if owner is result or not isinstance(whole, Tensor) or whole.dtype is not tensor.dtype or not _is_strided(value):
-            return None
-        strides = self.symbols.sizes(value.stride())
-        if owner.op == "placeholder" or not is_dense(whole.sizes, strides):
-            return None
-        stored = self.env[owner] = self.builder.copy(whole)
-        base = self.builder.freeze(stored.value.attr[0], strides)
-        offset = self.symbols.expr(meta_value(result).storage_offset())
-        made = Buffer(self.builder.fresh(base.name), base.dtype, base.device, tensor.sizes, wanted, offset, alias_of=base.name)
-        self.builder.graph.buffers[made.name] = made
-        return self.builder.load(made)
-
-    def _may_share(self, view: TensorArg, result: Node) -> bool:
-        """Whether a result may be the storage of an input or of an earlier result: only where it is a view of it in eager too.
-        Lowering makes no copy for `clone`, and the reinplace stage computes in an input's storage."""
-        root = root_of(self.builder, view.buffer)
-        owner = owner_of(result)
-        kind = self.builder.graph.buffers[root].kind
-        if kind != "intermediate":
-            return kind == "input" and owner.op == "placeholder"
-        return self.shown.setdefault(root, owner) is owner
+        return self.results.place(result, position)
 
     def _number(self, lowered: Any, value: Any) -> Any:
         if isinstance(lowered, Tensor):

@@ -39,6 +39,7 @@ COMPUTE_OPS = (
     "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",
     "float", "fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq", "ftrunc", "ffloor", "fceil", "fround",
     "fsqrt", "fexp", "flog", "flog2", "fsin", "fcos", "ftan", "fasin", "facos", "fatan", "fsinh", "fcosh", "ftanh",
+    "fasinh", "fmod", "frounddec",
 )  # fmt: skip
 NUMBER_KINDS = ("int", "bool", "float")
 
