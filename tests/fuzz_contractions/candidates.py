@@ -57,13 +57,15 @@ class Candidate:
 
 @dataclass
 class Graph:
-    """The one graph of a function: `run` is what computes it, eager at first."""
+    """The one graph of a function: `run` is what computes it, eager at first; `arguments` are those of the last call."""
 
     gm: GraphModule
     info: GraphInfo
     run: Callable[[list[Any]], Any]
+    arguments: tuple[Any, ...] = ()
 
     def __call__(self, args: list[Any]) -> Any:
+        self.arguments = tuple(args)
         return self.run(args)
 
 

@@ -41,8 +41,8 @@ class Checked:
 class Worker:
     """One process, started when it is needed and again when it was lost."""
 
-    def __init__(self, number: int = 0) -> None:
-        self.number = number
+    def __init__(self, number: int = 0, module: str = f"{__package__}.worker") -> None:
+        self.number, self.module = number, module
         self.process: subprocess.Popen[bytes] | None = None
         self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
@@ -103,7 +103,7 @@ class Worker:
     def _start(self) -> None:
         with _one_at_a_time:
             os.environ["KGEN_FUZZ_WORKER"] = str(self.number)  # for the process that starts now
-            self.process = child.start(f"{__package__}.worker", without=("TRITON_INTERPRET",))
+            self.process = child.start(self.module, without=("TRITON_INTERPRET",))
         assert self.process.stdout is not None
         self.messages = queue.Queue()
         threading.Thread(target=_listen, args=(self.process.stdout, self.messages), daemon=True).start()
