@@ -12,7 +12,7 @@ from .problem import Problem
 def shrunk(problem: Problem, fails: Callable[[Problem], bool]) -> Problem:
     """Greedy: the first simpler problem that fails is the next one to simplify."""
     while True:
-        smaller = next((p for p in simpler(problem) if is_possible(p) and fails(p)), None)
+        smaller = next((p for p in simpler(problem) if p != problem and is_possible(p) and fails(p)), None)
         if smaller is None:
             return problem
         problem = smaller
