@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz fuzz-gpu bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -17,6 +17,10 @@ BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_EXAMPLES ?= 300
 SHARD ?= 1/1
+FUZZ_MINUTES ?= 9
+FUZZ_ARGS ?=
+# A GPU machine may have no virtual environment, only kgen installed for its own Python.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 help:
 	@echo "make demo       compile and train a GPT: checked against eager, timed against eager and Inductor"
@@ -24,6 +28,7 @@ help:
 	@echo "make test-full  all tests this machine can run"
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
+	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
@@ -54,6 +59,9 @@ test-gpu: $(STAMP)
 
 fuzz: $(STAMP)
 	KGEN_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -k fuzz tests
+
+fuzz-gpu:
+	$(GPU_PYTHON) -m tests.fuzz_contractions --out out/fuzz-gpu --shard $(SHARD) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)
