@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=600.0, help="start no problem after so long")
     parser.add_argument("--seconds", type=float, default=0.04, help="of timing, for each variant")
     parser.add_argument("--configs", type=int, default=2, help="configurations of each template, the model's favourites first")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="processes that compile")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU's kernels")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")

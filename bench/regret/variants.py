@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from bench.calibration import SIZES, Problem, problems
 from bench.contenders import failure
@@ -137,12 +138,29 @@ def _compile(job: Job, done: Compiled) -> None:
 
 
 def traced(problem: Problem, device: str) -> GraphModule:
-    """The aten graph of a problem on a device that need not be here."""
-    mode = FakeTensorMode()
-    where = torch.device("cuda:0" if device == "cuda" else device)
+    """The aten graph of a problem. Where there is no GPU, autograd does not run on tensors that are said to be on one: the graph
+    is traced on a CPU and moved."""
+    moves = device == "cuda" and not torch.cuda.is_available()
+    mode, where = FakeTensorMode(), torch.device("cuda:0" if device == "cuda" and not moves else "cpu")
     args = [FakeTensor(mode, one, where) for one in problem.make("meta")]
     with mode:
-        return make_fx(lambda *given: outputs_of(problem.fn(*given)), decomposition_table=decompositions())(*args)
+        gm = make_fx(lambda *given: outputs_of(problem.fn(*given)), decomposition_table=decompositions())(*args)
+    return _moved(gm, mode, torch.device("cuda:0")) if moves else gm
+
+
+def _moved(gm: GraphModule, mode: FakeTensorMode, device: torch.device) -> GraphModule:
+    """The graph as if it had been traced on another device."""
+
+    def there(value: Any) -> Any:
+        return FakeTensor(mode, value.to("meta"), device) if isinstance(value, torch.Tensor) else value
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            with mode:
+                node.meta["val"] = tree_map(there, node.meta["val"])
+        node.kwargs = {name: device if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+    gm.recompile()
+    return gm
 
 
 # ---- the ways to compute it ----------------------------------------------------------------------------------------------
