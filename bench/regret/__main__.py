@@ -65,6 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--configs", type=int, default=2, help="configurations of each template, the model's favourites first")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="processes that compile")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU's kernels")
+    parser.add_argument("--kernels", action="store_true", help="on a GPU, profile each kernel of each variant as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
     parser.add_argument("--report", type=Path, nargs="+", metavar="JSON", help="only print what these files say")
@@ -198,7 +199,7 @@ def watched(done: Compiled, options: argparse.Namespace, found: Rows) -> Row:
     timer.daemon = True
     timer.start()
     try:
-        return measure(done, options.seconds)
+        return measure(done, options.seconds, options.kernels and options.device == "cuda")
     finally:
         timer.cancel()
 
