@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from bench.calibration import (
-    bert, convnext, efficientnet, gpt2, llama, mamba, mobilenetv3, moe, resnet50, t5, unet, vit, whisper,
+    bert,
+    convnext,
+    efficientnet,
+    gpt2,
+    llama,
+    mamba,
+    mobilenetv3,
+    moe,
+    resnet50,
+    t5,
+    unet,
+    vit,
+    whisper,
 )  # fmt: skip
 from bench.calibration.problem import CLASSES, SIZES, Problem, Size
 

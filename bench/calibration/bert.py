@@ -41,8 +41,16 @@ def _forward(x: Arg, heads: int, vocabulary: int) -> Iterator[Problem]:
     args = (activation(n, width), square, vector(width))
     yield Problem(MODEL, "pooler", "skinny-matmul", partial(b.linear_act, act=torch.tanh), args)
     rows = max(16, n * length * 15 // 100 // 8 * 8)
-    yield Problem(MODEL, "logits of masked tokens", "matmul", b.linear_bias, (activation(rows, width), weight(vocabulary, width), vector(vocabulary)))
-    yield Problem(MODEL, "cross entropy", "reduction", b.cross_entropy, (activation(rows, vocabulary), indices(vocabulary, rows)))
+    yield Problem(
+        MODEL,
+        "logits of masked tokens",
+        "matmul",
+        b.linear_bias,
+        (activation(rows, width), weight(vocabulary, width), vector(vocabulary)),
+    )
+    yield Problem(
+        MODEL, "cross entropy", "reduction", b.cross_entropy, (activation(rows, vocabulary), indices(vocabulary, rows))
+    )
 
 
 def _backward(x: Arg, heads: int, vocabulary: int) -> Iterator[Problem]:

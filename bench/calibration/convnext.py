@@ -1,4 +1,5 @@
-"""Layers of ConvNeXt-T at 224 x 224: depthwise 7x7 with a norm of channels, an MLP with a layer scale, patches between stages."""
+"""Layers of ConvNeXt-T at 224 x 224: depthwise 7x7 with a norm of channels, an MLP with a layer scale, patches between
+stages."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ BLOCKS = ((56, 24, 144, 3, 6), (28, 40, 240, 5, 10), (14, 112, 672, 5, 28), (7, 
 def problems(size: Size) -> Iterator[Problem]:
     n, side = size.batch, size.of(224)
     stem = partial(b.conv_act, act=F.silu, stride=2, padding=1)
-    yield Problem(MODEL, "stem 3x3 stride 2 + silu", "conv3x3", stem, (image(n, 3, side, side), kernel(32, 3, 3, 3), vector(32)))
+    yield Problem(
+        MODEL, "stem 3x3 stride 2 + silu", "conv3x3", stem, (image(n, 3, side, side), kernel(32, 3, 3, 3), vector(32))
+    )
     for full, c, inner, window, few in BLOCKS:
         yield from _block(n, size.of(full, 7), c, inner, window, few)
     for full, c, inner, window, _ in BLOCKS[1:3]:

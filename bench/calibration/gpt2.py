@@ -40,7 +40,9 @@ def _forward(x: Arg, heads: int, vocabulary: int) -> Iterator[Problem]:
     yield Problem(MODEL, "logits", "matmul", b.linear, (activation(rows, width), weight(vocabulary, width)))
     args = (activation(rows, width), weight(vocabulary, width), indices(vocabulary, rows))
     yield Problem(MODEL, "logits + loss", "matmul", b.logits_loss, args)
-    yield Problem(MODEL, "cross entropy", "reduction", b.cross_entropy, (activation(rows, vocabulary), indices(vocabulary, rows)))
+    yield Problem(
+        MODEL, "cross entropy", "reduction", b.cross_entropy, (activation(rows, vocabulary), indices(vocabulary, rows))
+    )
 
 
 def _decode(width: int, heads: int, length: int) -> Iterator[Problem]:
@@ -65,7 +67,21 @@ def _backward(x: Arg, heads: int, vocabulary: int) -> Iterator[Problem]:
     yield Problem(MODEL, "MLP backward", kind, partial(b.mlp_backward_of_rows, act=b.gelu_tanh), args, "backward")
     args = (activation(rows, vocabulary), weight(vocabulary, width))
     yield Problem(MODEL, "logits' input gradient", kind, b.input_gradient, args, "backward")
-    yield Problem(MODEL, "logits' weight gradient", kind, b.weight_gradient, (activation(rows, vocabulary), activation(rows, width)), "backward")
+    yield Problem(
+        MODEL,
+        "logits' weight gradient",
+        kind,
+        b.weight_gradient,
+        (activation(rows, vocabulary), activation(rows, width)),
+        "backward",
+    )
     q, p = activation(n, heads, length, width // heads), activation(n, heads, length, length)
     yield Problem(MODEL, "attention backward", "attention-backward", b.attention_backward, (q, q, q, q, p), "backward")
-    yield Problem(MODEL, "cross entropy backward", "reduction", b.cross_entropy_backward, (activation(rows, vocabulary), indices(vocabulary, rows)), "backward")
+    yield Problem(
+        MODEL,
+        "cross entropy backward",
+        "reduction",
+        b.cross_entropy_backward,
+        (activation(rows, vocabulary), indices(vocabulary, rows)),
+        "backward",
+    )

@@ -26,7 +26,9 @@ def _prefill(size: Size, width: int) -> Iterator[Problem]:
     args: tuple[Arg, ...] = (activation(n, inner, size.length), kernel(inner, 1, 4), vector(inner))
     yield Problem(MODEL, "causal conv1d + silu", "depthwise", b.causal_conv1d_silu, args)
     yield Problem(MODEL, "projection to time step and states", "matmul", b.linear, (h, weight(rank + 2 * STATES, inner)))
-    yield Problem(MODEL, "time step + softplus", "matmul", b.time_step, (activation(tokens, rank), weight(inner, rank), vector(inner)))
+    yield Problem(
+        MODEL, "time step + softplus", "matmul", b.time_step, (activation(tokens, rank), weight(inner, rank), vector(inner))
+    )
     yield Problem(MODEL, "gate + out projection + residual", "matmul", b.gated_linear, (h, h, weight(width, inner), x))
     chunks = max(1, size.length // CHUNK)
     states = activation(n, chunks, HEADS, CHUNK, 128)
@@ -47,7 +49,9 @@ def _decode(width: int) -> Iterator[Problem]:
         yield Problem(MODEL, f"state's step of {m}", "reduction", b.state_step, args)
         args = (activation(m, width), vector(width), weight(2 * inner, width))
         yield Problem(MODEL, f"norm + in projection of {m}", "skinny-matmul", b.rms_linear, args)
-        yield Problem(MODEL, f"time step of {m}", "skinny-matmul", b.time_step, (activation(m, rank), weight(inner, rank), vector(inner)))
+        yield Problem(
+            MODEL, f"time step of {m}", "skinny-matmul", b.time_step, (activation(m, rank), weight(inner, rank), vector(inner))
+        )
         args = (x, x, weight(width, inner), activation(m, width))
         yield Problem(MODEL, f"gate + out projection of {m}", "skinny-matmul", b.gated_linear, args)
 
@@ -56,7 +60,12 @@ def _backward(size: Size, width: int) -> Iterator[Problem]:
     inner, rank = 2 * width, max(16, width // 16)
     n, tokens = max(1, size.tokens // size.length), size.tokens
     x, h = activation(tokens, width), activation(tokens, inner)
-    args: tuple[Arg, ...] = (activation(n, inner, size.length), activation(n, inner, size.length), kernel(inner, 1, 4), vector(inner))
+    args: tuple[Arg, ...] = (
+        activation(n, inner, size.length),
+        activation(n, inner, size.length),
+        kernel(inner, 1, 4),
+        vector(inner),
+    )
     yield Problem(MODEL, "causal conv1d + silu backward", "conv-backward", b.causal_conv1d_silu_backward, args, "backward")
     args = (h, h, activation(tokens, rank))
     yield Problem(MODEL, "time step's weight gradient", "matmul-backward", b.time_step_weight_gradient, args, "backward")

@@ -18,7 +18,9 @@ BLOCKS = ((56, 24, 72, 5, 2), (28, 40, 240, 3, 2), (14, 112, 672, 5, 1), (7, 160
 def problems(size: Size) -> Iterator[Problem]:
     n, side = size.batch, size.of(224)
     stem = partial(b.conv_act, act=F.hardswish, stride=2, padding=1)
-    yield Problem(MODEL, "stem 3x3 stride 2 + hard swish", "conv3x3", stem, (image(n, 3, side, side), kernel(16, 3, 3, 3), vector(16)))
+    yield Problem(
+        MODEL, "stem 3x3 stride 2 + hard swish", "conv3x3", stem, (image(n, 3, side, side), kernel(16, 3, 3, 3), vector(16))
+    )
     for full, c, inner, window, stride in BLOCKS:
         yield from _block(n, size.of(full, 7), c, inner, window, stride)
     yield from _head(n)

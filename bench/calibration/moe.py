@@ -25,7 +25,13 @@ def _routers(size: Size, width: int) -> Iterator[Problem]:
         x = activation(m, width)
         yield Problem(MODEL, f"router of {m}", kind, partial(b.router, top=TOP), (x, weight(EXPERTS, width)))
     bias = Arg((MANY,), 0.1)
-    yield Problem(MODEL, "router with sigmoids", "skinny-matmul", b.router_sigmoid, (activation(size.tokens, width), weight(MANY, width), bias))
+    yield Problem(
+        MODEL,
+        "router with sigmoids",
+        "skinny-matmul",
+        b.router_sigmoid,
+        (activation(size.tokens, width), weight(MANY, width), bias),
+    )
 
 
 def _decode(width: int, inner: int) -> Iterator[Problem]:
@@ -36,7 +42,9 @@ def _decode(width: int, inner: int) -> Iterator[Problem]:
         yield Problem(MODEL, f"experts' output, {m} each", "skinny-matmul", b.expert_out, (h, back, activation(EXPERTS, m)))
     for m in (1, 4):
         chosen = Arg((m * TOP,), top=EXPERTS)
-        yield Problem(MODEL, f"gathered experts of {m}", "skinny-matmul", b.gathered_expert, (activation(m * TOP, width), into, chosen))
+        yield Problem(
+            MODEL, f"gathered experts of {m}", "skinny-matmul", b.gathered_expert, (activation(m * TOP, width), into, chosen)
+        )
 
 
 def _prefill(size: Size, width: int, inner: int) -> Iterator[Problem]:
@@ -44,7 +52,13 @@ def _prefill(size: Size, width: int, inner: int) -> Iterator[Problem]:
     into, back = Arg((EXPERTS, width, inner), width**-0.5), Arg((EXPERTS, inner, width), inner**-0.5)
     x = activation(EXPERTS, m, width)
     yield Problem(MODEL, f"experts' SwiGLU, {m} each", "matmul", b.expert_in, (x, into, into))
-    yield Problem(MODEL, f"experts' output, {m} each", "matmul", b.expert_out, (activation(EXPERTS, m, inner), back, activation(EXPERTS, m)))
+    yield Problem(
+        MODEL,
+        f"experts' output, {m} each",
+        "matmul",
+        b.expert_out,
+        (activation(EXPERTS, m, inner), back, activation(EXPERTS, m)),
+    )
 
 
 def _backward(size: Size, width: int, inner: int) -> Iterator[Problem]:
@@ -52,4 +66,6 @@ def _backward(size: Size, width: int, inner: int) -> Iterator[Problem]:
     x, h = activation(EXPERTS, m, width), activation(EXPERTS, m, inner)
     into = Arg((EXPERTS, width, inner), width**-0.5)
     yield Problem(MODEL, f"experts' weight gradient, {m} each", "matmul-backward", b.expert_weight_gradient, (x, h), "backward")
-    yield Problem(MODEL, f"experts' input gradient, {m} each", "matmul-backward", b.expert_input_gradient, (h, into), "backward")
+    yield Problem(
+        MODEL, f"experts' input gradient, {m} each", "matmul-backward", b.expert_input_gradient, (h, into), "backward"
+    )

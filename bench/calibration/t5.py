@@ -34,7 +34,9 @@ def _forward(x: Arg, heads: int, inner: int) -> Iterator[Problem]:
     yield Problem(MODEL, "heads + projection + residual", "matmul", b.merged_linear, (q, square, x))
     yield Problem(MODEL, "fc1 + relu", "matmul", partial(b.linear_act_no_bias, act=F.relu), (x, weight(inner, width)))
     yield Problem(MODEL, "GEGLU", "matmul", b.geglu_in, (x, weight(inner, width), weight(inner, width)))
-    yield Problem(MODEL, "fc2 + residual", "matmul", b.linear_residual_no_bias, (activation(n, length, inner), weight(width, inner), x))
+    yield Problem(
+        MODEL, "fc2 + residual", "matmul", b.linear_residual_no_bias, (activation(n, length, inner), weight(width, inner), x)
+    )
     yield Problem(MODEL, "residual + norm", "norm", b.residual_rms_norm, (x, x, g))
 
 
@@ -53,7 +55,14 @@ def _backward(x: Arg, heads: int, inner: int) -> Iterator[Problem]:
     args: tuple[Arg, ...] = (x, weight(width, inner), h)
     yield Problem(MODEL, "fc2 input gradient + relu'", kind, partial(b.act_input_gradient, act=F.relu), args, "backward")
     yield Problem(MODEL, "fc1 weight gradient", kind, b.weight_gradient, (h, x), "backward")
-    yield Problem(MODEL, "fc1 input gradient + norm backward", kind, b.rms_input_gradient, (h, weight(inner, width), x, vector(width)), "backward")
+    yield Problem(
+        MODEL,
+        "fc1 input gradient + norm backward",
+        kind,
+        b.rms_input_gradient,
+        (h, weight(inner, width), x, vector(width)),
+        "backward",
+    )
     q, p = activation(n, heads, length, width // heads), activation(n, heads, length, length)
     yield Problem(MODEL, "scores' gradient", "attention-backward", b.scores_backward, (q, q, p), "backward")
     yield Problem(MODEL, "norm backward + residual", "norm", b.rms_norm_backward, (x, x, vector(width), x), "backward")

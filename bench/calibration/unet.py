@@ -1,4 +1,5 @@
-"""Layers of the U-Net of a latent diffusion model: residual blocks with group norms and a time embedding, attention over pixels."""
+"""Layers of the U-Net of a latent diffusion model: residual blocks with group norms and a time embedding, attention over
+pixels."""
 
 from __future__ import annotations
 
@@ -76,8 +77,22 @@ def _backward(n: int, side: int, c: int) -> Iterator[Problem]:
     args: tuple[Arg, ...] = (x, x, kernel(c, c, 3, 3))
     both = partial(b.conv_backward, padding=1, bias=True)
     yield Problem(MODEL, f"3x3 all gradients, {c} at {side}", "conv-backward", both, args, "backward")
-    yield Problem(MODEL, f"3x3 input gradient, {c} at {side}", "conv-backward", partial(b.conv_input_gradient, padding=1), args, "backward")
-    yield Problem(MODEL, f"3x3 weight gradient, {c} at {side}", "conv-backward", partial(b.conv_weight_gradient, padding=1), args, "backward")
+    yield Problem(
+        MODEL,
+        f"3x3 input gradient, {c} at {side}",
+        "conv-backward",
+        partial(b.conv_input_gradient, padding=1),
+        args,
+        "backward",
+    )
+    yield Problem(
+        MODEL,
+        f"3x3 weight gradient, {c} at {side}",
+        "conv-backward",
+        partial(b.conv_weight_gradient, padding=1),
+        args,
+        "backward",
+    )
     args = (x, x, vector(c), vector(c))
     backward = partial(b.group_norm_silu_backward, groups=GROUPS)
     yield Problem(MODEL, f"group norm + silu backward, {c} at {side}", "norm", backward, args, "backward")

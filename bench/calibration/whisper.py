@@ -33,7 +33,13 @@ def _encoder(n: int, frames: int, width: int, heads: int) -> Iterator[Problem]:
     yield Problem(MODEL, "softmax(q k^T)", "attention", b.scores_softmax, (q, q))
     yield Problem(MODEL, "p v", "attention", b.values_merged, (activation(n, heads, frames, frames), q))
     yield Problem(MODEL, "norm + fc1", "matmul", b.norm_linear, (x, *norm, weight(inner, width), vector(inner)))
-    yield Problem(MODEL, "fc2 + residual", "matmul", b.linear_residual, (activation(n, frames, inner), weight(width, inner), vector(width), x))
+    yield Problem(
+        MODEL,
+        "fc2 + residual",
+        "matmul",
+        b.linear_residual,
+        (activation(n, frames, inner), weight(width, inner), vector(width), x),
+    )
     yield Problem(MODEL, "residual + norm", "norm", b.residual_layer_norm, (x, x, *norm))
 
 
@@ -46,7 +52,9 @@ def _decoder(n: int, frames: int, width: int, heads: int, vocabulary: int) -> It
     yield Problem(MODEL, f"norm + MLP + residual of {n}", "skinny-matmul", partial(b.norm_mlp, act=b.gelu), args)
     yield Problem(MODEL, f"logits of {n}", "skinny-matmul", b.linear, (x, weight(vocabulary, width)))
     tokens = indices(vocabulary, n, 1)
-    yield Problem(MODEL, "embedding of a token", "gather", b.embedding_sum, (weight(vocabulary, width), tokens, activation(1, width)))
+    yield Problem(
+        MODEL, "embedding of a token", "gather", b.embedding_sum, (weight(vocabulary, width), tokens, activation(1, width))
+    )
 
 
 def _backward(n: int, frames: int, width: int, heads: int) -> Iterator[Problem]:

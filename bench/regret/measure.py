@@ -156,4 +156,3 @@ def _variant(v: Variant, entry: Entry | None, walls: dict[str, float], kernels: 
     kept = {key: summary[key] for key in ("seconds", "low", "high", "rounds", "error", "recorded")}
     made |= kept | {"compile_s": v.compile_s, "kernels": kernels.get(v.name, [])}
     return made | ({"wall": walls[v.name]} if v.name in walls else {})
-
