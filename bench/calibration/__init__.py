@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from bench.calibration import llama, resnet50, vit
+from bench.calibration import (
+    bert,
+    convnext,
+    efficientnet,
+    gpt2,
+    llama,
+    mamba,
+    mobilenetv3,
+    moe,
+    resnet50,
+    t5,
+    unet,
+    vit,
+    whisper,
+)  # fmt: skip
 from bench.calibration.problem import CLASSES, SIZES, Problem, Size
 
-FAMILIES = (resnet50, vit, llama)
+FAMILIES = (
+    resnet50, convnext, efficientnet, mobilenetv3, unet, vit, bert, gpt2, llama, t5, whisper, mamba, moe,
+)  # fmt: skip
 
 
 def problems(size: Size) -> list[Problem]:

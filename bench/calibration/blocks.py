@@ -66,6 +66,12 @@ def linear_act_no_bias(x: Tensor, w: Tensor, act: Function) -> Tensor:
     return act(F.linear(x, w))
 
 
+def conv1d_of_gpt2(b: Tensor, x: Tensor, w: Tensor, act: Function | None = None) -> Tensor:
+    """GPT-2's linear layer, whose matrix is stored input by output."""
+    y = torch.addmm(b, x, w)
+    return y if act is None else act(y)
+
+
 def mlp(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor, act: Function) -> Tensor:
     return F.linear(act(F.linear(x, w, b)), v, c)
 
@@ -214,6 +220,12 @@ def mlp_backward(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, v: Tensor, act: Fu
     return dh @ w, dh.t() @ x, dh.sum(0), dy.t() @ act(h), dy.sum(0)
 
 
+def mlp_backward_of_rows(dy: Tensor, x: Tensor, h: Tensor, w: Tensor, v: Tensor, act: Function) -> tuple[Tensor, ...]:
+    """The same over the last dimension of tensors with more."""
+    dy, x, h = dy.flatten(0, -2), x.flatten(0, -2), h.flatten(0, -2)
+    return mlp_backward(dy, x, h, w, v, act)
+
+
 def swiglu_backward(dy: Tensor, out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
     """Through the second layer of a SwiGLU MLP to the results of the first."""
     return gradients(lambda g, u: F.silu(g) * u, (gate, up), dy @ out)
@@ -225,6 +237,14 @@ def swiglu_input_gradient(dgate: Tensor, dup: Tensor, w: Tensor, v: Tensor) -> T
 
 def swiglu_weight_gradient(dy: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return dy.t() @ (F.silu(gate) * up)
+
+
+def expert_weight_gradient(x: Tensor, dh: Tensor) -> Tensor:
+    return x.transpose(1, 2) @ dh
+
+
+def expert_input_gradient(dh: Tensor, w: Tensor) -> Tensor:
+    return dh @ w.transpose(1, 2)
 
 
 def norm_input_gradient(dy: Tensor, w: Tensor, x: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, ...]:
@@ -489,6 +509,10 @@ def group_norm_silu(x: Tensor, g: Tensor, b: Tensor, groups: int) -> Tensor:
     return F.silu(F.group_norm(x, groups, g, b))
 
 
+def group_norm_silu_backward(dy: Tensor, x: Tensor, g: Tensor, b: Tensor, groups: int) -> tuple[Tensor, ...]:
+    return gradients(partial(group_norm_silu, groups=groups), (x, g, b), dy)
+
+
 def cat_group_norm_silu(x: Tensor, skip: Tensor, g: Tensor, b: Tensor, groups: int) -> Tensor:
     return group_norm_silu(torch.cat((x, skip), 1), g, b, groups)
 
@@ -556,6 +580,21 @@ def causal_conv1d_step(state: Tensor, x: Tensor, w: Tensor, b: Tensor) -> tuple[
 def conv1d_gelu(x: Tensor, w: Tensor, b: Tensor, stride: int) -> Tensor:
     """Whisper's: over a spectrogram."""
     return F.gelu(F.conv1d(x, w, b, stride=stride, padding=1))
+
+
+def conv1d_backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Of Whisper's second one."""
+    found = aten.convolution_backward(dy, x, w, [w.shape[0]], [2], [1], [1], False, [0], 1, [True, True, True])
+    return tuple(found)
+
+
+def causal_conv1d_silu_backward(dy: Tensor, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return gradients(causal_conv1d_silu, (x, w, b), dy)
+
+
+def time_step_weight_gradient(dy: Tensor, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    d = gradients(F.softplus, (h,), dy)[0]
+    return d.t() @ x, d.sum(0)
 
 
 def time_step(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ CLASSES = (
 
 @dataclass(frozen=True)
 class Size:
-    """Of what problems are made. `batch` is that of images, `tokens` those of a training step or a prefill, `length` a sequence.
-    `divide` shortens widths and images, for tests."""
+    """Of what problems are made. `batch` is that of images, `tokens` those of a training step or a prefill, `length` that of a
+    sequence. `divide` shortens widths and images, for tests."""
 
     name: str
     batch: int
@@ -43,8 +43,8 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Arg:
-    """A tensor: normal numbers times `scale`, integers below `top`, or, where `mask`, truth values. Without a `dtype` it has the
-    problem's. `channels_last` is the order in memory; `positive` numbers are at least a tenth."""
+    """A tensor: normal numbers times `scale`, integers below `top`, or, where `mask`, truth values. Without a `dtype` it has
+    the problem's. `channels_last` is the order in memory; `positive` numbers are at least a tenth."""
 
     shape: tuple[int, ...]
     scale: float = 1.0

@@ -27,15 +27,21 @@ def _inference(size: Size) -> Iterator[Problem]:
     n = size.batch
     side = size.of(224)
     stem = partial(b.conv_act, act=F.relu, stride=2, padding=3)
-    yield Problem("ResNet-50", "stem 7x7 + relu", "conv-large", stem, (image(n, 3, side, side), kernel(64, 3, 7, 7), vector(64)))
+    yield Problem(
+        "ResNet-50", "stem 7x7 + relu", "conv-large", stem, (image(n, 3, side, side), kernel(64, 3, 7, 7), vector(64))
+    )
     yield Problem("ResNet-50", "max pool", "reduction", b.max_pool, (image(n, 64, side // 2, side // 2),))
     for full, narrow in STAGES:
         side, mid, wide = size.of(full, 7), size.of(narrow), size.of(4 * narrow)
         big, small = image(n, wide, side, side), image(n, mid, side, side)
         relu = partial(b.conv_act, act=F.relu)
-        yield Problem("ResNet-50", f"1x1 {wide} to {mid} + relu at {side}", "conv1x1", relu, (big, kernel(mid, wide, 1, 1), vector(mid)))
+        yield Problem(
+            "ResNet-50", f"1x1 {wide} to {mid} + relu at {side}", "conv1x1", relu, (big, kernel(mid, wide, 1, 1), vector(mid))
+        )
         three = partial(b.conv_act, act=F.relu, padding=1)
-        yield Problem("ResNet-50", f"3x3 {mid} + relu at {side}", "conv3x3", three, (small, kernel(mid, mid, 3, 3), vector(mid)))
+        yield Problem(
+            "ResNet-50", f"3x3 {mid} + relu at {side}", "conv3x3", three, (small, kernel(mid, mid, 3, 3), vector(mid))
+        )
         joined = partial(b.conv_bn_residual, act=F.relu)
         args = (small, kernel(wide, mid, 1, 1), *_norm(wide), big)
         yield Problem("ResNet-50", f"1x1 {mid} to {wide} + bn + residual + relu at {side}", "conv1x1", joined, args)
@@ -47,15 +53,29 @@ def _inference(size: Size) -> Iterator[Problem]:
         yield Problem("ResNet-50", f"3x3 {mid} stride 2 + bn + relu at {side}", "conv3x3", down, args)
     side, mid = size.of(28, 7), size.of(128)
     args = (image(n, mid, side, side), *_norm(mid), kernel(mid, mid, 3, 3))
-    yield Problem("ResNet-50", f"bn + relu in front of 3x3 {mid} at {side}", "conv3x3", partial(b.bn_act_conv, act=F.relu, padding=1), args)
+    yield Problem(
+        "ResNet-50",
+        f"bn + relu in front of 3x3 {mid} at {side}",
+        "conv3x3",
+        partial(b.bn_act_conv, act=F.relu, padding=1),
+        args,
+    )
     side, wide = size.of(56, 7), size.of(256)
     short = partial(b.conv, stride=2)
-    yield Problem("ResNet-50", f"shortcut 1x1 stride 2 at {side}", "conv1x1", short, (image(n, wide, side, side), kernel(2 * wide, wide, 1, 1)))
+    yield Problem(
+        "ResNet-50",
+        f"shortcut 1x1 stride 2 at {side}",
+        "conv1x1",
+        short,
+        (image(n, wide, side, side), kernel(2 * wide, wide, 1, 1)),
+    )
     wide = size.of(2048)
     args = (image(n, wide, 7, 7), weight(1000, wide), vector(1000))
     yield Problem("ResNet-50", "mean + classifier", "skinny-matmul", b.pooled_linear, args)
     side, wide = size.of(56, 7), size.of(256)
-    yield Problem("ResNet-50", "residual + relu", "pointwise", b.add_relu, (image(n, wide, side, side), image(n, wide, side, side)))
+    yield Problem(
+        "ResNet-50", "residual + relu", "pointwise", b.add_relu, (image(n, wide, side, side), image(n, wide, side, side))
+    )
 
 
 def _training(size: Size) -> Iterator[Problem]:
@@ -64,7 +84,9 @@ def _training(size: Size) -> Iterator[Problem]:
         side, mid, wide = size.of(full, 7), size.of(narrow), size.of(4 * narrow)
         big, small = image(n, wide, side, side), image(n, mid, side, side)
         args = (small, big, kernel(mid, wide, 1, 1))
-        yield Problem("ResNet-50", f"1x1 {wide} to {mid} both gradients at {side}", "conv-backward", b.conv_backward, args, "backward")
+        yield Problem(
+            "ResNet-50", f"1x1 {wide} to {mid} both gradients at {side}", "conv-backward", b.conv_backward, args, "backward"
+        )
         three = partial(b.conv_backward, padding=1)
         args = (small, small, kernel(mid, mid, 3, 3))
         yield Problem("ResNet-50", f"3x3 {mid} both gradients at {side}", "conv-backward", three, args, "backward")
@@ -76,7 +98,13 @@ def _training(size: Size) -> Iterator[Problem]:
     args = (big, big, vector(wide), vector(wide), small, kernel(wide, mid, 1, 1))
     step = partial(b.norm_conv_backward, act=F.relu)
     yield Problem("ResNet-50", f"relu, bn and 1x1 {mid} to {wide} backward at {side}", "conv-backward", step, args, "backward")
-    yield Problem("ResNet-50", f"3x3 {mid} and statistics at {side}", "conv3x3", partial(b.conv_statistics, padding=1), (small, kernel(mid, mid, 3, 3)))
+    yield Problem(
+        "ResNet-50",
+        f"3x3 {mid} and statistics at {side}",
+        "conv3x3",
+        partial(b.conv_statistics, padding=1),
+        (small, kernel(mid, mid, 3, 3)),
+    )
     side, mid = size.of(28, 7), size.of(128)
     args = (image(n, mid, side, side), image(n, mid, 2 * side, 2 * side), kernel(mid, mid, 3, 3))
     down = partial(b.conv_backward, stride=2, padding=1)

@@ -57,14 +57,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--direction", choices=["forward", "backward"])
     parser.add_argument("--names", nargs="+", help="only problems whose names contain one of these")
     parser.add_argument("--size", choices=list(SIZES), help="of the problems; by default that of the device")
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="by default bf16 on a GPU; f32 and some bf16 on a CPU")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=list(DTYPES), help="by default bf16 on a GPU; f32 and some bf16 on a CPU"
+    )
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="every n-th problem, from the i-th on")
     parser.add_argument("--limit", type=int, help="so many problems, spread over the whole set")
     parser.add_argument("--minutes", type=float, default=600.0, help="start no problem after so long")
     parser.add_argument("--seconds", type=float, default=0.04, help="of timing, for each variant")
     parser.add_argument("--configs", type=int, default=2, help="configurations of each template, the model's favourites first")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes that compile")
+    parser.add_argument(
+        "--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1), help="processes that compile; 0: this one does"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of a CPU's kernels")
+    parser.add_argument("--kernels", action="store_true", help="on a GPU, profile each kernel of each variant as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
     parser.add_argument("--report", type=Path, nargs="+", metavar="JSON", help="only print what these files say")
@@ -78,7 +83,7 @@ def jobs_of(options: argparse.Namespace, known: set[str]) -> list[Job]:
     facts = None if not on_gpu else H100 if options.dry else torch_adapter.gpu_facts(torch.device("cuda", 0))
     threads = 1 if on_gpu else options.threads
     found: list[Job] = []
-    for number, problem in enumerate(problems(SIZES[size])):
+    for number in range(len(problems(SIZES[size]))):
         for dtype in dtypes_of(options, number):
             job = Job(size, number, dtype, options.device, facts, options.configs, threads)
             if wanted(options, job) and job.problem.name not in known:
@@ -113,6 +118,9 @@ def spread(jobs: Sequence[Job]) -> list[Job]:
 
 def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) -> Iterator[Compiled]:
     """As they are done. On a CPU, whose cores are then busy with timing, a few at a time, and none while those are timed."""
+    if not options.jobs:
+        yield from map(compile_job, jobs)
+        return
     together = len(jobs) if options.device == "cuda" else 2 * options.jobs
     context = multiprocessing.get_context("spawn")  # a fork of a process that uses a GPU cannot
     with ProcessPoolExecutor(options.jobs, context) as pool:
@@ -198,7 +206,7 @@ def watched(done: Compiled, options: argparse.Namespace, found: Rows) -> Row:
     timer.daemon = True
     timer.start()
     try:
-        return measure(done, options.seconds)
+        return measure(done, options.seconds, options.kernels and options.device == "cuda")
     finally:
         timer.cancel()
 

@@ -32,8 +32,8 @@ COLD_CPU, MAX_SETS_CPU = 80e6, 8
 WALL = 5e-3
 
 
-def measure(done: Compiled, budget: float) -> dict[str, Any]:
-    """The row of a problem. `budget` is seconds of timing for each variant."""
+def measure(done: Compiled, budget: float, profiled: bool = False) -> dict[str, Any]:
+    """The row of a problem. `budget` is seconds of timing for each variant; `profiled` asks for the time of each kernel."""
     problem, device = done.job.problem, done.job.device
     row = _head(problem, done)
     if done.failed:
@@ -44,7 +44,7 @@ def measure(done: Compiled, budget: float) -> dict[str, Any]:
         entries = list(_entries(done, sets, row))
         take_turns(entries, budget * len(entries), device == "cuda")
         walls = {e.name: wall_seconds(e.call, sets[0]) for e in entries if e.name in (*KEPT, EAGER)}
-        kernels = kernel_seconds(entries, sets[0]) if device == "cuda" else {}
+        kernels = kernel_seconds(entries, sets[0]) if profiled else {}
     row["eager"] = next((e.summary()["seconds"] for e in entries if e.name == EAGER), None)
     row["eager_wall"] = walls.get(EAGER)
     by_name = {e.name: e for e in entries}
@@ -135,7 +135,8 @@ def kernel_seconds(entries: Sequence[Timed], args: Sequence[Tensor]) -> dict[str
             synchronize()
     except RuntimeError:
         return {}
-    events = sorted((e for e in profiler.events() if "Memset" not in e.name), key=lambda e: e.time_range.start)
+    on_gpu = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events = sorted(on_gpu, key=lambda e: e.time_range.start)
     found: list[list[list[Any]]] = []
     for event in events:
         if "spin" in event.name:
@@ -155,4 +156,3 @@ def _variant(v: Variant, entry: Entry | None, walls: dict[str, float], kernels: 
     kept = {key: summary[key] for key in ("seconds", "low", "high", "rounds", "error", "recorded")}
     made |= kept | {"compile_s": v.compile_s, "kernels": kernels.get(v.name, [])}
     return made | ({"wall": walls[v.name]} if v.name in walls else {})
-

@@ -14,7 +14,7 @@ from bench.measure import geomean
 from bench.regret.variants import CHOSEN, LIBRARY
 
 Row = Mapping[str, Any]
-# What the default mode is to keep to: chosen over the best and over the library with separate kernels, on each problem.
+# Problems in the list of the worst, and the relative error beyond which a variant's time does not count.
 WORST_SHOWN, RIGHT = 20, 5e-2
 
 
@@ -74,7 +74,9 @@ def is_right(found: Mapping[str, Any]) -> bool:
 
 def wrong(rows: Iterable[Row]) -> list[str]:
     """Variants with results that are far from eager's."""
-    return [f"{row['name']}: {v['name']} is off by {v['error']:.1e}" for row in rows for v in row["variants"] if not is_right(v)]
+    return [
+        f"{row['name']}: {v['name']} is off by {v['error']:.1e}" for row in rows for v in row["variants"] if not is_right(v)
+    ]
 
 
 def by_class(rows: Iterable[Row]) -> dict[str, list[Regret]]:
@@ -117,7 +119,19 @@ def _is_library(one: Regret) -> bool:
 
 def _show_worst(regrets: Sequence[Regret], console: Console) -> None:
     table = Table(title="the worst problems: microseconds, what was chosen and what was best")
-    for name in ("problem", "class", "over best", "over library", "chosen", "library", "best", "eager", "wall/GPU", "took", "winner"):
+    for name in (
+        "problem",
+        "class",
+        "over best",
+        "over library",
+        "chosen",
+        "library",
+        "best",
+        "eager",
+        "wall/GPU",
+        "took",
+        "winner",
+    ):
         table.add_column(name)
     ordered = sorted(regrets, key=lambda r: max(r.over_best, r.over_library), reverse=True)
     for one in ordered[:WORST_SHOWN]:

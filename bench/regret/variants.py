@@ -6,17 +6,18 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import torch
+from torch._functorch.aot_autograd import aot_function
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from bench.calibration import SIZES, Problem, problems
 from bench.contenders import failure
@@ -35,15 +36,19 @@ from kgen.templates import problem as templates
 from kgen.templates.contract import Config as Knobs
 from kgen.torch_adapter import GraphInfo
 from kgen.tuning import model
-from kgen.tuning.answer import Answer, Place, Question
+from kgen.tuning.answer import Answer, Place, Question, place
 from kgen.tuning.only import Only, only
 from kgen.verdict import Verdict
 
 CHOSEN, LIBRARY = "chosen", "library"
 # A GPU that is not here: an H100 with HBM3.
 H100 = {"arch": 90, "processors": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 3_352_320_000_000}
-# Configurations beyond the first of a template are left out where the model thinks them so many times slower than its favourite.
+# Of a template, configurations beyond the first are left out where the model thinks them so many times slower than the best.
 HOPELESS = 4.0
+# Templates that are tried on one product alone, and with parts and copies; ways to cut and to copy.
+OF_EACH = 2
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def compile_job(job: Job) -> Compiled:
     more result."""
     done = Compiled(job)
     try:
-        with _settled(job):
+        with settled(job):
             _compile(job, done)
     except Exception as cause:
         done.failed = failure(cause)
@@ -107,7 +112,7 @@ def compile_job(job: Job) -> Compiled:
 
 
 @contextmanager
-def _settled(job: Job) -> Iterator[None]:
+def settled(job: Job) -> Iterator[None]:
     """As on the machine that times: its threads, and the GPU's facts, whether or not this process sees one."""
     torch.set_num_threads(job.threads)
     with ExitStack() as stack:
@@ -121,99 +126,198 @@ def _settled(job: Job) -> Iterator[None]:
 def _compile(job: Job, done: Compiled) -> None:
     cpp.prepare()
     gm = traced(job.problem, job.device)
-    maker = _Maker(job, gm)
-    questions = maker.questions()
-    done.products = [_description(q) for q in questions]
+    maker = ProductGraph(job, gm)
+    products = maker.products()
+    done.products = [product.description for product in products]
     known: dict[Any, str] = {}
-    for name, context, config in ways(questions, job.configs):
-        variant, key = maker.variant(name, context, config)
-        if key is not None:
-            variant.same_as = known.setdefault(key, name)
-            if variant.same_as == name:
-                variant.same_as = ""
-            else:
-                variant.blueprint = b""
+    for way in ways(products, job.configs):
+        variant, key = maker.variant(way)
+        if key is not None and known.setdefault(key, way.name) != way.name:
+            variant.same_as, variant.blueprint = known[key], b""
         done.variants.append(variant)
 
 
+class _Traced(Exception):
+    """Ends a compilation with the graph that it would go on with."""
+
+
 def traced(problem: Problem, device: str) -> GraphModule:
-    """The aten graph of a problem on a device that need not be here."""
-    mode = FakeTensorMode()
-    where = torch.device("cuda:0" if device == "cuda" else device)
+    """The aten graph of a problem, as AOTAutograd hands it to kgen. Where there is no GPU, autograd does not run on tensors
+    that are said to be on one: the graph is traced on a CPU and moved."""
+    moves = device == "cuda" and not torch.cuda.is_available()
+    mode, where = FakeTensorMode(), torch.device("cuda:0" if device == "cuda" and not moves else "cpu")
     args = [FakeTensor(mode, one, where) for one in problem.make("meta")]
-    with mode:
-        return make_fx(lambda *given: outputs_of(problem.fn(*given)), decomposition_table=decompositions())(*args)
+    found: list[GraphModule] = []
+
+    def keep(gm: GraphModule, _: Any) -> Any:
+        found.append(gm)
+        raise _Traced
+
+    with suppress(_Traced):
+        aot_function(lambda *given: outputs_of(problem.fn(*given)), keep, decompositions=decompositions())(*args)
+    return _moved(found[0], mode, torch.device("cuda:0")) if moves else found[0]
+
+
+def _moved(gm: GraphModule, mode: FakeTensorMode, device: torch.device) -> GraphModule:
+    """The graph as if it had been traced on another device."""
+
+    def there(value: Any) -> Any:
+        return FakeTensor(mode, value.to("meta"), device) if isinstance(value, torch.Tensor) else value
+
+    for node in gm.graph.nodes:
+        if "val" in node.meta:
+            with mode:
+                node.meta["val"] = tree_map(there, node.meta["val"])
+        node.kwargs = {name: device if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+    gm.recompile()
+    return gm
 
 
 # ---- the ways to compute it ----------------------------------------------------------------------------------------------
 
-Way = tuple[str, Callable[[], AbstractContextManager[Any]], Config]
+
+@dataclass(frozen=True)
+class Offer:
+    """A configuration of a template that takes a product, with the model's seconds."""
+
+    template: str
+    config: tuple[tuple[str, Any], ...]
+    seconds: float
 
 
-def ways(questions: Sequence[Question], configs: int) -> Iterator[Way]:
-    """By default, without templates, and with all products left to one template in turn, under several of its configurations;
-    with sums in parts and copies of operands where these are possible."""
-    plain = replace(configuration.current(), measurements=False)
-    yield CHOSEN, nullcontext, plain
-    yield LIBRARY, nullcontext, replace(plain, templates=False)
-    for forced, name in _forced(questions, configs):
-        yield name, lambda forced=forced: only(forced.template, forced.pick, forced.parts, forced.copies), plain
+@dataclass(frozen=True)
+class Product:
+    """A product with what was fused into it, as it is asked about before anything is chosen: its results, what takes it, and
+    which templates take its sum in parts, or with copies of operands. `description` is what the model knows of it."""
+
+    outs: tuple[str, ...]
+    offers: tuple[Offer, ...]
+    parts: Mapping[int, tuple[str, ...]]
+    copies: Mapping[str, tuple[str, ...]]
+    vendor: bool
+    library: float
+    description: dict[str, Any]
+
+    def best(self) -> dict[str, Offer]:
+        """The model's favourite of each template, the fastest template first."""
+        ordered = sorted(self.offers, key=lambda offer: offer.seconds)
+        return {name: next(o for o in ordered if o.template == name) for name in dict.fromkeys(o.template for o in ordered)}
 
 
-def _forced(questions: Sequence[Question], configs: int) -> Iterator[tuple[Only, str]]:
-    offers = [offer for q in questions for offer in offers_of(q)]
-    if not offers:
-        return
-    best = min(seconds for _, seconds in offers)
-    by_template: dict[str, list[float]] = {}
-    for name, seconds in offers:
-        by_template.setdefault(name, []).append(seconds)
-    ordered = sorted(by_template, key=lambda name: min(by_template[name]))
-    for name in ordered:
-        hopeful = sum(seconds <= HOPELESS * best for seconds in by_template[name])
-        for rank in range(max(1, min(configs, hopeful))):
-            yield Only(name, picker(rank)), f"{name} {rank}"
-    for parts in list(dict.fromkeys(parts for q in questions for parts in q.parts))[:2]:
-        takers = [p[0].template.name for q in questions for p in q.problems if parts in q.parts and p[0].template.implements.batch]
-        for name in [name for name in ordered if name in takers][:2]:
-            yield Only(name, picker(0), parts=parts), f"{name} 0, sum in {parts}"
-    for copies in list(dict.fromkeys(c for q in questions for c in q.copies if c))[:2]:
-        takers = [p.template.name for q in questions if copies in q.copies for p in q.copies[copies][1]]
-        for name in [name for name in dict.fromkeys((*ordered, *takers)) if name in takers][:2]:
-            yield Only(name, picker(0), copies=copies), f"{name} 0, copies: {copies}"
+def product_asked(question: Question) -> Product:
+    """What a question says. The graph that it was asked about may change afterwards."""
+    outs = tuple(product_of(one) for one in members(question.step))
+    names = tuple(own[0].template.name for own in question.problems if own[0].template.implements.batch)
+    copies = {sides: tuple(p.template.name for p in own) for sides, (_, own) in question.copies.items() if sides}
+    library = sum(model.vendor_seconds(p) for p in question.problems[0]) if question.problems else math.nan
+    offers, parts = tuple(offers_of(question)), dict.fromkeys(question.parts, names)
+    return Product(outs, offers, parts, copies, question.vendor, library, description_of(question, offers, library))
 
 
-def picker(rank: int) -> Callable[[Sequence[Knobs]], Knobs]:
-    """The model's favourite, or the one so far behind it."""
-    return lambda configs: configs[min(rank, len(configs) - 1)]
-
-
-def offers_of(question: Question) -> list[tuple[str, float]]:
-    """Templates that take a question, once for each configuration, with the model's seconds."""
-    found: list[tuple[str, float]] = []
+def offers_of(question: Question) -> Iterator[Offer]:
+    joint = isinstance(question.step, Batch)
     for own in question.problems:
         for config in model.feasible(own[0]):
             if all(model.fits(p, config) for p in own):
-                found.append((own[0].template.name, _seconds(question, own, config)))
-    return found
+                seconds = model.joint_seconds(own, config) if joint else model.seconds(own[0], config)
+                yield Offer(own[0].template.name, config.values, seconds)
 
 
-def _seconds(question: Question, own: Sequence[templates.Problem], config: Knobs) -> float:
-    return model.joint_seconds(own, config) if isinstance(question.step, Batch) else model.seconds(own[0], config)
+@dataclass(frozen=True)
+class Way:
+    """How to compile a problem: with a configuration of kgen, every product left to one template, or with answers for some of
+    the products, by their results."""
+
+    name: str
+    config: Config
+    only: Only | None = None
+    answers: Mapping[tuple[str, ...], Answer] = field(default_factory=dict)
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.only is not None:
+                stack.enter_context(only(self.only.template, self.only.pick, self.only.parts, self.only.copies))
+            if self.answers:
+                stack.enter_context(patch.object(pipeline, "Tuner", lambda *_: Answering(self.answers)))
+            yield
 
 
-class _Listener:
-    """An oracle that knows nothing, and remembers what it was asked first about each product."""
+def ways(products: Sequence[Product], configs: int) -> Iterator[Way]:
+    """By default, without templates, and with all products left to one template in turn, under several of its configurations,
+    with sums in parts and copies of operands where these are possible. Of several products, each also alone by its best
+    templates and by the library, while the others are as the model likes."""
+    plain = replace(configuration.current(), measurements=False)
+    yield Way(CHOSEN, plain)
+    yield Way(LIBRARY, replace(plain, templates=False))
+    for name, forced in _forced(products, configs):
+        yield Way(name, plain, forced)
+    if len(products) > 1:
+        for product in products:
+            for name, answer in _answers(product):
+                yield Way(f"{product.outs[0]}: {name}", plain, None, {product.outs: answer})
+
+
+def _forced(products: Sequence[Product], configs: int) -> Iterator[tuple[str, Only]]:
+    seconds: dict[str, list[float]] = {}
+    for offer in (offer for product in products for offer in product.offers):
+        seconds.setdefault(offer.template, []).append(offer.seconds)
+    ordered = sorted(seconds, key=lambda name: min(seconds[name]))
+    hopeless = HOPELESS * min((min(own) for own in seconds.values()), default=0.0)
+    for name in ordered:
+        hopeful = sum(one <= hopeless for one in seconds[name])
+        for rank in range(max(1, min(configs, hopeful))):
+            yield f"{name} {rank}", Only(name, picker(rank))
+    for parts, takers in _first({n: own for product in products for n, own in product.parts.items()}):
+        for name in [name for name in ordered if name in takers][:OF_EACH]:
+            yield f"{name} 0, sum in {parts}", Only(name, picker(0), parts=parts)
+    for copies, takers in _first({n: own for product in products for n, own in product.copies.items()}):
+        for name in [name for name in dict.fromkeys((*ordered, *takers)) if name in takers][:OF_EACH]:
+            yield f"{name} 0, copies: {copies}", Only(name, picker(0), copies=copies)
+
+
+def _first(found: Mapping[K, tuple[str, ...]]) -> list[tuple[K, tuple[str, ...]]]:
+    return list(found.items())[:OF_EACH]
+
+
+def _answers(product: Product) -> Iterator[tuple[str, Answer]]:
+    """For one product, whatever the others are: each has won a measurement that nobody has made."""
+    for offer in list(product.best().values())[:OF_EACH]:
+        yield offer.template, Answer(offer.template, offer.config, 1, offer.seconds, math.nan)
+    if product.vendor and math.isfinite(product.library):
+        yield LIBRARY, Answer(None, (), 1, product.library, product.library)
+
+
+def picker(rank: int) -> Callable[[Sequence[Knobs]], Knobs]:
+    """The model's favourite, or the best of another tile, so many tiles behind it: configurations of one tile differ least."""
+
+    def pick(configs: Sequence[Knobs]) -> Knobs:
+        tiles: dict[Any, Knobs] = {}
+        for config in configs:
+            tiles.setdefault(tuple(value for name, value in config.values if name in ("BLOCK_M", "BLOCK_N")), config)
+        return list(tiles.values())[min(rank, len(tiles) - 1)]
+
+    return pick
+
+
+class Answering:
+    """An oracle with the given answers, by the results of products, that remembers what it was asked first about each."""
 
     is_worth_asking = True
 
-    def __init__(self) -> None:
-        self.asked: dict[tuple[str, ...], Question] = {}
+    def __init__(self, given: Mapping[tuple[str, ...], Answer] | None = None) -> None:
+        self.given = given or {}
+        self.asked: dict[tuple[str, ...], Product] = {}
 
     def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+        found: dict[str, Mapping[Place, Answer]] = {}
         for question in questions:
-            self.asked.setdefault(tuple(product_of(one) for one in members(question.step)), question)
-        return {}
+            outs = tuple(product_of(one) for one in members(question.step))
+            if outs not in self.asked:
+                self.asked[outs] = product_asked(question)
+            if outs in self.given:
+                found[question.step.name] = {place(hints): self.given[outs] for hints in question.hints}
+        return found
 
     def verdicts(self) -> list[Verdict]:
         return []
@@ -222,7 +326,7 @@ class _Listener:
 # ---- one variant -------------------------------------------------------------------------------------------------------
 
 
-class _Maker:
+class ProductGraph:
     """Compiles one graph in several ways."""
 
     def __init__(self, job: Job, gm: GraphModule) -> None:
@@ -232,38 +336,49 @@ class _Maker:
         with _disable_current_modes():
             self.gm = pipeline.reinplace(gm, self.info, configuration.current())
 
-    def questions(self) -> list[Question]:
+    def products(self) -> list[Product]:
         """What would be measured: each product with what was fused into it, while templates may have all of them."""
-        listener = _Listener()
+        listener, config = Answering(), configuration.current()
         with _disable_current_modes():
-            _, graph = pipeline.lower(self.gm, self.info, configuration.current())
-            make_schedule(graph, replace(pipeline.scheduler_options(graph, configuration.current()), oracle=listener))
+            graph = self.graph(config)
+            make_schedule(graph, replace(pipeline.scheduler_options(graph, config), oracle=listener, twice=False))
         return list(listener.asked.values())
 
-    def variant(self, name: str, context: Callable[[], AbstractContextManager[Any]], config: Config) -> tuple[Variant, Any]:
+    def graph(self, config: Config | None = None) -> ir.Graph:
+        """The loops, a new copy each time."""
+        _, graph = pipeline.lower(self.gm, self.info, config or configuration.current())
+        return graph
+
+    def plan(self, way: Way) -> Schedule:
+        """What becomes of it one way."""
+        with way.context():
+            _, plan = pipeline.schedule((self.gm, self.graph(way.config)), self.info, way.config)
+        return plan
+
+    def variant(self, way: Way) -> tuple[Variant, Any]:
         """The variant, and what tells it from others."""
-        made, started = Variant(name), time.perf_counter()
+        made, started = Variant(way.name), time.perf_counter()
         try:
-            with _disable_current_modes(), context():
-                plan, blueprint = self._blueprint(config)
+            with _disable_current_modes():
+                plan = self.plan(way)
+                blueprint = self._blueprint(plan, way.config)
                 self._build(blueprint)
         except Exception as cause:
             made.failed = failure(cause)
             return made, None
-        made.steps, made.products = steps_of(plan), self._products(plan, config)
-        made.verdicts = [str(v) for v in plan.verdicts] if name == CHOSEN else []
+        made.steps, made.products = steps_of(plan), self._estimates(plan, way.config)
+        made.verdicts = [str(v) for v in plan.verdicts] if way.name == CHOSEN else []
         made.blueprint = pickle.dumps(blueprint)
         made.compile_s = time.perf_counter() - started
         calls = tuple(str(step.node.target) for step in plan.calls)
         return made, (tuple(launch.identity for launch in blueprint.launches), tuple(key for _, key in blueprint.units), calls)
 
-    def _blueprint(self, config: Config) -> tuple[Schedule, Blueprint]:
-        work = pipeline.schedule(pipeline.lower(self.gm, self.info, config), self.info, config)
-        _, plan, units = pipeline.render(work, self.info, config)
+    def _blueprint(self, plan: Schedule, config: Config) -> Blueprint:
+        _, _, units = pipeline.render((self.gm, plan), self.info, config)
         assembled = assemble(plan, units.calls)
         if assembled.callables:
             raise NotImplementedError("a library call is a Python function")
-        return plan, Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
+        return Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
 
     def _build(self, blueprint: Blueprint) -> None:
         cpp.build_units(blueprint.cpp_units())
@@ -271,7 +386,7 @@ class _Maker:
             kernels = triton.compile_kernels(blueprint.launches, self.job.facts["arch"])
             check_shared(kernels, self.job.facts["shared"], "cuda:0")
 
-    def _products(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
+    def _estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
         """What the model says of each product that has a template."""
         options = pipeline.scheduler_options(plan.graph, config)
         found: list[dict[str, Any]] = []
@@ -304,17 +419,13 @@ def _step(step: Launch | Call) -> str:
 # ---- what a product is to the model ------------------------------------------------------------------------------------
 
 
-def _description(question: Question) -> dict[str, Any]:
+def description_of(question: Question, offers: Sequence[Offer], library: float) -> dict[str, Any]:
     """A product with what is fused around it: what the model knows of it, and its estimates."""
-    first = question.problems[0][0] if question.problems else None
-    offers = offers_of(question)
-    best = {name: min(s for other, s in offers if other == name) for name, _ in offers}
-    described = {} if first is None else features(first)
-    library = math.nan if first is None else sum(model.vendor_seconds(p) for p in question.problems[0])
+    best = {name: min(o.seconds for o in offers if o.template == name) for name in dict.fromkeys(o.template for o in offers)}
     return {
         "kernel": question.step.name, "members": len(members(question.step)), "vendor": question.vendor,
         "estimates": best, "estimate_library": library, "parts": list(question.parts), "copies": list(question.copies),
-        **described,
+        **(features(question.problems[0][0]) if question.problems else {}),
     }  # fmt: skip
 
 
@@ -343,4 +454,3 @@ def _operand(problem: templates.Problem, name: str) -> dict[str, Any]:
         "bytes_read": problem.bytes_read(name), "loops": {axis: len(loops) for axis, loops in one.loops.items()},
         "strides": {axis: None if s is None else problem.sizes.of(s) for axis, s in strides.items()},
     }  # fmt: skip
-
