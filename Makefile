@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:benchm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_EXAMPLES ?= 300
+FUZZ_ARGS ?=
+JOBS ?= 16
 SHARD ?= 1/1
 
 help:
@@ -24,6 +26,8 @@ help:
 	@echo "make test-full  all tests this machine can run"
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
+	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
+	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
@@ -54,6 +58,14 @@ test-gpu: $(STAMP)
 
 fuzz: $(STAMP)
 	KGEN_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -k fuzz tests
+
+fuzz-programs: $(STAMP)
+	$(BIN)/python -m tests.fuzz_programs --programs 5000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --gradients --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
+
+fuzz-gpu-programs: $(STAMP)
+	$(BIN)/python -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --device cuda --gradients --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)

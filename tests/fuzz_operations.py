@@ -1,8 +1,8 @@
 """The operations of the program fuzzer: each gives the statements that define one name. `OPERATIONS` and `RAISING` list them.
 
 What jumps (comparisons, rounding, positions of extremes) may stand anywhere: the comparison finds out which results depend on
-the last bits (tests/fuzz_oracle.py). Kept out is only what eager itself leaves undefined: conversions of floats to integers that
-cannot hold them, writes to one element twice, shifts by more bits than there are.
+the last bits (tests/fuzz_oracle.py). Left out is only what eager itself leaves undefined: conversions of floats to integers
+that cannot hold them, writes to one element twice, shifts by more bits than there are.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ UNARY = (
     "torch.relu({a})", "torch.sqrt({a}.abs() + 0.1)", "torch.log1p({a}.abs())", "{a}.square() * 0.1", "1 / ({a}.abs() + 1)",
     "F.gelu({a})", "F.gelu({a}, approximate='tanh')", "F.silu({a})", "torch.erf({a})", "{a}.clamp(-1, 1.5)", "{a} * {number}",
     "{a} + {number}", "{number} - {a}", "torch.rsqrt({a}.abs() + 0.5)", "torch.atan({a})", "F.softplus({a})",
-    "F.leaky_relu({a})", "F.elu({a})", "F.hardtanh({a})", "F.hardswish({a})", "F.hardsigmoid({a})", "F.mish({a})", "F.selu({a})",
-    "F.logsigmoid({a})", "F.softsign({a})", "F.tanhshrink({a})", "F.relu6({a})", "F.hardshrink({a}, 0.3)", "F.threshold({a}, 0.1, 2.0)",
+    "F.leaky_relu({a})", "F.elu({a})", "F.hardtanh({a})", "F.hardswish({a})", "F.hardsigmoid({a})", "F.mish({a})",
+    "F.selu({a})",
+    "F.logsigmoid({a})", "F.softsign({a})", "F.tanhshrink({a})", "F.relu6({a})", "F.hardshrink({a}, 0.3)",
+    "F.threshold({a}, 0.1, 2.0)",
     "torch.expm1({a}.clamp(max=3))", "torch.log2({a}.abs() + 0.5)", "torch.sinh({a}.clamp(-3, 3))", "torch.asinh({a})",
-    "torch.reciprocal({a}.abs() + 0.5)", "({a}.abs() + 0.1) ** 1.5", "{a} ** 3 * 0.1", "2.0 ** {a}.clamp(-4, 4)", "torch.acos(torch.tanh({a}))",
+    "torch.reciprocal({a}.abs() + 0.5)", "({a}.abs() + 0.1) ** 1.5", "{a} ** 3 * 0.1", "2.0 ** {a}.clamp(-4, 4)",
+    "torch.acos(torch.tanh({a}))",
     "torch.nan_to_num({a}, nan=0.5, posinf=3.0, neginf=-3.0)", "torch.logit(torch.sigmoid({a}), eps=0.01)", "F.celu({a}, 0.7)",
     "torch.sinc({a})", "torch.deg2rad({a})", "torch.exp2(-{a}.abs())", "torch.erfc({a})", "torch.cosh({a}.clamp(-3, 3))",
 )  # fmt: skip
-JUMPS = ("torch.floor({a})", "torch.ceil({a})", "torch.trunc({a} * 3)", "torch.round({a} * 2)", "torch.sign({a})", "torch.frac({a})",
-         "torch.round({a}, decimals=1)", "{a} // 0.7", "{a} % 0.7", "torch.fmod({a}, 0.9)", "torch.heaviside({a}, {a} * 0)")  # fmt: skip
+JUMPS = ("torch.floor({a})", "torch.ceil({a})", "torch.trunc({a} * 3)", "torch.round({a} * 2)", "torch.sign({a})",
+"torch.frac({a})",
+         "torch.round({a}, decimals=1)", "{a} // 0.7", "{a} % 0.7", "torch.fmod({a}, 0.9)",
+         "torch.heaviside({a}, {a} * 0)")  # fmt: skip
 
 
 def unary(g: Grower, name: str) -> str:
@@ -39,9 +44,12 @@ def jump(g: Grower, name: str) -> str:
 
 def integer_unary(g: Grower, name: str) -> str:
     forms = (
-        "-{a}", "{a}.abs()", "~{a}", "{a} % 7", "{a} % -5", "{a} // 3", "{a} // -4", "{a} * 3 - 1", "{a} & 5", "{a} << 1", "{a} >> 2",
-        "{a} ^ 3", "{a}.sign()", "{a}.clamp(-3, 11)", "torch.fmod({a}, 5)", "torch.div({a}, 3, rounding_mode='trunc')", "{a} * {a}",
-        "{a} / 4", "{a} * 0.5", "1 - {a}", "{a}.square()", "torch.relu({a})", "{a}.bitwise_not()", "{a}.clamp(min=0)", "{a} ** 2",
+        "-{a}", "{a}.abs()", "~{a}", "{a} % 7", "{a} % -5", "{a} // 3", "{a} // -4", "{a} * 3 - 1", "{a} & 5", "{a} << 1",
+        "{a} >> 2",
+        "{a} ^ 3", "{a}.sign()", "{a}.clamp(-3, 11)", "torch.fmod({a}, 5)", "torch.div({a}, 3, rounding_mode='trunc')",
+        "{a} * {a}",
+        "{a} / 4", "{a} * 0.5", "1 - {a}", "{a}.square()", "torch.relu({a})", "{a}.bitwise_not()", "{a}.clamp(min=0)",
+        "{a} ** 2",
         "torch.sqrt({a}.abs())", "torch.tanh({a})", "torch.remainder({a}, 3)", "{a}.float().to({t})",
     )  # fmt: skip
     a = g.pick("int")
@@ -56,9 +64,11 @@ def binary(g: Grower, name: str) -> str:
     forms = (
         "{a} + {b}", "{a} - {b}", "{a} * {b}", "torch.maximum({a}, {b})", "torch.minimum({a}, {b})", "torch.fmax({a}, {b})",
         "{a} / ({b}.abs() + 1)", "torch.atan2({a}, {b}.abs() + 0.5)", "torch.hypot({a}, {b} + 3)", "torch.lerp({a}, {b}, 0.3)",
-        "torch.addcmul({a}, {b}, {b}, value=0.3)", "torch.copysign({a}, {b})", "torch.add({a}, {b}, alpha=2)", "torch.rsub({a}, {b})",
+        "torch.addcmul({a}, {b}, {b}, value=0.3)", "torch.copysign({a}, {b})", "torch.add({a}, {b}, alpha=2)",
+        "torch.rsub({a}, {b})",
         "torch.logaddexp({a}, {b})", "({a}.abs() + 0.2) ** {b}.clamp(-2, 2)", "torch.xlogy({a}, {b}.abs() + 0.3)",
-        "torch.addcdiv({a}, {b}, {b}.abs() + 1)", "torch.ldexp({a}, {b}.clamp(-2, 2))", "F.huber_loss({a}, {b}, reduction='none')",
+        "torch.addcdiv({a}, {b}, {b}.abs() + 1)", "torch.ldexp({a}, {b}.clamp(-2, 2))",
+        "F.huber_loss({a}, {b}, reduction='none')",
         "torch.fmin({a}, {b})", "{b} - {a} * {b}", "torch.clamp({a}, {b} - 1, {b} + 1)", "F.prelu({a}, {b}.reshape(-1)[:1])",
     )  # fmt: skip
     return f"{name} = " + g.rng.choice(forms).format(a=a, b=b)
@@ -67,8 +77,10 @@ def binary(g: Grower, name: str) -> str:
 def special_binary(g: Grower, name: str) -> str:
     a = g.pick("float")
     b = g.partner(a, "float")
-    forms = ("{a} / {b}", "torch.remainder({a}, {b})", "torch.fmod({a}, {b})", "torch.log({a})", "torch.sqrt({a})", "{a} ** {b}", "torch.nextafter({a}, {b})",
-             "1 / {a}", "torch.rsqrt({a})", "torch.acos({a})", "torch.exp({a} * 40)", "torch.atanh({a})", "torch.xlogy({a}, {b})")  # fmt: skip
+    forms = ("{a} / {b}", "torch.remainder({a}, {b})", "torch.fmod({a}, {b})", "torch.log({a})", "torch.sqrt({a})",
+    "{a} ** {b}", "torch.nextafter({a}, {b})",
+             "1 / {a}", "torch.rsqrt({a})", "torch.acos({a})", "torch.exp({a} * 40)", "torch.atanh({a})",
+             "torch.xlogy({a}, {b})")  # fmt: skip
     if not g.special:
         raise Dropped
     return f"{name} = " + g.rng.choice(forms).format(a=a, b=b)
@@ -78,9 +90,12 @@ def integer_binary(g: Grower, name: str) -> str:
     a = g.pick("int")
     b = g.partner(a, "int", "int", "bool")
     forms = (
-        "{a} + {b}", "{a} - {b}" if kind_of(g[b]) == "int" else "{a} + {b}", "{a} * {b}", "torch.maximum({a}, {b})", "{a} & {b}", "{a} | {b}", "{a} ^ {b}",
-        "{a} // (({b} & 3) + 1)", "{a} % (({b} & 7) + 1)", "torch.fmod({a}, ({b} & 3) + 1)", "{a} << ({b} & 3)", "{a} >> ({b} & 5)",
-        "torch.div({a}, ({b} & 3) + 2, rounding_mode='floor')", "{a} / (({b} & 3) + 1)", "torch.minimum({a}, {b})", "torch.gcd({a}, {b})",
+        "{a} + {b}", "{a} - {b}" if kind_of(g[b]) == "int" else "{a} + {b}", "{a} * {b}", "torch.maximum({a}, {b})",
+        "{a} & {b}", "{a} | {b}", "{a} ^ {b}",
+        "{a} // (({b} & 3) + 1)", "{a} % (({b} & 7) + 1)", "torch.fmod({a}, ({b} & 3) + 1)", "{a} << ({b} & 3)",
+        "{a} >> ({b} & 5)",
+        "torch.div({a}, ({b} & 3) + 2, rounding_mode='floor')", "{a} / (({b} & 3) + 1)", "torch.minimum({a}, {b})",
+        "torch.gcd({a}, {b})",
         "({a} // (({b} | 1) & 7))", "torch.add({a}, {b}, alpha=3)",
     )  # fmt: skip
     return f"{name} = " + g.rng.choice(forms).format(a=a, b=b)
@@ -116,7 +131,8 @@ def select(g: Grower, name: str) -> str:
     b = g.partner(a, kind_of(g[a]))
     return f"{name} = " + g.rng.choice(
         (f"torch.where({c}, {a}, {b})", f"torch.where({c}, {a}, 2)", f"{a}.masked_fill({c}, 3)", f"torch.where({c}, 0.5, {a})",
-         f"{a} * {c}", f"torch.where({c}, {a}, {g.partner(a, 'float', 'int', 'bool')})", f"torch.where({c}, 1.0, 0.0).to({DTYPE_NAMES[g[a].dtype]})")
+         f"{a} * {c}", f"torch.where({c}, {a}, {g.partner(a, 'float', 'int', 'bool')})",
+         f"torch.where({c}, 1.0, 0.0).to({DTYPE_NAMES[g[a].dtype]})")
     )  # fmt: skip
 
 
@@ -135,7 +151,9 @@ def cast(g: Grower, name: str) -> str:
 def same_type(g: Grower, name: str) -> str:
     a = g.pick("any")
     own = DTYPE_NAMES[g[a].dtype]
-    return f"{name} = " + g.rng.choice((f"{a}.to({own})", f"{a}.contiguous()", f"{a}.clone()", f"{a}.detach()" if not g.gradients else f"{a}.clone()"))
+    return f"{name} = " + g.rng.choice(
+        (f"{a}.to({own})", f"{a}.contiguous()", f"{a}.clone()", f"{a}.detach()" if not g.gradients else f"{a}.clone()")
+    )
 
 
 OTHER_SIGN = {"u8": "i8", "i8": "u8"}
@@ -154,7 +172,13 @@ def _dims(g: Grower, a: str) -> str:
     """The arguments of a reduction: dimensions, or none, and keepdim."""
     t = g[a]
     dims = sorted(g.rng.sample(range(t.dim()), g.rng.randint(1, min(2, t.dim()))))
-    where = "" if g.rng.random() < 0.15 else f"{dims[0] - (t.dim() if g.rng.random() < 0.3 else 0)}" if len(dims) == 1 else f"{dims}"
+    where = (
+        ""
+        if g.rng.random() < 0.15
+        else f"{dims[0] - (t.dim() if g.rng.random() < 0.3 else 0)}"
+        if len(dims) == 1
+        else f"{dims}"
+    )
     return where + (", keepdim=True" if where and g.rng.random() < 0.5 else "")
 
 
@@ -164,11 +188,15 @@ def reduction(g: Grower, name: str) -> str:
     full = where if where else f"{list(range(g[a].dim()))}"
     return f"{name} = " + g.rng.choice(
         (
-            f"{a}.sum({where}) * 0.1", f"{a}.mean({where})", f"{a}.amax({where})", f"{a}.amin({where})", f"torch.logsumexp({a}, {full})",
+            f"{a}.sum({where}) * 0.1", f"{a}.mean({where})", f"{a}.amax({where})", f"{a}.amin({where})",
+            f"torch.logsumexp({a}, {full})",
             f"torch.tanh({a}).prod({d})", f"torch.var({a}, {full}, correction=0)" if "keep" not in full else f"{a}.std({d})",
-            f"torch.linalg.vector_norm({a}, 2, {full})", f"{a}.nansum({where})", f"{a}.norm(dim={d})", f"{a}.max({d})[0]", f"{a}.min({d}, keepdim=True)[0]",
-            f"{a}.sum({where or d}, dtype=f64)" if where else f"{a}.sum(dtype=f64)", f"torch.linalg.vector_norm({a}, 1, {full})", f"{a}.std()",
-            f"torch.var_mean({a}, {d}, correction=0)[0]", f"{a}.abs().amax({where})", f"torch.aminmax({a}, dim={d})[1]", f"{a}.sum({d}).sum()", f"{a}.sum(-1).mean()",
+            f"torch.linalg.vector_norm({a}, 2, {full})", f"{a}.nansum({where})", f"{a}.norm(dim={d})", f"{a}.max({d})[0]",
+            f"{a}.min({d}, keepdim=True)[0]",
+            f"{a}.sum({where or d}, dtype=f64)" if where else f"{a}.sum(dtype=f64)",
+            f"torch.linalg.vector_norm({a}, 1, {full})", f"{a}.std()",
+            f"torch.var_mean({a}, {d}, correction=0)[0]", f"{a}.abs().amax({where})", f"torch.aminmax({a}, dim={d})[1]",
+            f"{a}.sum({d}).sum()", f"{a}.sum(-1).mean()",
             f"({a} * {a}).sum({where}) * 0.1", f"torch.linalg.vector_norm({a}, float('inf'), {full})", f"{a}.nanmean({where})",
         )
     )  # fmt: skip
@@ -178,10 +206,21 @@ def integer_reduction(g: Grower, name: str) -> str:
     a = g.pick("int", "bool", rank=1)
     d, where = g.dim(a), _dims(g, a)
     if kind_of(g[a]) == "bool":
-        return f"{name} = " + g.rng.choice((f"{a}.sum({where})", f"{a}.any({where})", f"{a}.all({where})", f"{a}.amax({where})", f"torch.count_nonzero({a}, {d})", f"{a}.cumsum({d})"))
+        return f"{name} = " + g.rng.choice(
+            (
+                f"{a}.sum({where})",
+                f"{a}.any({where})",
+                f"{a}.all({where})",
+                f"{a}.amax({where})",
+                f"torch.count_nonzero({a}, {d})",
+                f"{a}.cumsum({d})",
+            )
+        )
     return f"{name} = " + g.rng.choice(
-        (f"{a}.sum({where})", f"{a}.amax({where})", f"{a}.amin({where})", f"{a}.prod({d})", f"{a}.any({where})", f"torch.count_nonzero({a}, {d})",
-         f"{a}.max({d})[0]", f"{a}.sum({d}, dtype=i32)", f"{a}.float().mean({where})", f"{a}.all({where})", f"{a}.max()", f"{a}.sum({where or d}, dtype=f32)")
+        (f"{a}.sum({where})", f"{a}.amax({where})", f"{a}.amin({where})", f"{a}.prod({d})", f"{a}.any({where})",
+        f"torch.count_nonzero({a}, {d})",
+         f"{a}.max({d})[0]", f"{a}.sum({d}, dtype=i32)", f"{a}.float().mean({where})", f"{a}.all({where})", f"{a}.max()",
+         f"{a}.sum({where or d}, dtype=f32)")
     )  # fmt: skip
 
 
@@ -190,7 +229,8 @@ def positions(g: Grower, name: str) -> str:
     d = g.filled_dim(a)
     keep = g.rng.choice(("", ", keepdim=True"))
     return f"{name} = " + g.rng.choice(
-        (f"{a}.argmax({d}{keep})", f"{a}.argmin({d}{keep})", f"{a}.argmax()", f"{a}.max({d}{keep})[1]" if kind_of(g[a]) == "float" else f"{a}.argmin()",
+        (f"{a}.argmax({d}{keep})", f"{a}.argmin({d}{keep})", f"{a}.argmax()",
+        f"{a}.max({d}{keep})[1]" if kind_of(g[a]) == "float" else f"{a}.argmin()",
          f"{a}.argsort({d}, stable=True)", f"{a}.sort({d}, stable=True)[1]", f"{a}.cummax({d})[1]")
     )  # fmt: skip
 
@@ -200,7 +240,8 @@ def ordered(g: Grower, name: str) -> str:
     d = g.filled_dim(a)
     k = g.rng.randint(1, g[a].shape[d])
     return f"{name} = " + g.rng.choice(
-        (f"{a}.sort({d})[0]", f"{a}.sort({d}, descending=True)[0]", f"{a}.topk({k}, {d})[0]", f"{a}.kthvalue({k}, {d})[0]", f"{a}.median({d})[0]", f"{a}.median()",
+        (f"{a}.sort({d})[0]", f"{a}.sort({d}, descending=True)[0]", f"{a}.topk({k}, {d})[0]", f"{a}.kthvalue({k}, {d})[0]",
+        f"{a}.median({d})[0]", f"{a}.median()",
          f"{a}.topk({k}, {d}, largest=False)[0]", f"{a}.msort()")
     )  # fmt: skip
 
@@ -218,9 +259,12 @@ def scan(g: Grower, name: str) -> str:
     a = g.pick("float", "int", rank=1)
     d = g.dim(a)
     if kind_of(g[a]) == "int":
-        return f"{name} = " + g.rng.choice((f"{a}.cumsum({d})", f"{a}.cummax({d})[0]", f"{a}.cumprod({d}) % 100", f"{a}.diff(dim={d})"))
+        return f"{name} = " + g.rng.choice(
+            (f"{a}.cumsum({d})", f"{a}.cummax({d})[0]", f"{a}.cumprod({d}) % 100", f"{a}.diff(dim={d})")
+        )
     return f"{name} = " + g.rng.choice(
-        (f"{a}.cumsum({d}) * 0.1", f"torch.tanh({a}).cumprod({d})", f"{a}.cummax({d})[0]", f"torch.logcumsumexp({a}, {d})", f"{a}.cummin({d})[0]",
+        (f"{a}.cumsum({d}) * 0.1", f"torch.tanh({a}).cumprod({d})", f"{a}.cummax({d})[0]", f"torch.logcumsumexp({a}, {d})",
+        f"{a}.cummin({d})[0]",
          f"{a}.diff(dim={d})", f"{a}.flip({d}).cumsum({d}).flip({d}) * 0.1")
     )  # fmt: skip
 
@@ -230,12 +274,18 @@ def normalise(g: Grower, name: str) -> str:
     d = g.dim(a)
     return f"{name} = " + g.rng.choice(
         (
-            f"{a}.softmax({d})", f"{a}.log_softmax({d})", f"F.layer_norm({a}, {a}.shape[{d}:], eps=0.1)", f"{a} - {a}.mean({d}, keepdim=True)",
-            f"{a} / ({a}.abs().sum({d}, keepdim=True) + 1)", f"F.rms_norm({a}, {a}.shape[-1:], eps=0.1)", f"F.normalize({a}, dim={d}, eps=0.1)",
-            f"{a}.softmax({d}, dtype=f32)", f"F.softmin({a}, {d})", f"F.group_norm({a}.reshape(1, {a}.shape[0], -1), 1, eps=0.1)",
-            f"F.batch_norm({a}.reshape({a}.shape[0], 1, -1), None, None, training=True, eps=0.1)", f"F.instance_norm({a}.reshape(1, {a}.shape[0], -1), eps=0.1)",
-            f"F.layer_norm({a}, {a}.shape[-1:], {a}.reshape(-1)[:{a}.shape[-1]], eps=0.1)", f"F.local_response_norm({a}.reshape(1, {a}.shape[0], -1), 3)",
-            f"F.cosine_similarity({a}, {a}.flip(0), {d}, eps=0.1)", f"{a} / {a}.amax({d}, keepdim=True).abs().clamp(min=0.5)", f"F.glu({a}, {d})",
+            f"{a}.softmax({d})", f"{a}.log_softmax({d})", f"F.layer_norm({a}, {a}.shape[{d}:], eps=0.1)",
+            f"{a} - {a}.mean({d}, keepdim=True)",
+            f"{a} / ({a}.abs().sum({d}, keepdim=True) + 1)", f"F.rms_norm({a}, {a}.shape[-1:], eps=0.1)",
+            f"F.normalize({a}, dim={d}, eps=0.1)",
+            f"{a}.softmax({d}, dtype=f32)", f"F.softmin({a}, {d})",
+            f"F.group_norm({a}.reshape(1, {a}.shape[0], -1), 1, eps=0.1)",
+            f"F.batch_norm({a}.reshape({a}.shape[0], 1, -1), None, None, training=True, eps=0.1)",
+            f"F.instance_norm({a}.reshape(1, {a}.shape[0], -1), eps=0.1)",
+            f"F.layer_norm({a}, {a}.shape[-1:], {a}.reshape(-1)[:{a}.shape[-1]], eps=0.1)",
+            f"F.local_response_norm({a}.reshape(1, {a}.shape[0], -1), 3)",
+            f"F.cosine_similarity({a}, {a}.flip(0), {d}, eps=0.1)", f"{a} / {a}.amax({d}, keepdim=True).abs().clamp(min=0.5)",
+            f"F.glu({a}, {d})",
         )
     )  # fmt: skip
 
@@ -246,9 +296,14 @@ def loss(g: Grower, name: str) -> str:
     labels = g.add_input(f"randint({g.data_seed()}, 0, {c}, {n}).to(D)")
     how = g.rng.choice(("mean", "sum", "none"))
     return f"{name} = " + g.rng.choice(
-        (f"F.cross_entropy({a}, {labels}, reduction='{how}') * 0.1", f"F.nll_loss({a}, {labels}, ignore_index=0, reduction='{how}') * 0.1", f"F.mse_loss({a}, {a}.flip(0), reduction='{how}') * 0.1",
-         f"F.binary_cross_entropy_with_logits({a}, torch.sigmoid({a}), reduction='{how}') * 0.1", f"F.smooth_l1_loss({a}, {a}.flip(0), reduction='{how}') * 0.1",
-         f"F.cross_entropy({a}, {labels}, label_smoothing=0.1)", f"F.kl_div({a}.log_softmax(-1), {a}.softmax(-1), reduction='{how}') * 0.1", f"F.l1_loss({a}, {a}.flip(1), reduction='{how}') * 0.1",
+        (f"F.cross_entropy({a}, {labels}, reduction='{how}') * 0.1",
+        f"F.nll_loss({a}, {labels}, ignore_index=0, reduction='{how}') * 0.1",
+        f"F.mse_loss({a}, {a}.flip(0), reduction='{how}') * 0.1",
+         f"F.binary_cross_entropy_with_logits({a}, torch.sigmoid({a}), reduction='{how}') * 0.1",
+         f"F.smooth_l1_loss({a}, {a}.flip(0), reduction='{how}') * 0.1",
+         f"F.cross_entropy({a}, {labels}, label_smoothing=0.1)",
+         f"F.kl_div({a}.log_softmax(-1), {a}.softmax(-1), reduction='{how}') * 0.1",
+         f"F.l1_loss({a}, {a}.flip(1), reduction='{how}') * 0.1",
          f"F.one_hot({labels}, {c})", f"F.multi_margin_loss({a}, {labels}) * 0.1", f"F.soft_margin_loss({a}, {a}.sign())")
     )  # fmt: skip
 
@@ -265,13 +320,19 @@ def view(g: Grower, name: str) -> str:
     part = rng.randint(1, max(1, n))
     return f"{name} = " + rng.choice(
         (
-            f"{a}.transpose({d}, {e})", f"{a}.reshape({_factors(g, t.numel())})", f"{a}.unsqueeze({d})", f"{a}.narrow({d}, {start}, {n - start})",
-            f"{a}.select({d}, {start})", f"{a}[{':, ' * d}{start}::{rng.choice((1, 2, 3))}]", f"{a}.reshape(-1)", f"{a}.squeeze()",
-            f"{a}.unsqueeze(0).expand({rng.choice((2, 3))}, {', '.join(['-1'] * t.dim())})", f"{a}.chunk(2, {d})[-1]", f"{a}.diagonal(0, {d}, {e})",
-            f"{a}.unfold({d}, {max(1, min(2, n))}, 1)", f"{a}.movedim({d}, {e})", f"{a}.view({_factors(g, t.numel())})", f"{a}.flatten({min(d, e)}, {max(d, e)})",
-            f"{a}.split({part}, {d})[0]", f"{a}.unbind({d})[{start}]", f"{a}.T" if t.dim() < 3 else f"{a}.mT", f"{a}[None]", f"{a}[..., None]", f"{a}[-1:]",
-            f"{a}.view_as({a})", f"{a}.unflatten({d}, (1, -1))", f"{a}[{':, ' * d}:{n - 1}]" if n > 1 else f"{a}[:]", f"{a}.tensor_split(3, {d})[1]", f"{a}.squeeze({d})",
-            f"{a}.as_strided(({max(1, t.numel() // 2)},), (1,))" if t.is_contiguous() and t.numel() > 1 and not g.gradients and a.startswith("v") else f"{a}.permute({', '.join(map(str, reversed(range(t.dim()))))})",
+            f"{a}.transpose({d}, {e})", f"{a}.reshape({_factors(g, t.numel())})", f"{a}.unsqueeze({d})",
+            f"{a}.narrow({d}, {start}, {n - start})",
+            f"{a}.select({d}, {start})", f"{a}[{':, ' * d}{start}::{rng.choice((1, 2, 3))}]", f"{a}.reshape(-1)",
+            f"{a}.squeeze()",
+            f"{a}.unsqueeze(0).expand({rng.choice((2, 3))}, {', '.join(['-1'] * t.dim())})", f"{a}.chunk(2, {d})[-1]",
+            f"{a}.diagonal(0, {d}, {e})",
+            f"{a}.unfold({d}, {max(1, min(2, n))}, 1)", f"{a}.movedim({d}, {e})", f"{a}.view({_factors(g, t.numel())})",
+            f"{a}.flatten({min(d, e)}, {max(d, e)})",
+            f"{a}.split({part}, {d})[0]", f"{a}.unbind({d})[{start}]", f"{a}.T" if t.dim() < 3 else f"{a}.mT", f"{a}[None]",
+            f"{a}[..., None]", f"{a}[-1:]",
+            f"{a}.view_as({a})", f"{a}.unflatten({d}, (1, -1))", f"{a}[{':, ' * d}:{n - 1}]" if n > 1 else f"{a}[:]",
+            f"{a}.tensor_split(3, {d})[1]", f"{a}.squeeze({d})",
+            f"{a}.permute({', '.join(map(str, reversed(range(t.dim()))))})",
         )
     )  # fmt: skip
 
@@ -282,10 +343,14 @@ def rearrange(g: Grower, name: str) -> str:
     d, e = g.dim(a), g.dim(a)
     return f"{name} = " + rng.choice(
         (
-            f"{a}.flip({d})", f"{a}.roll({rng.randrange(-3, 5)}, {d})", f"{a}.roll((1, 2), ({d}, {e}))", f"{a}.contiguous()", f"{a}.repeat({', '.join(['2'] + ['1'] * (t.dim() - 1))})",
-            f"{a}.repeat_interleave(2, {d})", f"{a}.tril()", f"{a}.triu(1)", f"{a}.tile(2)", f"torch.rot90({a}, 1, ({d}, {e}))", f"{a}.flip(0, -1)" if t.dim() > 1 else f"{a}.flip(0)",
-            f"torch.diag_embed({a})", f"F.pixel_shuffle({a}.reshape(1, 4, -1, 1), 2)", f"F.pixel_unshuffle({a}.reshape(1, 1, 2, -1), 2)", f"{a}.fliplr()" if t.dim() > 1 else f"{a}.flip(0)",
-            f"F.channel_shuffle({a}.reshape(1, 4, -1, 1), 2)", f"{a}.expand_as({a}).clone()", f"torch.block_diag({a}.reshape(1, -1), {a}.reshape(-1, 1))[:9, :40]", f"torch.diagflat({a})[:40]",
+            f"{a}.flip({d})", f"{a}.roll({rng.randrange(-3, 5)}, {d})", f"{a}.roll((1, 2), ({d}, {e}))", f"{a}.contiguous()",
+            f"{a}.repeat({', '.join(['2'] + ['1'] * (t.dim() - 1))})",
+            f"{a}.repeat_interleave(2, {d})", f"{a}.tril()", f"{a}.triu(1)", f"{a}.tile(2)",
+            f"torch.rot90({a}, 1, ({d}, {e}))", f"{a}.flip(0, -1)" if t.dim() > 1 else f"{a}.flip(0)",
+            f"torch.diag_embed({a})", f"F.pixel_shuffle({a}.reshape(1, 4, -1, 1), 2)",
+            f"F.pixel_unshuffle({a}.reshape(1, 1, 2, -1), 2)", f"{a}.fliplr()" if t.dim() > 1 else f"{a}.flip(0)",
+            f"F.channel_shuffle({a}.reshape(1, 4, -1, 1), 2)", f"{a}.expand_as({a}).clone()",
+            f"torch.block_diag({a}.reshape(1, -1), {a}.reshape(-1, 1))[:9, :40]", f"torch.diagflat({a})[:40]",
         )
     )  # fmt: skip
 
@@ -309,9 +374,12 @@ def join(g: Grower, name: str) -> str:
     b, c = g.rng.choice(same), g.rng.choice(same)
     return f"{name} = " + g.rng.choice(
         (
-            f"torch.cat([{a}, {b}], {d})", f"torch.cat([{a}, {b}, {c}], {d})", f"torch.stack([{a}, {b}], {d})", f"torch.stack([{a}, {b}, {c}], -1)",
-            f"torch.cat([{a}.narrow({d}, 0, 1), {a}], {d})", f"torch.cat([{a}, {b}, {c}, {a}, {b}, {a}], {d})", f"torch.hstack([{a}, {b}])", f"torch.cat([{a}, {b}.flip({d})], {d})",
-            f"torch.cat([{a}[:0], {b}], 0)", f"torch.cat([t * 2 for t in {a}.chunk(3, {d})], {d})", f"torch.cat([{b}, {a}.new_zeros({a}.shape)], {d})", f"torch.column_stack([{a}, {b}])",
+            f"torch.cat([{a}, {b}], {d})", f"torch.cat([{a}, {b}, {c}], {d})", f"torch.stack([{a}, {b}], {d})",
+            f"torch.stack([{a}, {b}, {c}], -1)",
+            f"torch.cat([{a}.narrow({d}, 0, 1), {a}], {d})", f"torch.cat([{a}, {b}, {c}, {a}, {b}, {a}], {d})",
+            f"torch.hstack([{a}, {b}])", f"torch.cat([{a}, {b}.flip({d})], {d})",
+            f"torch.cat([{a}[:0], {b}], 0)", f"torch.cat([t * 2 for t in {a}.chunk(3, {d})], {d})",
+            f"torch.cat([{b}, {a}.new_zeros({a}.shape)], {d})", f"torch.column_stack([{a}, {b}])",
         )
     )  # fmt: skip
 
@@ -320,8 +388,10 @@ def pad(g: Grower, name: str) -> str:
     a = g.pick("float", "int", rank=1)
     flat = f"{a}.reshape(1, {a}.shape[0], -1)"
     return f"{name} = " + g.rng.choice(
-        (f"F.pad({a}, (1, 2))", f"F.pad({a}, (-1, 1), value=1)", f"F.pad({a}, (0, 1, 2, 0))", f"F.pad({flat}, (2, 1), mode='reflect')", f"F.pad({flat}, (1, 3), mode='replicate')",
-         f"F.pad({flat}, (1, 1), mode='circular')", f"F.pad({a}, (0, -1))", f"torch.constant_pad_nd({a}, (1, 0), 2)", f"F.pad({flat}[None], (1, 1, 2, 0), mode='reflect')")
+        (f"F.pad({a}, (1, 2))", f"F.pad({a}, (-1, 1), value=1)", f"F.pad({a}, (0, 1, 2, 0))",
+        f"F.pad({flat}, (2, 1), mode='reflect')", f"F.pad({flat}, (1, 3), mode='replicate')",
+         f"F.pad({flat}, (1, 1), mode='circular')", f"F.pad({a}, (0, -1))", f"torch.constant_pad_nd({a}, (1, 0), 2)",
+         f"F.pad({flat}[None], (1, 1, 2, 0), mode='reflect')")
     )  # fmt: skip
 
 
@@ -379,8 +449,17 @@ def gather(g: Grower, name: str) -> str:
     count = rng.choice((1, 4, 9))
     line = _indices(g, n, str(count))
     if rng.random() < 0.5:
-        return f"{name} = " + rng.choice((f"{a}.gather({d}, {where})", f"torch.take_along_dim({a}, {where}, {d})" if grid[:d] + grid[d + 1 :] == [*t.shape[:d], *t.shape[d + 1 :]] else f"{a}.gather({d}, {where})"))
-    return f"{name} = " + rng.choice((f"{a}.index_select({d}, {line})", f"{a}.take({_long(_indices(g, t.numel(), str(count)))})"))
+        return f"{name} = " + rng.choice(
+            (
+                f"{a}.gather({d}, {where})",
+                f"torch.take_along_dim({a}, {where}, {d})"
+                if grid[:d] + grid[d + 1 :] == [*t.shape[:d], *t.shape[d + 1 :]]
+                else f"{a}.gather({d}, {where})",
+            )
+        )
+    return f"{name} = " + rng.choice(
+        (f"{a}.index_select({d}, {line})", f"{a}.take({_long(_indices(g, t.numel(), str(count)))})")
+    )
 
 
 def embedding(g: Grower, name: str) -> str:
@@ -389,7 +468,13 @@ def embedding(g: Grower, name: str) -> str:
     shape = g.rng.choice(("1", "5", "2, 3", "1, 1", "4, 4"))
     where = _indices(g, n, shape)
     padding = g.rng.choice(("", f", padding_idx={n - 1}"))
-    return f"{name} = " + g.rng.choice((f"F.embedding({where}, {a}{padding})", f"F.embedding({where}, {a}).mean(0)", f"F.embedding_bag({where}.reshape(1, -1), {a}, mode='sum') * 0.2"))
+    return f"{name} = " + g.rng.choice(
+        (
+            f"F.embedding({where}, {a}{padding})",
+            f"F.embedding({where}, {a}).mean(0)",
+            f"F.embedding_bag({where}.reshape(1, -1), {a}, mode='sum') * 0.2",
+        )
+    )
 
 
 def scatter(g: Grower, name: str) -> str:
@@ -412,9 +497,11 @@ def scatter(g: Grower, name: str) -> str:
     how = g.rng.choice(("sum", "amax", "amin", "mean") if kind_of(t) == "float" else ("sum", "amax", "amin"))
     first = _indices(g, t.shape[0], "3") if t.shape[0] else line
     return f"{name} = " + g.rng.choice(
-        (f"{target}.scatter_add({d}, {full}, {source})", f"{target}.index_add({d}, {line}, {source})", f"{target}.index_add({d}, {line}, {source}, alpha=2)",
-         f"{target}.index_put(({first},), {a}[:1].expand(3, {', '.join(['-1'] * (t.dim() - 1))}).clone(), accumulate=True)" if t.dim() > 1 else f"{target}.index_put(({first},), {a}[:1], accumulate=True)",
-         f"{target}.scatter_reduce({d}, {full}, {source}, '{how}', include_self={g.rng.choice((True, False))})", f"{target}.scatter_add({d}, {full}, torch.ones_like({source}))")
+        (f"{target}.scatter_add({d}, {full}, {source})", f"{target}.index_add({d}, {line}, {source})",
+        f"{target}.index_add({d}, {line}, {source}, alpha=2)",
+         f"{target}.index_put(({first},), {a}[:1], accumulate=True)",
+         f"{target}.scatter_reduce({d}, {full}, {source}, '{how}', include_self={g.rng.choice((True, False))})",
+         f"{target}.scatter_add({d}, {full}, torch.ones_like({source}))")
     )  # fmt: skip
 
 
@@ -431,24 +518,36 @@ def assign(g: Grower, name: str) -> str:
     full = f"{line}.reshape({', '.join('-1' if k == d else '1' for k in range(t.dim()))}).expand({', '.join(map(str, shape))})"
     source, lead = f"{a}.narrow({d}, 0, {count})", ":, " * d
     return f"{name} = " + g.rng.choice(
-        (f"{a}.index_copy({d}, {line}, {source})", f"{a}.scatter({d}, {full}, {source})", f"{a}.scatter({d}, {full}, 1)", f"{a}.index_fill({d}, {line}, 1)",
-         f"{a}.clone()\n{name}[{lead}{line}] = {source}.flip({d})", f"{a}.clone()\n{name}[{lead}{line}] = 1", f"{a}.slice_scatter({a}.narrow({d}, 0, 1).flip(-1), {d}, {n - 1}, {n})",
-         f"{a}.select_scatter({a}.select({d}, 0), {d}, {n - 1})", f"{a}.masked_scatter({a} > 0, {a})" if kind_of(t) != "bool" else f"{a}.clone()", f"{a}.diagonal_scatter({a}.diagonal() * 1)")
+        (f"{a}.index_copy({d}, {line}, {source})", f"{a}.scatter({d}, {full}, {source})", f"{a}.scatter({d}, {full}, 1)",
+        f"{a}.index_fill({d}, {line}, 1)",
+         f"{a}.clone()\n{name}[{lead}{line}] = {source}.flip({d})", f"{a}.clone()\n{name}[{lead}{line}] = 1",
+         f"{a}.slice_scatter({a}.narrow({d}, 0, 1).flip(-1), {d}, {n - 1}, {n})",
+         f"{a}.select_scatter({a}.select({d}, 0), {d}, {n - 1})",
+         f"{a}.masked_scatter({a} > 0, {a})" if kind_of(t) != "bool" else f"{a}.clone()",
+         f"{a}.diagonal_scatter({a}.diagonal() * 1)")
     )  # fmt: skip
 
 
 # ---- writes ---------------------------------------------------------------------------------------------------------
 
 WRITES = (
-    "{x}.mul_(2)", "{x}.select({d}, {last}).add_(1)", "{x}[0].copy_({x}[-1])", "{x}.transpose(0, -1).add_(2)", "{x}[1:].mul_(3)", "{x}[..., ::2] = 1", "{x}.view(-1)[:3].zero_()",
-    "{x}.masked_fill_({x} > 1, 1)", "{x}.diagonal().fill_(2)", "{x}.clamp_(-1, 1)", "{x}.copy_({x}.flip(0))", "{x} += {b}", "{x}.add_({b}, alpha=2)", "{x}[:1] = {x}[-1:]", "{x}[1:] = {x}[:-1].clone()",
-    "{x}[1:] += {x}[:-1]", "{x}.narrow({d}, 0, 1).fill_(0)", "{x}.unsqueeze(0)[0].neg_()", "{x}.zero_()", "{x}[{x} > 0] = 2", "{x}.index_fill_({d}, torch.zeros(1, dtype=i64, device=D), 3)",
-    "{x}.expand(2, *{x}.shape)[1].add_(1)", "{x}.copy_({b})", "{x}.sub_({x}.select({d}, 0).unsqueeze({d}))", "{x}.index_add_({d}, torch.zeros(1, dtype=i64, device=D), {x}.narrow({d}, 0, 1))",
-    "{x}.reshape(-1).add_(1)", "{x}.chunk(2, {d})[0].mul_(-1)", "{x}.t_()", "{x}.squeeze_()", "{x}.fill_(2)", "{x}[..., -1] = {x}[..., 0]", "{x}.where({x} > 0, {b}).clamp_(max=3)", "{x}.tril_()",
-    "{x}.put_(torch.arange(2, device=D), {x}.reshape(-1)[:2] * 2)", "{x}.scatter_({d}, {x}.long() * 0, 1)", "for t in {x}.unbind({d}): t.add_(t.sum())", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(0)",
+    "{x}.mul_(2)", "{x}.select({d}, {last}).add_(1)", "{x}[0].copy_({x}[-1])", "{x}.transpose(0, -1).add_(2)",
+    "{x}[1:].mul_(3)", "{x}[..., ::2] = 1", "{x}.view(-1)[:3].zero_()",
+    "{x}.masked_fill_({x} > 1, 1)", "{x}.diagonal().fill_(2)", "{x}.clamp_(-1, 1)", "{x}.copy_({x}.flip(0))", "{x} += {b}",
+    "{x}.add_({b}, alpha=2)", "{x}[:1] = {x}[-1:]", "{x}[1:] = {x}[:-1].clone()",
+    "{x}[1:] += {x}[:-1]", "{x}.narrow({d}, 0, 1).fill_(0)", "{x}.unsqueeze(0)[0].neg_()", "{x}.zero_()", "{x}[{x} > 0] = 2",
+    "{x}.index_fill_({d}, torch.zeros(1, dtype=i64, device=D), 3)",
+    "{x}.expand(2, *{x}.shape)[1].add_(1)", "{x}.copy_({b})", "{x}.sub_({x}.select({d}, 0).unsqueeze({d}))",
+    "{x}.index_add_({d}, torch.zeros(1, dtype=i64, device=D), {x}.narrow({d}, 0, 1))",
+    "{x}.reshape(-1).add_(1)", "{x}.chunk(2, {d})[0].mul_(-1)", "{x}.t_()", "{x}.squeeze_()", "{x}.fill_(2)",
+    "{x}[..., -1] = {x}[..., 0]", "{x}.where({x} > 0, {b}).clamp_(max=3)", "{x}.tril_()",
+    "{x}.put_(torch.arange(2, device=D), {x}.reshape(-1)[:2] * 2)", "{x}.scatter_({d}, {x}.long() * 0, 1)",
+    "for t in {x}.unbind({d}): t.add_(t.sum())", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(0)",
 )  # fmt: skip
-FLOAT_WRITES = ("{x}.tanh_()", "{x}.addcmul_({b}, {b}, value=0.1)", "{x}.mul_({b})", "{x}.relu_()", "{x}.sigmoid_()", "{x}.div_(3)", "{x}.lerp_({x} * 2, 0.5)", "{x}[:, None].mul_(0.5)",
-                "{x}.sub_({x}.mean())", "{x}.div_({x}.abs().sum({d}, keepdim=True) + 1)", "{x}.copy_({x}.cumsum({d}) * 0.1)", "F.relu({x}, inplace=True)", "{x}.softmax({d}).mul_(2)")  # fmt: skip
+FLOAT_WRITES = ("{x}.tanh_()", "{x}.addcmul_({b}, {b}, value=0.1)", "{x}.mul_({b})", "{x}.relu_()", "{x}.sigmoid_()",
+"{x}.div_(3)", "{x}.lerp_({x} * 2, 0.5)", "{x}[:, None].mul_(0.5)",
+                "{x}.sub_({x}.mean())", "{x}.div_({x}.abs().sum({d}, keepdim=True) + 1)", "{x}.copy_({x}.cumsum({d}) * 0.1)",
+                "F.relu({x}, inplace=True)", "{x}.softmax({d}).mul_(2)")  # fmt: skip
 
 
 def _write(g: Grower, x: str) -> str:
@@ -462,7 +561,9 @@ def mutate(g: Grower, name: str) -> str:
     """Writes into a copy."""
     a = g.pick("float", "int", rank=1)
     g.space[name] = g[a].clone()
-    return "\n".join([f"{name} = {a}.clone()", *(_write(g, name).replace(f"{name}, {name}", name) for _ in range(g.rng.choice((1, 2, 2))))])
+    return "\n".join(
+        [f"{name} = {a}.clone()", *(_write(g, name).replace(f"{name}, {name}", name) for _ in range(g.rng.choice((1, 2, 2))))]
+    )
 
 
 def mutate_input(g: Grower, name: str) -> str:
@@ -493,17 +594,28 @@ def contract(g: Grower, name: str) -> str:
     right = f"{b}.reshape(-1)[:{k} * ({b}.numel() // {k})].reshape({k}, -1).to({own}, copy=True)"
     row = f"{a}.reshape(-1, {k})"
     return f"{name} = " + g.rng.choice(
-        (f"({a} @ {a}.transpose(-1, -2)) * 0.05", f"F.linear({a}, {row}[:3]) * 0.1", f"({a} @ {right}) * 0.1", f"torch.addmm({row}[:, :1], {row}, {right}, beta=0.5, alpha=0.1)",
-         f"torch.einsum('ij,kj->ik', {row}, {row} * 0.1)", f"{row}.mv({row}[0]) * 0.1", f"torch.outer({row}[0], {row}[:, 0])", f"torch.relu({row} @ {right}) * 0.1 + {row}.sum(-1, keepdim=True) * 0.1",
-         f"torch.bmm({row}[None], {row}.t()[None]) * 0.05", f"F.linear(F.gelu(F.linear({row}, {row}[:5] * 0.1)), {row}[:5].t() * 0.1)", f"torch.einsum('ij,ij->i', {row}, {row}) * 0.1", f"torch.dot({row}[0], {row}[-1]) * 0.1",
-         f"F.scaled_dot_product_attention({row}[None], {row}[None].flip(1), {row}[None])", f"torch.baddbmm({row}[None, :, :1], {row}[None], {row}.t()[None], alpha=0.05)", f"({row}.t() @ {row}).softmax(-1)",
-         f"torch.tensordot({row}, {row}, dims=([0], [0])) * 0.05", f"F.linear({row}, {row}[:2], {row}[0, :2]) * 0.1", f"torch.cdist({row}, {row} + 1)", f"(({row} * 0.1) @ ({row}.t() + 0.1)).sum(0)", f"torch.kron({row}[:2, :2], {row}[:3, :3])")
+        (f"({a} @ {a}.transpose(-1, -2)) * 0.05", f"F.linear({a}, {row}[:3]) * 0.1", f"({a} @ {right}) * 0.1",
+        f"torch.addmm({row}[:, :1], {row}, {right}, beta=0.5, alpha=0.1)",
+         f"torch.einsum('ij,kj->ik', {row}, {row} * 0.1)", f"{row}.mv({row}[0]) * 0.1", f"torch.outer({row}[0], {row}[:, 0])",
+         f"torch.relu({row} @ {right}) * 0.1 + {row}.sum(-1, keepdim=True) * 0.1",
+         f"torch.bmm({row}[None], {row}.t()[None]) * 0.05",
+         f"F.linear(F.gelu(F.linear({row}, {row}[:5] * 0.1)), {row}[:5].t() * 0.1)",
+         f"torch.einsum('ij,ij->i', {row}, {row}) * 0.1", f"torch.dot({row}[0], {row}[-1]) * 0.1",
+         f"F.scaled_dot_product_attention({row}[None], {row}[None].flip(1), {row}[None])",
+         f"torch.baddbmm({row}[None, :, :1], {row}[None], {row}.t()[None], alpha=0.05)", f"({row}.t() @ {row}).softmax(-1)",
+         f"torch.tensordot({row}, {row}, dims=([0], [0])) * 0.05", f"F.linear({row}, {row}[:2], {row}[0, :2]) * 0.1",
+         f"torch.cdist({row}, {row} + 1)", f"(({row} * 0.1) @ ({row}.t() + 0.1)).sum(0)",
+         f"torch.kron({row}[:2, :2], {row}[:3, :3])")
     )  # fmt: skip
 
 
 def integer_contract(g: Grower, name: str) -> str:
     a = g.pick("int", rank=2, most_rank=2)
     return f"{name} = " + g.rng.choice((f"{a} @ {a}.t()", f"{a}.mv({a}[0])", f"torch.einsum('ij,ij->i', {a}, {a})"))
+
+
+def _weight(g: Grower, dtype: str, *shape: int) -> str:
+    return g.add_input(f"(randn({g.data_seed()}, {', '.join(map(str, shape))}) * 0.3).to({dtype}).to(D)")
 
 
 def convolve(g: Grower, name: str) -> str:
@@ -515,12 +627,13 @@ def convolve(g: Grower, name: str) -> str:
     rows = rng.choice([r for r in (2, 3, 4, 5, 8) if pixels % r == 0] or [1])
     image = f"{a}.reshape(1, {c}, {rows}, -1)"
     own = DTYPE_NAMES[t.dtype]
-    weight = lambda *shape: f"(randn({g.data_seed()}, {', '.join(map(str, shape))}) * 0.3).to({own}).to(D)"
-    w1, w2 = g.add_input(weight(2, c, 3)), g.add_input(weight(3, c, 3, 2))
-    depth, up = g.add_input(weight(c, 1, 3)), g.add_input(weight(c, 2, 2, 3))
+    w1, w2 = _weight(g, own, 2, c, 3), _weight(g, own, 3, c, 3, 2)
+    depth, up = _weight(g, own, c, 1, 3), _weight(g, own, c, 2, 2, 3)
     return f"{name} = " + rng.choice(
-        (f"F.conv1d({flat}, {w1}, padding=1)", f"F.conv1d({flat}, {w1}, stride=2, padding=2, dilation=2)", f"F.conv2d({image}, {w2}, padding=1)", f"F.conv2d({image}, {w2}, {w2}[:, 0, 0, 0], stride=2, padding=2)",
-         f"F.conv1d({flat}, {depth}, padding=1, groups={c})", f"F.conv_transpose2d({image}, {up}, stride=2)", f"torch.relu(F.conv1d({flat}, {w1}, padding=1)) * 0.5", f"F.conv1d({flat}, {w1}, padding='same')")
+        (f"F.conv1d({flat}, {w1}, padding=1)", f"F.conv1d({flat}, {w1}, stride=2, padding=2, dilation=2)",
+        f"F.conv2d({image}, {w2}, padding=1)", f"F.conv2d({image}, {w2}, {w2}[:, 0, 0, 0], stride=2, padding=2)",
+         f"F.conv1d({flat}, {depth}, padding=1, groups={c})", f"F.conv_transpose2d({image}, {up}, stride=2)",
+         f"torch.relu(F.conv1d({flat}, {w1}, padding=1)) * 0.5", f"F.conv1d({flat}, {w1}, padding='same')")
     )  # fmt: skip
 
 
@@ -529,10 +642,16 @@ def window(g: Grower, name: str) -> str:
     flat = f"{a}.reshape(1, {a}.shape[0], -1)"
     image = f"{a}.reshape(1, 1, {a}.shape[0], -1)"
     return f"{name} = " + g.rng.choice(
-        (f"F.avg_pool1d({flat}, 2, 1)", f"F.max_pool1d({flat}, 3, 2, 1)", f"F.avg_pool2d({image}, 2, 1, 1)", f"F.max_pool2d({image}, 3, 2, 1)", f"F.adaptive_avg_pool1d({flat}, 3)", f"F.adaptive_max_pool2d({image}, (2, 3))",
-         f"F.interpolate({flat}, scale_factor=2)", f"F.interpolate({image}, size=(3, 5), mode='bilinear')", f"F.interpolate({flat}, size=7, mode='linear', align_corners=True)", f"F.unfold({image}, (2, 2), padding=1)", f"F.avg_pool2d({image}, 3, 2, 1, ceil_mode=True, count_include_pad=False)",
-         f"F.max_pool2d({image}, 2, ceil_mode=True, return_indices=True)[1]", f"F.lp_pool1d({flat}.abs() + 0.1, 2, 2)", f"F.adaptive_avg_pool2d({image}, (2, 1))", f"F.fold(F.unfold({image}, (2, 2)), {a}.reshape({a}.shape[0], -1).shape, (2, 2)) * 0.3",
-         f"F.interpolate({image}, size=(4, 4), mode='bicubic')", f"F.max_pool1d({flat}, 3, 1, dilation=2)", f"F.avg_pool3d({image}[None, 0], (1, 2, 2), 1)")
+        (f"F.avg_pool1d({flat}, 2, 1)", f"F.max_pool1d({flat}, 3, 2, 1)", f"F.avg_pool2d({image}, 2, 1, 1)",
+        f"F.max_pool2d({image}, 3, 2, 1)", f"F.adaptive_avg_pool1d({flat}, 3)", f"F.adaptive_max_pool2d({image}, (2, 3))",
+         f"F.interpolate({flat}, scale_factor=2)", f"F.interpolate({image}, size=(3, 5), mode='bilinear')",
+         f"F.interpolate({flat}, size=7, mode='linear', align_corners=True)", f"F.unfold({image}, (2, 2), padding=1)",
+         f"F.avg_pool2d({image}, 3, 2, 1, ceil_mode=True, count_include_pad=False)",
+         f"F.max_pool2d({image}, 2, ceil_mode=True, return_indices=True)[1]", f"F.lp_pool1d({flat}.abs() + 0.1, 2, 2)",
+         f"F.adaptive_avg_pool2d({image}, (2, 1))",
+         f"F.fold(F.unfold({image}, (2, 2)), {a}.reshape({a}.shape[0], -1).shape, (2, 2)) * 0.3",
+         f"F.interpolate({image}, size=(4, 4), mode='bicubic')", f"F.max_pool1d({flat}, 3, 1, dilation=2)",
+         f"F.avg_pool3d({image}[None, 0], (1, 2, 2), 1)")
     )  # fmt: skip
 
 
@@ -540,9 +659,13 @@ def create(g: Grower, name: str) -> str:
     a = g.pick("any", rank=1)
     own = DTYPE_NAMES[g[a].dtype]
     return f"{name} = " + g.rng.choice(
-        (f"torch.arange({a}.shape[-1], device=D)", f"torch.full_like({a}, 1)", f"torch.zeros({a}.shape[0], device=D, dtype={own}) + 1", f"torch.arange({a}.shape[0], device=D) % 5",
-         f"torch.ones({a}.shape, dtype=f32, device=D)", f"torch.linspace(-1, 1, {a}.shape[-1], dtype=f32, device=D)", f"torch.eye({a}.shape[-1], dtype={own}, device=D)[:40]", f"{a}.new_full((2, 3), 1)",
-         f"torch.tensor([1, 2, 3], device=D)", f"torch.empty_like({a}).fill_(1)", f"torch.arange(5, 0, -2, device=D, dtype=i32)", f"torch.zeros_like({a}, dtype=f32)", f"torch.scalar_tensor(2.5, dtype=f64, device=D)", f"{a}.new_ones(0)")
+        (f"torch.arange({a}.shape[-1], device=D)", f"torch.full_like({a}, 1)",
+        f"torch.zeros({a}.shape[0], device=D, dtype={own}) + 1", f"torch.arange({a}.shape[0], device=D) % 5",
+         f"torch.ones({a}.shape, dtype=f32, device=D)", f"torch.linspace(-1, 1, {a}.shape[-1], dtype=f32, device=D)",
+         f"torch.eye({a}.shape[-1], dtype={own}, device=D)[:40]", f"{a}.new_full((2, 3), 1)",
+         "torch.tensor([1, 2, 3], device=D)", f"torch.empty_like({a}).fill_(1)",
+         "torch.arange(5, 0, -2, device=D, dtype=i32)", f"torch.zeros_like({a}, dtype=f32)",
+         "torch.scalar_tensor(2.5, dtype=f64, device=D)", f"{a}.new_ones(0)")
     )  # fmt: skip
 
 
@@ -550,7 +673,9 @@ def foreach(g: Grower, name: str) -> str:
     a = g.pick("float")
     b = g.partner(a, "float")
     return f"{name} = " + g.rng.choice(
-        (f"torch._foreach_mul([{a}, {b}], 2.0)[1]", f"torch._foreach_add([{a}, {a}], [{a}, {a}])[0]", f"sum(torch._foreach_abs([{a}, {a} * 2]))", f"torch.stack(torch._foreach_norm([{a}, {b}]))", f"torch._foreach_sqrt([{a}.abs() + 0.1])[0]")
+        (f"torch._foreach_mul([{a}, {b}], 2.0)[1]", f"torch._foreach_add([{a}, {a}], [{a}, {a}])[0]",
+        f"sum(torch._foreach_abs([{a}, {a} * 2]))", f"torch.stack(torch._foreach_norm([{a}, {b}]))",
+        f"torch._foreach_sqrt([{a}.abs() + 0.1])[0]")
     )  # fmt: skip
 
 
@@ -571,8 +696,11 @@ def outside(g: Grower, name: str) -> str:
     shape[d] = count
     full = f"{where}.reshape({ones}).expand({', '.join(map(str, shape))})"
     return f"{name} = " + g.rng.choice(
-        (f"{a}[{lead}{where}]", f"{a}.index_select({d}, {where})", f"{a}.gather({d}, {full})", f"F.embedding({where}, {a})", f"{a}.scatter_add({d}, {full}, {a}.narrow({d}, 0, 1).expand({', '.join(map(str, shape))}))",
-         f"{a}.index_add({d}, {where}, {a}.narrow({d}, 0, 1).expand({', '.join(map(str, shape))}))", f"{a}.clone()\n{name}[{lead}{where}] = 1", f"{a}.take({where})" if bad >= n else f"{a}[{lead}{where}]", f"{a}.index_fill({d}, {where}, 0)")
+        (f"{a}[{lead}{where}]", f"{a}.index_select({d}, {where})", f"{a}.gather({d}, {full})", f"F.embedding({where}, {a})",
+        f"{a}.scatter_add({d}, {full}, {a}.narrow({d}, 0, 1).expand({', '.join(map(str, shape))}))",
+         f"{a}.index_add({d}, {where}, {a}.narrow({d}, 0, 1).expand({', '.join(map(str, shape))}))",
+         f"{a}.clone()\n{name}[{lead}{where}] = 1", f"{a}.take({where})" if bad >= n else f"{a}[{lead}{where}]",
+         f"{a}.index_fill({d}, {where}, 0)")
     )  # fmt: skip
 
 
@@ -580,14 +708,25 @@ def by_zero(g: Grower, name: str) -> str:
     """Integer division by zero somewhere."""
     a = g.pick("int")
     b = g.partner(a, "int")
-    return f"{name} = " + g.rng.choice((f"{a} // ({b} & 1)", f"{a} % ({b} & 3)", f"torch.fmod({a}, {b} & 1)", f"torch.div({a}, {b} & 1, rounding_mode='trunc')", f"{a} // ({b} * 0)"))
+    return f"{name} = " + g.rng.choice(
+        (
+            f"{a} // ({b} & 1)",
+            f"{a} % ({b} & 3)",
+            f"torch.fmod({a}, {b} & 1)",
+            f"torch.div({a}, {b} & 1, rounding_mode='trunc')",
+            f"{a} // ({b} * 0)",
+        )
+    )
 
 
 #: Operation -> how often it is tried.
 OPERATIONS: dict[Operation, float] = {
-    unary: 8, jump: 2, integer_unary: 4, binary: 8, special_binary: 2, integer_binary: 4, compare: 3, logic: 1.5, classify: 1, select: 3, cast: 4, same_type: 1, bits: 0.5,
-    reduction: 6, integer_reduction: 2, positions: 2, ordered: 1.5, search: 1, scan: 2.5, normalise: 4, loss: 1, view: 9, rearrange: 3, join: 4, pad: 1.5, index: 4, gather: 3,
-    embedding: 1.5, scatter: 4, assign: 4, mutate: 5, mutate_input: 4, mutate_result: 3, contract: 2.5, integer_contract: 0.5, convolve: 1, window: 2, create: 2, foreach: 0.5,
+    unary: 8, jump: 2, integer_unary: 4, binary: 8, special_binary: 2, integer_binary: 4, compare: 3, logic: 1.5, classify: 1,
+    select: 3, cast: 4, same_type: 1, bits: 0.5,
+    reduction: 6, integer_reduction: 2, positions: 2, ordered: 1.5, search: 1, scan: 2.5, normalise: 4, loss: 1, view: 9,
+    rearrange: 3, join: 4, pad: 1.5, index: 4, gather: 3,
+    embedding: 1.5, scatter: 4, assign: 4, mutate: 5, mutate_input: 4, mutate_result: 3, contract: 2.5, integer_contract: 0.5,
+    convolve: 1, window: 2, create: 2, foreach: 0.5,
 }  # fmt: skip
 
 #: Operations that a program may end with because eager raises.

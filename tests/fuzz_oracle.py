@@ -1,8 +1,8 @@
 """Compares one random program under kgen with eager: exceptions, dtypes, strides, aliases, values, written inputs, gradients.
 
-How exact a result can be, eager says itself. It runs the program in float64, and some more times in the program's own types with
-every inexact intermediate result perturbed by its last bits. Where these runs differ, kgen may differ by a small multiple; where
-integers, booleans, infinities or NaNs depend on the last bits, nothing is compared.
+Eager runs set the tolerance: one in float64, and some in the program's own types that perturb the last bits of every inexact
+intermediate result. kgen's error may be a small multiple of what these runs differ by. Integers, booleans, infinities and NaNs
+that differ among them depend on the last bits, and are not compared.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from torch.utils._pytree import tree_leaves
 from kgen.decompositions import table
 
 # Operators whose results have the bits of their operands: a perturbation would make equal elements different.
-EXACT = frozenset(
-    "clone cat stack index gather index_select where flip roll constant_pad_nd max min amax amin relu neg abs copy_ zero_ fill_ masked_fill "
-    "masked_fill_ embedding sort _to_copy slice_scatter select_scatter diagonal_scatter maximum minimum floor ceil round trunc sign new_zeros "
-    "zeros zeros_like ones ones_like full full_like arange take scatter index_copy index_fill cummax cummin topk kthvalue repeat tril triu".split()
-)
+EXACT = frozenset((
+    "clone", "cat", "stack", "index", "gather", "index_select", "where", "flip", "roll", "constant_pad_nd", "max", "min",
+    "amax", "amin", "relu", "neg", "abs", "copy_", "zero_", "fill_", "masked_fill", "masked_fill_", "embedding", "sort",
+    "_to_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "maximum", "minimum", "floor", "ceil", "round",
+    "trunc", "sign", "new_zeros", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "arange", "take",
+    "scatter", "index_copy", "index_fill", "cummax", "cummin", "topk", "kthvalue", "repeat", "tril", "triu",
+))  # fmt: skip
 RUNS = 2
 MORE_RUNS = 12
 
@@ -78,9 +80,9 @@ def _decomposed() -> Any:
 
 def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> Finding:
     torch._dynamo.reset()
-    compile = partial(torch.compile, backend=backend, dynamic=program.dynamic, fullgraph=True)
+    compiled = partial(torch.compile, backend=backend, dynamic=program.dynamic, fullgraph=True)
     try:
-        first, second = _run_twice(program, device, compile)
+        first, second = _run_twice(program, device, compiled)
     finally:
         torch._dynamo.reset()
     for outcome, call in ((first, "first"), (second, "second")):
@@ -90,10 +92,10 @@ def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> 
     return Finding("ok")
 
 
-def _run_twice(program: Program, device: str, compile: Callable[..., Any]) -> tuple[Outcome, Outcome]:
+def _run_twice(program: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
     """The first call's results are looked at after the second call, which must leave them alone."""
     space = program.load(device)
-    f = compile(space["f"])
+    f = compiled(space["f"])
     return _call(program, f, space, space["make"]()), _call(program, f, space, space["make"]())
 
 
@@ -122,8 +124,8 @@ def _compare(program: Program, device: str, eager: Outcome, got: Outcome) -> Fin
     for (name, a), (_, b) in zip(got.named(), eager.named(), strict=True):
         if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, b.requires_grad):
             return Finding("type", f"{name} is {_described(a)}, not {_described(b)}")
-    found = _compare_layouts(eager, got)
-    return found if found.bad else _compare_values(program, device, eager, got)
+    found = _compare_values(program, device, eager, got)
+    return found if found.bad else _compare_layouts(eager, got)
 
 
 def _compare_errors(eager: BaseException | None, got: BaseException | None) -> Finding:

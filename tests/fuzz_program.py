@@ -65,7 +65,7 @@ class Program:
     raises: str = ""
 
     def source(self, device: str = "cpu") -> str:
-        """A module with `make()`, which gives fresh bases, `views(bases)`, which gives the inputs, and the program `f(inputs)`."""
+        """A module with `make()`, which returns fresh bases, `views(bases)`, which returns the inputs, and `f(inputs)`."""
         bases, inputs = ", ".join(n for n, _ in self.bases), ", ".join(n for n, _ in self.inputs)
         made = "".join(f"    {name} = {expr}\n" for name, expr in self.bases)
         seen = "".join(f"    {name} = {expr}\n" for name, expr in self.inputs)
@@ -82,7 +82,7 @@ class Program:
         space: dict[str, Any] = {}
         exec(compile(self.source(device), f"<program {self.seed}>", "exec"), space)
         if widened:
-            space |= {name: torch.float64 for name in FLOATS}
+            space |= dict.fromkeys(FLOATS, torch.float64)
         return space
 
     def smaller(self) -> Iterator[Program]:
@@ -295,7 +295,9 @@ def _broadcast(a: torch.Tensor, b: torch.Tensor) -> bool:
 Operation = Callable[[Grower, str], str]
 
 
-def grow(seed: int, operations: Mapping[Operation, float], raising: Sequence[Operation] = (), gradients: bool = False) -> Program:
+def grow(
+    seed: int, operations: Mapping[Operation, float], raising: Sequence[Operation] = (), gradients: bool = False
+) -> Program:
     """The program of a seed: always the same one. `raising` are the operations of which one may end it."""
     for attempt in range(50):
         program = _grown(seed, random.Random(f"{seed} {attempt} {gradients}"), operations, raising, gradients)
@@ -316,9 +318,7 @@ def _grown(
     if raising and not gradients and rng.random() < 0.12:
         raises = _try_raising(g, rng.choice(raising))
     dynamic = rng.random() < 0.12
-    program = Program(
-        seed, tuple(g.bases), tuple(g.inputs), tuple(g.lines), _outputs(g, raises), gradients, dynamic, raises
-    )
+    program = Program(seed, tuple(g.bases), tuple(g.inputs), tuple(g.lines), _outputs(g, raises), gradients, dynamic, raises)
     return program if g.lines and runs(program) and _settled(program) else None
 
 
@@ -378,7 +378,9 @@ def _alias_inputs(g: Grower) -> None:
     if t.dim() == 0 or t.numel() == 0:
         return
     d = g.rng.randrange(t.dim())
-    forms = (f"{base}", f"{base}.select({d}, {t.shape[d] - 1})", f"{base}.narrow({d}, {t.shape[d] // 2}, {(t.shape[d] + 1) // 2})",
+    forms = (f"{base}",
+             f"{base}.select({d}, {t.shape[d] - 1})",
+             f"{base}.narrow({d}, {t.shape[d] // 2}, {(t.shape[d] + 1) // 2})",
              f"{base}.transpose(0, -1)", f"{base}.view(-1)")  # fmt: skip
     g.inputs.append((f"x{len(g.inputs)}", g.rng.choice(forms)))
     _read_inputs(g)

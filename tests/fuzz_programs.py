@@ -1,8 +1,9 @@
 """Random programs under kgen, against eager: `python -m tests.fuzz_programs --programs 5000 --jobs 2`, or `make fuzz-programs`.
 
-A program of 3 to 10 operations may write in place, alias its inputs and results, mix types, read at repeated or wrong positions,
-and meet NaNs, infinities, the extremes of integers, and sizes 1 and 0. Each seed is one program. Workers are processes of their
-own: one that dies or hangs is a finding. A finding is made smaller and printed as a module that runs alone.
+A program has 3 to 10 operations. It may write in place, alias its inputs and results, mix dtypes, and read at repeated or
+wrong indices. It meets NaNs, infinities, the extremes of integers, and sizes 1 and 0. A seed always gives the same program.
+Workers are processes: one that dies or hangs is a finding. The fuzzer shrinks a finding and prints it as a module that runs
+alone. KGEN_CACHE_DIR names a cache folder to use instead of a fresh one.
 
     python -m tests.fuzz_programs --seed 123 --programs 1        replays the program of seed 123
     python -m tests.fuzz_programs --gradients --device cuda      gradients as well, on a GPU
@@ -13,12 +14,13 @@ The exit status is 1 if anything was found.
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `python -m tests.fuzz_programs`
 import torch
@@ -42,7 +44,7 @@ PATIENCE, FIRST_PATIENCE = 120, 400
 PROGRAMS_A_WORKER = 250
 SHRUNK_FINDINGS = 40
 
-SHOWN = '''
+SHOWN = """
 
 if __name__ == "__main__":
     results = []
@@ -53,12 +55,13 @@ if __name__ == "__main__":
             outputs = [*g(*inputs), *inputs]
         leaves = [b for b in bases if b.requires_grad]
         if leaves:
-            loss = sum((t.double() * torch.linspace(0.5, 1, t.numel(), device=D).view(t.shape)).sum() for t in outputs if t.requires_grad)
+            weights = [torch.linspace(0.5, 1, t.numel(), dtype=f64, device=D).view(t.shape) for t in outputs]
+            loss = sum((t * w).sum() for t, w in zip(outputs, weights) if t.requires_grad)
             outputs += torch.autograd.grad(loss, leaves, allow_unused=True)
         results.append(outputs)
     for want, got in zip(*results):
         print("eager:", want, want.stride(), "kgen:", got, got.stride(), sep="\\n")
-'''
+"""
 
 
 def module(program: Program, device: str) -> str:
@@ -95,13 +98,17 @@ class Worker:
     """A process that checks programs, started anew when it dies, hangs or has done its share."""
 
     device: str
+    jobs: int = 1
     process: subprocess.Popen[str] | None = None
     done: int = 0
+    log: IO[str] = field(default_factory=lambda: tempfile.TemporaryFile("w+", errors="replace"))
 
     def check(self, program: Program) -> Finding:
         if self.process is None or self.done >= PROGRAMS_A_WORKER:
             self._start()
-        assert self.process is not None and self.process.stdin is not None and self.process.stdout is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         patience = PATIENCE if self.done else FIRST_PATIENCE
         self.done += 1
         try:
@@ -118,14 +125,29 @@ class Worker:
     def _start(self) -> None:
         self.stop()
         command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz_programs", "--worker", "--device", self.device]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
+        self.log.truncate(0)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            cwd=ROOT,
+            env=self._environment(),
+        )
         self.done = 0
+
+    def _environment(self) -> dict[str, str]:
+        """Workers share the cores. At least two threads stay, so that code for several threads runs as such."""
+        threads = str(max(2, (os.cpu_count() or 1) // self.jobs))
+        return {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
 
     def _died(self) -> Finding:
         assert self.process is not None
         status = self.process.wait()
         self.process = None
-        return Finding("crash", f"the process ended with status {status}")
+        self.log.seek(0)
+        return Finding("crash", f"the process ended with status {status}\n{self.log.read()[-2000:]}")
 
     def stop(self) -> None:
         if self.process is not None:
@@ -159,7 +181,7 @@ class Campaign:
         return 1 if self.found else 0
 
     def _job(self) -> None:
-        worker = Worker(self.args.device)
+        worker = Worker(self.args.device, self.args.jobs)
         kept, raising = operations(frozenset(self.args.skip), self.args.device)
         while (seed := self._next_seed()) is not None:
             program = grow(seed, kept, raising, self.args.gradients)
@@ -185,12 +207,13 @@ class Campaign:
             program = shrunk(program, lambda p: worker.check(p).kind == finding.kind)
             finding = worker.check(program)
         text = f"seed {program.seed}: {finding.kind}: {finding.text}"
+        source = module(program, self.args.device)
         with self.lock:
-            print(f"---- {text}\n{module(program, self.args.device) if self.args.out is None else program.source().split(chr(10) + 'def make', 1)[1]}", flush=True)
+            print(f"---- {text}\n{source}", flush=True)
         if self.args.out is not None:
             self.args.out.mkdir(parents=True, exist_ok=True)
             comment = "".join(f"# {line}\n" for line in text.splitlines())
-            (self.args.out / f"{finding.kind}_{program.seed}.py").write_text(comment + module(program, self.args.device))
+            (self.args.out / f"{finding.kind}_{program.seed}.py").write_text(comment + source)
 
     _told: float = 0.0
 
@@ -213,8 +236,12 @@ def main() -> int:
     parser.add_argument("--gradients", action="store_true", help="float programs, and their gradients")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="worker processes (default 1)")
-    parser.add_argument("--skip", nargs="*", default=[], metavar="OPERATION", help="operations of tests/fuzz_operations.py to leave out")
-    parser.add_argument("--ignore", nargs="*", default=[], metavar="KIND", help="kinds of findings to count only, such as alias")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], metavar="OPERATION", help="operations of tests/fuzz_operations.py to leave out"
+    )
+    parser.add_argument(
+        "--ignore", nargs="*", default=[], metavar="KIND", help="kinds of findings to count only, such as alias"
+    )
     parser.add_argument("--shrink", type=int, default=SHRUNK_FINDINGS, metavar="N", help="make the first N findings smaller")
     parser.add_argument("--out", type=Path, help="a folder for the programs found")
     parser.add_argument("--verbose", action="store_true", help="also tell what torch's own tracing changes")
@@ -223,7 +250,19 @@ def main() -> int:
     if args.worker:
         work(args.device)
         return 0
-    return Campaign(args, iter(itertools.islice(itertools.count(args.seed), args.programs))).run()
+    with _own_cache():
+        return Campaign(args, iter(range(args.seed, args.seed + args.programs))).run()
+
+
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """A fresh cache that all workers share: nothing comes from an earlier version of kgen."""
+    if "KGEN_CACHE_DIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="kgen-fuzz-", ignore_cleanup_errors=True) as folder:
+        os.environ["KGEN_CACHE_DIR"] = folder
+        yield
 
 
 if __name__ == "__main__":
