@@ -101,7 +101,7 @@ class Worker:
     jobs: int = 1
     process: subprocess.Popen[str] | None = None
     done: int = 0
-    log: IO[str] = field(default_factory=lambda: tempfile.TemporaryFile("w+", errors="replace"))
+    log: IO[str] = field(default_factory=lambda: tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115
 
     def check(self, program: Program) -> Finding:
         if self.process is None or self.done >= PROGRAMS_A_WORKER:
