@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz fuzz-gpu bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:benchm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_EXAMPLES ?= 300
+JOBS ?= 16
 SHARD ?= 1/1
 FUZZ_MINUTES ?= 9
 FUZZ_ARGS ?=
@@ -29,6 +30,8 @@ help:
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
 	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
+	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
+	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
@@ -62,6 +65,14 @@ fuzz: $(STAMP)
 
 fuzz-gpu:
 	$(GPU_PYTHON) -m tests.fuzz_contractions --out out/fuzz-gpu --shard $(SHARD) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+
+fuzz-programs: $(STAMP)
+	$(BIN)/python -m tests.fuzz_programs --programs 5000 --jobs $(WORKERS) $(FUZZ_ARGS)
+	$(BIN)/python -m tests.fuzz_programs --gradients --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
+
+fuzz-gpu-programs:
+	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
+	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --gradients --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)

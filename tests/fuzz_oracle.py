@@ -1,0 +1,279 @@
+"""Compares one random program under kgen with eager: exceptions, dtypes, strides, aliases, values, written inputs, gradients.
+
+Eager runs set the tolerance: one in float64, and some in the program's own types that perturb the last bits of every inexact
+intermediate result. kgen's error may be a small multiple of what these runs differ by. Integers, booleans, infinities and NaNs
+that differ among them depend on the last bits, and are not compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from fuzz_program import Program, differentiated
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kgen.decompositions import table
+
+# Operators whose results have the bits of their operands: a perturbation would make equal elements different.
+EXACT = frozenset((
+    "clone", "cat", "stack", "index", "gather", "index_select", "where", "flip", "roll", "constant_pad_nd", "max", "min",
+    "amax", "amin", "relu", "neg", "abs", "copy_", "zero_", "fill_", "masked_fill", "masked_fill_", "embedding", "sort",
+    "_to_copy", "slice_scatter", "select_scatter", "diagonal_scatter", "maximum", "minimum", "floor", "ceil", "round",
+    "trunc", "sign", "new_zeros", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "arange", "take",
+    "scatter", "index_copy", "index_fill", "cummax", "cummin", "topk", "kthvalue", "repeat", "tril", "triu",
+))  # fmt: skip
+RUNS = 2
+MORE_RUNS = 12
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind` is "ok", "torch" (torch's own tracing has the difference as well), "skipped", or names the difference."""
+
+    kind: str
+    text: str = ""
+
+    @property
+    def bad(self) -> bool:
+        return self.kind not in ("ok", "torch", "skipped")
+
+
+@dataclass
+class Outcome:
+    error: BaseException | None = None
+    results: list[torch.Tensor] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    gradients: list[torch.Tensor] = field(default_factory=list)
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for kind, group in (("result", self.results), ("input", self.inputs), ("gradient", self.gradients)):
+            yield from ((f"{kind} {k}", t) for k, t in enumerate(group))
+
+
+def check(program: Program, device: str = "cpu", backend: Any = "kgen") -> Finding:
+    """What differs between the program under `backend` and in eager."""
+    eager = _run(program, device)
+    if type(eager.error).__name__ != (program.raises or "NoneType"):
+        return Finding("skipped", f"eager: {eager.error}")
+    found = _difference(program, device, backend, eager)
+    if found.bad and backend == "kgen":
+        if _difference(program, device, "aot_eager", eager).kind == found.kind:
+            return Finding("torch", found.text)
+        if _difference(program, device, _decomposed(), eager).kind == found.kind:
+            return Finding(found.kind, f"{found.text}\n(the same with kgen's decompositions in eager)")
+    return found
+
+
+def _decomposed() -> Any:
+    def keep(gm: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return gm.forward
+
+    return aot_autograd(fw_compiler=keep, decompositions=table(), keep_inference_input_mutations=True)
+
+
+def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> Finding:
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend=backend, dynamic=program.dynamic, fullgraph=True)
+    try:
+        first, second = _run_twice(program, device, compiled)
+    finally:
+        torch._dynamo.reset()
+    for outcome, call in ((first, "first"), (second, "second")):
+        found = _compare(program, device, eager, outcome)
+        if found.bad:
+            return Finding(found.kind, f"{call} call: {found.text}")
+    return Finding("ok")
+
+
+def _run_twice(program: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
+    """The first call's results are looked at after the second call, which must leave them alone."""
+    space = program.load(device)
+    f = compiled(space["f"])
+    return _call(program, f, space, space["make"]()), _call(program, f, space, space["make"]())
+
+
+def _run(program: Program, device: str) -> Outcome:
+    space = program.load(device)
+    return _call(program, space["f"], space, space["make"]())
+
+
+def _call(program: Program, f: Callable[..., Any], space: dict[str, Any], bases: Sequence[torch.Tensor]) -> Outcome:
+    try:
+        if program.gradients:
+            return Outcome(None, *differentiated(f, space["views"], bases))
+        with torch.no_grad():
+            inputs = space["views"](*bases)
+            return Outcome(None, f(*inputs), inputs)
+    except Exception as error:
+        return Outcome(error)
+
+
+# ---- comparing ------------------------------------------------------------------------------------------------------
+
+
+def _compare(program: Program, device: str, eager: Outcome, got: Outcome) -> Finding:
+    if eager.error is not None or got.error is not None:
+        return _compare_errors(eager.error, got.error)
+    for (name, a), (_, b) in zip(got.named(), eager.named(), strict=True):
+        if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, b.requires_grad):
+            return Finding("type", f"{name} is {_described(a)}, not {_described(b)}")
+    found = _compare_values(program, device, eager, got)
+    return found if found.bad else _compare_layouts(eager, got)
+
+
+def _compare_errors(eager: BaseException | None, got: BaseException | None) -> Finding:
+    if got is None:
+        return Finding("silent", f"eager raises {type(eager).__name__}: {str(eager)[:200]}")
+    if eager is None or "BackendCompilerFailed" in type(got).__name__ or type(got).__module__.startswith("torch._dynamo"):
+        return Finding("error", f"{type(got).__name__}: {str(got)[:1500]}")
+    return Finding("ok")
+
+
+def _described(t: torch.Tensor) -> str:
+    return f"{t.dtype} {list(t.shape)} {'with' if t.requires_grad else 'without'} gradient"
+
+
+def _compare_layouts(eager: Outcome, got: Outcome) -> Finding:
+    for name, a, b in zip((n for n, _ in got.named()), _layouts(got), _layouts(eager), strict=False):
+        if a[:2] != b[:2]:
+            return Finding("alias", f"{name} lies in the storage of {a[0]} at {a[1]}, not of {b[0]} at {b[1]}")
+        if a[2] != b[2]:
+            return Finding("strides", f"{name} has strides {a[2]}, not {b[2]}")
+    return Finding("ok")
+
+
+def _layouts(outcome: Outcome) -> list[tuple[str, int, tuple[int, ...]]]:
+    """For each result and input: whose storage it shares, where it begins there, and strides as far as they matter.
+
+    In a storage that no input has, only distances between results count."""
+    owners: dict[int, tuple[str, int]] = {}
+    for k, t in enumerate(outcome.inputs):
+        owners.setdefault(t.untyped_storage()._cdata, (f"input {k}", 0))
+    found = []
+    for name, t in ((n, t) for n, t in outcome.named() if not n.startswith("gradient")):
+        owner, start = owners.setdefault(t.untyped_storage()._cdata, (name, t.storage_offset() * t.element_size()))
+        strides = tuple(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) if t.numel() else ()
+        found.append((owner, t.storage_offset() * t.element_size() - start, strides))
+    return found
+
+
+def _compare_values(program: Program, device: str, eager: Outcome, got: Outcome) -> Finding:
+    if all(_identical(a, b) for (_, a), (_, b) in zip(got.named(), eager.named(), strict=True)):
+        return Finding("ok")
+    others = [*_widened(program, device), *(o for k in range(RUNS) for o in _perturbed(program, device, k, 1.0))]
+    found = _first_wrong(eager, got, others)
+    if found.bad:  # a jump that few perturbations meet?
+        others += [o for k in range(MORE_RUNS) for o in _perturbed(program, device, RUNS + k, (1.0, 4.0)[k % 2])]
+        found = _first_wrong(eager, got, others)
+    return found
+
+
+def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(torch.equal(a, b))
+
+
+def _first_wrong(eager: Outcome, got: Outcome, others: Sequence[Outcome]) -> Finding:
+    columns = zip(got.named(), eager.named(), *(o.named() for o in others), strict=True)
+    for (name, a), (_, b), *rest in columns:
+        tensors = [t.detach() for _, t in rest if t.shape == b.shape]
+        wrong = _wrong(a.detach(), b.detach(), tensors)
+        if bool(wrong.any()):
+            return Finding("values", _worst(name, a.detach(), b.detach(), tensors, wrong))
+    return Finding("ok")
+
+
+def _wrong(got: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Which elements differ by more than eager's own runs explain."""
+    if not got.dtype.is_floating_point:
+        stable = torch.ones_like(got, dtype=torch.bool)
+        for other in others:
+            stable &= other == eager
+        return stable & (got != eager)
+    a, b = got.double(), eager.double()
+    same_class = torch.ones_like(a, dtype=torch.bool)
+    spread = torch.zeros_like(a)
+    for other in (o.double() for o in others):
+        same_class &= _class(other) == _class(b)
+        spread = torch.maximum(spread, torch.where(other.isfinite() & b.isfinite(), (other - b).abs(), 0))
+    finite = a.isfinite() & b.isfinite()
+    info = torch.finfo(got.dtype)
+    most = spread.max() if spread.numel() else spread.sum()
+    allowed = 4 * info.eps * b.abs() + 16 * spread + 4 * most + 4 * info.smallest_normal
+    return torch.where(finite, (a - b).abs() > allowed, _class(a) != _class(b)) & same_class
+
+
+def _class(x: torch.Tensor) -> torch.Tensor:
+    return x.isnan() * 3 + x.isposinf() * 1 + x.isneginf() * 2
+
+
+def _worst(name: str, got: torch.Tensor, eager: torch.Tensor, others: Sequence[torch.Tensor], wrong: torch.Tensor) -> str:
+    difference = torch.where(wrong, (got.double() - eager.double()).abs().nan_to_num(torch.inf), -1)
+    place = int(difference.flatten().argmax())
+    at = [t.flatten()[place].item() for t in (got, eager, *others[:2])]
+    return (
+        f"{name} ({got.dtype}, {list(got.shape)}): {int(wrong.sum())} of {wrong.numel()} elements, the worst at {place}: "
+        f"{at[0]}, eager {at[1]}, its other runs {at[2:]}"
+    )
+
+
+# ---- eager's other runs ---------------------------------------------------------------------------------------------
+
+
+def _widened(program: Program, device: str) -> list[Outcome]:
+    """Eager in float64; nothing where it does not run in it."""
+    space = program.load(device, widened=True)
+    bases = [b.double() if b.is_floating_point() else b for b in program.load(device)["make"]()]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return [o for o in (_call(program, space["f"], space, bases),) if o.error is None]
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _perturbed(program: Program, device: str, seed: int, scale: float) -> list[Outcome]:
+    space = program.load(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    noise = partial(_nudge, generator=generator, scale=scale)
+    bases = space["make"]()
+    for base in bases:
+        noise(base)
+    with _Noise(noise):
+        outcome = _call(program, space["f"], space, bases)
+    return [outcome] if outcome.error is None else []
+
+
+class _Noise(TorchDispatchMode):
+    """Perturbs what operators compute."""
+
+    def __init__(self, nudge: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self.nudge = nudge
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        own = all(r.alias_info is None or r.alias_info.is_write for r in func._schema.returns)
+        if own and func._schema.name.removeprefix("aten::") not in EXACT:
+            for t in tree_leaves(made):
+                if isinstance(t, torch.Tensor) and t.is_floating_point():
+                    self.nudge(t)
+        return made
+
+
+def _nudge(t: torch.Tensor, generator: torch.Generator, scale: float) -> None:
+    """Changes inexact elements by up to some units in the last place. Numbers of few bits count as exact."""
+    if not t.numel() or not t.is_floating_point():
+        return
+    wide = t.double()
+    exact = wide.to(torch.bfloat16) == wide if t.element_size() >= 4 else ((wide * 4).frac() == 0) & (wide.abs() <= 32)
+    factor = torch.rand(t.shape, generator=generator, device=t.device, dtype=torch.float64) * 2 - 1
+    changed = torch.where(exact | ~wide.isfinite(), wide, wide * (1 + factor * scale * torch.finfo(t.dtype).eps))
+    with contextlib.suppress(RuntimeError):  # elements that share memory
+        t.copy_(changed)
