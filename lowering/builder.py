@@ -34,6 +34,7 @@ class Builder:
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
+        self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
