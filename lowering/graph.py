@@ -68,8 +68,7 @@ class _Lowering:
         self.symbols = SymbolTable(context.shape_env)
         self.builder = Builder(context.name, context.numerics)
         self.builder.symbols = self.symbols
-        self.env: dict[Node, Any] = {}
-        self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
+        self.env = self.builder.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
         self.shown: dict[str, Node] = {}  # storages that are results already, and whose they are in eager
