@@ -13,6 +13,7 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Expr, ExprLike, Var
 from kgen.ir import Buffer, Origin, Sizes, TensorArg
+from kgen.lowering.node_values import NodeValues
 from kgen.lowering.tensor import Tensor, axes, indices, number_of
 from kgen.values import Value
 
@@ -30,10 +31,12 @@ class Builder:
         self.origin = Origin()
         self.current: Any = None
         self.symbols: Any = None  # the graph's SymbolTable
-        self.env: dict[Any, Any] = {}  # FX node -> what it became
+        self.env = NodeValues()
+        self.roots: dict[str, str] = {}  # buffer -> the one that owns its storage, as far as asked for
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
+        self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
     # ---- names and buffers ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.layout import as_traced
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
+from kgen.lowering.unbacked import bindings
 from kgen.tree_call import TreeCall
 from kgen.values import Value
 
@@ -103,7 +104,7 @@ def extern(
             specs.append(None)
     args, kwargs = as_traced(builder, node, args, kwargs)
     mutates = _mutations(builder, node, args, kwargs)
-    binds = _bindings(node, flat, symbols)
+    binds = bindings(builder, node, flat)
     target, args, kwargs = _flat_call(node.target, builder.extern_tree(args), kwargs)
     results: list[Any] = list(builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node), wrap, binds))
     for position, item in enumerate(flat):
@@ -161,24 +162,6 @@ def _mutations(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any
                 name = builder.operand(tensor).buffer
                 pairs.append((name, builder.new_version(name).name))
     return pairs
-
-
-def _bindings(node: Node, flat: list[Any], symbols: Any) -> list[tuple[ix.Size, int, int]]:
-    """Size symbols that only the call's results define: (symbol, result, dimension); dimension -1 is a number itself."""
-    if "unbacked_bindings" not in node.meta or not node.meta["unbacked_bindings"]:
-        return []
-    found: list[tuple[ix.Size, int, int]] = []
-    seen: set[ix.Size] = set()
-    for position, item in enumerate(flat):
-        pairs: list[tuple[int, Any]] = list(enumerate(item.shape)) if isinstance(item, torch.Tensor) else [(-1, item)]
-        for dimension, extent in pairs:
-            if not isinstance(extent, torch.SymInt | torch.SymFloat | torch.SymBool):
-                continue
-            atom = (symbols.float_bits if isinstance(extent, torch.SymFloat) else symbols.expr)(extent).atom()
-            if isinstance(atom, ix.Size) and atom not in seen:
-                seen.add(atom)
-                found.append((atom, position, dimension))
-    return found
 
 
 def _has_effect(node: Node) -> bool:

@@ -16,7 +16,7 @@ from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Buffer, GraphInput, Origin, TensorArg
-from kgen.lowering import fallback
+from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
@@ -66,8 +66,7 @@ class _Lowering:
         self.symbols = SymbolTable(context.shape_env)
         self.builder = Builder(context.name, context.numerics)
         self.builder.symbols = self.symbols
-        self.env: dict[Node, Any] = {}
-        self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
+        self.env = self.builder.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
         self.results = Results(self.builder, context.in_inputs, _origin)
@@ -132,13 +131,15 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not _defines_symbol(node):
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not unbacked.is_binding(node):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return
         args = torch.fx.map_arg(node.args, self._lookup)
         kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
         args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
-        self.env[node] = self._settle(node, self._apply(node, args, kwargs))
+        result = unbacked.define(self.builder, node, self._apply(node, args, kwargs))
+        self.env[node] = self._settle(node, result)
+        unbacked.check_bound(self.builder, node)
 
     def call_module(self, node: Node) -> None:
         raise errors.LoweringFailed(
@@ -320,11 +321,6 @@ def _has_symbolic_float(tree: Any) -> bool:
 
 def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _defines_symbol(node: Node) -> bool:
-    """Operators whose integer result is read from data (`item`), so that its symbol has no other definition."""
-    return "unbacked_bindings" in node.meta
 
 
 _VIEWS = frozenset(

@@ -19,7 +19,8 @@ from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
 from kgen.lowering.mutation import Write, at_newest, write, write_in_place, written_back
 from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, reindex, reshape
-from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
+from kgen.lowering.unbacked import checked_index
+from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index
 from kgen.values import Value
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
@@ -225,7 +226,7 @@ def _prepared(x: Tensor, src: Tensor, sizes: Sizes) -> Tensor:
 
 def select_scatter(b: Builder, x: Tensor, src: Tensor, dim: int, index: Extent) -> Tensor:
     k = axis(dim, x.rank)
-    place = wrapped(index, x.sizes[k])
+    place = checked_index(b, index, x.sizes[k])
     part = select(b, at_newest(b, x), k, place)
     src = _prepared(x, src, part.sizes)
     j = part.indices

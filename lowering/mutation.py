@@ -7,8 +7,9 @@ before a write, every value that still reads the storage and has consumers left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,9 +159,16 @@ def plain_load(tensor: Tensor) -> str | None:
 
 def root_of(b: Builder, name: str) -> str:
     """The buffer that owns the storage."""
-    while (below := b.graph.buffers[name].alias_of) is not None:
-        name = below
-    return name
+    passed = []
+    while name not in b.roots:
+        below = b.graph.buffers[name].alias_of
+        if below is None:
+            b.roots[name] = name
+        else:
+            passed.append(name)
+            name = below
+    b.roots.update(dict.fromkeys(passed, b.roots[name]))
+    return b.roots[name]
 
 
 def newest(b: Builder, name: str) -> str:
@@ -191,7 +199,7 @@ def written_back(b: Builder, base: Tensor, region: Value, src: Tensor) -> Tensor
 def _settle_readers(b: Builder, name: str) -> None:
     """Stores what reads the storage of `name` and is still wanted after the current node, in its present state."""
     env = b.env
-    for node in _connected(b, name):
+    for node in env.take_readers(root_of(b, name), partial(root_of, b)):
         if _wanted_later(node, b.current):
             env[node] = _copied(b, env[node], name)
 
@@ -202,29 +210,6 @@ def _copied(b: Builder, item: Any, name: str) -> Any:
     if isinstance(item, tuple | list):
         return type(item)(_copied(b, i, name) for i in item)
     return b.copy(item) if isinstance(item, Tensor) and _reads_storage(b, name, item.value) else item
-
-
-def _connected(b: Builder, name: str) -> Iterator[Node]:
-    """The FX nodes lowered so far whose values read the storage of `name`: reading spreads only along the graph's edges."""
-    env = b.env
-    stack, seen = list(b.current.all_input_nodes), set(b.current.all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node not in env or not any(_reads_storage(b, name, t.value) for t in _tensors(env[node])):
-            continue
-        yield node
-        for other in (*node.all_input_nodes, *node.users):
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-
-
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, tuple | list | dict):
-        for i in item.values() if isinstance(item, dict) else item:
-            yield from _tensors(i)
 
 
 def _reads_storage(b: Builder, name: str, value: Value) -> bool:

@@ -15,6 +15,7 @@ from kgen.ir import Buffer, Sizes
 from kgen.lowering.builder import Builder, stride_order
 from kgen.lowering.fallback import Refused
 from kgen.lowering.tensor import Tensor, reindex, reshape
+from kgen.lowering.unbacked import checked_index, is_binding, wrapped
 from kgen.values import Value
 
 Extent = Expr | int
@@ -28,15 +29,6 @@ def result_sizes(b: Builder) -> Sizes:
 def axis(dim: int, rank: int) -> int:
     """A dimension number counted from the front; a 0-d tensor passes for 1-d."""
     return dim % max(rank, 1)
-
-
-def wrapped(index: Extent, extent: Expr) -> Expr:
-    """An index that may count from the end."""
-    e = ix.as_expr(index)
-    lo, hi = e.bounds()
-    if lo >= 0:
-        return e
-    return e + extent if hi < 0 else ix.apply("select", ix.apply("lt", e, 0), e + extent, e)
 
 
 def slice_start(start: Extent | None, extent: Expr) -> Expr:
@@ -141,7 +133,9 @@ def slice_tensor(
     b: Builder, x: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1
 ) -> Tensor:
     k = axis(dim, x.rank)
-    return sliced(x, k, slice_start(start, x.sizes[k]), result_sizes(b)[k], step)
+    first = slice_start(start, x.sizes[k])
+    length = slice_length(first, end, step, x.sizes[k]) if is_binding(b.current) else result_sizes(b)[k]
+    return sliced(x, k, first, length, step)
 
 
 def narrow(b: Builder, x: Tensor, dim: int, start: Extent, length: Extent) -> Tensor:
@@ -153,7 +147,7 @@ def narrow(b: Builder, x: Tensor, dim: int, start: Extent, length: Extent) -> Te
 
 def select(b: Builder, x: Tensor, dim: int, index: Extent) -> Tensor:
     k = axis(dim, x.rank)
-    at_index = wrapped(index, x.sizes[k])
+    at_index = checked_index(b, index, x.sizes[k])
     return reindex(x, (*x.sizes[:k], *x.sizes[k + 1 :]), lambda *j: [*j[:k], at_index, *j[k:]])
 
 
