@@ -34,7 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 # What torch raises to steer Dynamo, and what no other way of computing the graph would avoid.
-NOT_OURS = (UserError, TorchDynamoException, torch.OutOfMemoryError, MemoryError, OSError)
+NOT_OURS = (UserError, TorchDynamoException, torch.AcceleratorError, torch.OutOfMemoryError, MemoryError, OSError)
 _MAX_NAMES = 6
 
 
@@ -105,9 +105,10 @@ def reason_of(cause: BaseException) -> str:
     """An error in one line: of a compiler's, the first message in its output."""
     details = cause.details if isinstance(cause, KgenError) else {}
     lines = str(details.get("output", "")).splitlines()
-    message = next((line for line in lines if "error: " in line), next((x for x in reversed(lines) if x.strip()), ""))
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    message = next((line.partition("error: ")[2] for line in lines if "error: " in line), last)
     if "how" in details:
-        return f"the compiler failed ({details['how']}) {message.strip()}".rstrip()
+        return f"the compiler failed ({details['how']}){': ' if message else ''}{message.strip()}"
     text = (cause.text if isinstance(cause, KgenError) else str(cause)).strip().partition("\n")[0]
     return f"{type(cause).__name__}: {text}"
 

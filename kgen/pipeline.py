@@ -98,7 +98,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     """Aten calls to loop IR."""
     counters.add("lowered")
     config = _without_switches(config, info)
-    failed = {node: f"kgen failed on it: {one.why}" for one in info.failures for node in one.nodes}
+    failed = {node: f"{one.what} failed" for one in info.failures for node in one.nodes}
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,

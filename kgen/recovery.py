@@ -28,7 +28,7 @@ MAX_FAILURES = 16
 _STAGES = ("schedule", "render", "build")
 _RUNGS = {
     "templates": "library calls compute all products of the graph",
-    "fusion": "each operator of the graph is a kernel of its own",
+    "fusion": "each loop of the graph is a kernel of its own",
 }
 
 
@@ -36,7 +36,8 @@ def attempt_after(cause: Exception, attempt: Attempt, graph: tuple[GraphModule, 
     """What to try after `attempt` has ended with `cause`, with a warning; None where that has to be raised."""
     if isinstance(cause, ConfigurationFailed):
         one = Unusable(**cause.details)
-        return None if one in attempt.unusable else Attempt(attempt.failures, (*attempt.unusable, one), attempt.eager)
+        if one not in attempt.unusable:
+            return Attempt(attempt.failures, (*attempt.unusable, one), attempt.eager)
     if attempt.eager or failures.is_strict(config) or not failures.may_replace(cause):
         return None
     return _Recovery(cause, attempt, *graph, config).run()

@@ -229,7 +229,7 @@ def test_a_gpu_kernel_that_does_not_build_or_load(monkeypatch: pytest.MonkeyPatc
     assert "kept for a report" in warning
     assert len(report.kernels) == 1
     assert replaced(report)[0].reason is (Reason.NOT_COMPILED if kind == "triton" else Reason.FAILED)
-    with pytest.raises(Exception, match="Triton failed|512 threads|shared memory"):
+    with pytest.raises(Exception, match=r"Triton failed|512 threads|shared memory"):
         call(two_kernels, x, y, gpu_interpreter=True, strict=True)
 
 
@@ -323,7 +323,7 @@ def schedule_fails(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool])
     ("when", "warned", "kernels"),
     [
         (lambda options: options.templates, "library calls compute all products", True),
-        (lambda options: options.fusion, "each operator of the graph is a kernel of its own", True),
+        (lambda options: options.fusion, "each loop of the graph is a kernel of its own", True),
         (lambda options: True, "every operator of the graph runs by itself in eager", False),
     ],
 )

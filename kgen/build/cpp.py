@@ -455,8 +455,8 @@ def _run(command: list[str], counter: str) -> None:
     # LC_ALL: messages in a report should be in one language. A session: the driver starts compilers of its own, which must
     # not outlive the time limit, or this process' interruption.
     environment = {**os.environ, "LC_ALL": "C"}
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=environment, start_new_session=True, **streams) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, env=environment, start_new_session=True, stdout=pipe, stderr=pipe) as process:
         try:
             output, errors = process.communicate(timeout=limit or None)
         except subprocess.TimeoutExpired:
