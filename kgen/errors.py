@@ -72,8 +72,12 @@ class CacheNotWritable(UserError):
     hint = "set KGEN_CACHE_DIR to a folder you can write to"
 
 
+class FallbackWarning(RuntimeWarning):
+    """kgen could not compile a part of a graph: PyTorch's operators run instead."""
+
+
 class KernelBuildFailed(InternalError):
-    template = "the C++ compiler failed on kernel {kernel} (exit {status}); the source is kept at {source}\n{output}"
+    template = "the C++ compiler failed on kernel {kernel} ({how}); the source is kept at {source}\n{output}"
     hint = "run the command yourself to see all of its output: {command}"
 
 
@@ -103,7 +107,7 @@ class ConfigurationFailed(InternalError):
 
 
 class RuntimeBuildFailed(UserError):
-    template = "building kgen's native runtime failed (exit {status})\n{output}"
+    template = "building kgen's native runtime failed ({how})\n{output}"
     hint = "check that the compiler can build against torch's headers and that the Python headers are installed: {command}"
 
 

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -36,6 +36,9 @@ from kgen.aot_cache import CachedGraph, CompiledGraph
 from kgen.counters import counters
 from kgen.freeze import Freezing
 
+if TYPE_CHECKING:
+    from kgen.failures import Failure
+
 __all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
 
 
@@ -47,7 +50,7 @@ class GraphInfo:
     call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
     for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
     outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
-    promised not to change.
+    promised not to change. `failures` are those of earlier attempts at the graph.
     """
 
     name: str
@@ -57,6 +60,7 @@ class GraphInfo:
     shape_env: Any = None
     freezing: Freezing | None = None
     in_inputs: frozenset[int] = frozenset()
+    failures: tuple[Failure, ...] = ()
 
     @property
     def frozen_inputs(self) -> frozenset[int]:

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from kgen import errors, ir, ops
+from kgen import errors, failures, ir, ops
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
@@ -39,8 +39,8 @@ CHEAP_FROM_INDICES = 60
 @dataclass(slots=True)
 class LoweringContext:
     """What `lower` needs besides the graph: `in_inputs` are the positions of outputs that the caller gets as views of inputs,
-    `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers, `frozen_inputs` of those
-    whose elements stay as they are."""
+    `forced` operator names that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of
+    parameters and buffers, `frozen_inputs` of those whose elements stay as they are."""
 
     name: str = "graph"
     numerics: str = "fast"
@@ -52,6 +52,7 @@ class LoweringContext:
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
     operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
     inlining: bool = True  # whether an operator may be computed where its result is read
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -177,22 +178,27 @@ class _Lowering:
         rule = find(RULES, node.target) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
         reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
-        if rule is None or forced or reason:
-            return fallback.extern(self.builder, node, args, kwargs, reason or "no lowering")
+        reason = self.context.failed.get(node.name, reason)
+        if rule is None or reason:
+            return fallback.extern(self.builder, node, args, kwargs, reason)
         mark = len(self.builder.graph.nodes)
         try:
             result = self._by_rule(rule, node, args, kwargs)
         except fallback.Refused as refusal:  # the rule does not cover these arguments
             del self.builder.graph.nodes[mark:]
             return fallback.extern(self.builder, node, args, kwargs, str(refusal))
-        except errors.KgenError:
+        except failures.NOT_OURS:
+            raise
+        except errors.KgenError as failure:
+            failure.details.setdefault("aten_node", node.name)
             raise
         except Exception as cause:
             if _has_symbolic_float((args, kwargs)):  # the rule wants a Python number
                 del self.builder.graph.nodes[mark:]
                 return fallback.extern(self.builder, node, args, kwargs, "a number computed from sizes")
+            text = f"{type(cause).__name__}: {cause}"
             raise errors.LoweringFailed(
-                operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line
+                operator=name, cause=text, line=self.builder.origin.line, aten_node=node.name
             ) from cause
         return result
 
@@ -249,6 +255,7 @@ class _Lowering:
                 operator=operator_name(node.target),
                 cause=f"the rule gives {result.dtype} {list(result.sizes)}, torch {value.dtype} {list(expected)}",
                 line=self.builder.origin.line,
+                aten_node=node.name,
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
@@ -360,10 +367,10 @@ def _uses(node: Node) -> int:
 
 def _origin(node: Node) -> Origin:
     operators = (operator_name(node.target),) if node.op == "call_function" else ()
-    return Origin(operators, node.name, _source_line(node))
+    return Origin(operators, node.name, source_line(node))
 
 
-def _source_line(node: Node) -> str:
+def source_line(node: Node) -> str:
     """The user's line that the node came from, as ``file:line code``."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from kgen.host.interpret import Interpreted
 from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
 
-OPTIONS = {"gpu_interpreter": True, "cache": False}
+OPTIONS = {"gpu_interpreter": True, "cache": False, "strict": False}
 
 
 def product(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -57,19 +58,38 @@ def not_compiled() -> Exception:
 
 @pytest.mark.interpret
 @pytest.mark.cpu
-@pytest.mark.parametrize(("failure", "reason"), [(too_large, Reason.FAILED), (not_compiled, Reason.NOT_COMPILED)])
+@pytest.mark.parametrize(
+    ("failure", "reason", "warned"), [(too_large, Reason.FAILED, 0), (not_compiled, Reason.NOT_COMPILED, 2)]
+)
 def test_another_configuration_takes_over(
-    monkeypatch: pytest.MonkeyPatch, failure: Callable[[], Exception], reason: Reason
+    monkeypatch: pytest.MonkeyPatch, failure: Callable[[], Exception], reason: Reason, warned: int
 ) -> None:
+    """That a configuration needs too much is foreseen; that one does not compile is an error, with a warning."""
     args = arguments()
     texts = failing(monkeypatch, lambda attempt: failure() if attempt <= 2 else None)
-    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen:
+    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         got = torch.compile(product, backend="kgen", options=OPTIONS)(*args)
+    said = [str(w.message) for w in caught if w.category is errors.FallbackWarning]
+    assert len(said) == warned
+    assert all("aten.mm.default" in text and "BLOCK_M=" in text for text in said)
     torch.testing.assert_close(got, product(*args), atol=2e-2, rtol=2e-2)
     assert len(texts) == len(set(texts)) == 3
     dropped = [v for v in seen.report().verdicts if v.outcome is Outcome.DROPPED]
     assert [v.reason for v in dropped] == [reason, reason]
     assert all(v.producer.startswith("triton_") and "BLOCK_M=" in v.consumer for v in dropped)
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_strict_leaves_out_only_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    args, strict = arguments(), {**OPTIONS, "strict": True}
+    texts = failing(monkeypatch, lambda attempt: too_large() if attempt == 1 else None)
+    torch.compile(product, backend="kgen", options=strict)(*args)
+    assert len(texts) == 2
+    failing(monkeypatch, lambda attempt: not_compiled())
+    with pytest.raises(Exception, match="Triton failed"):
+        torch.compile(product, backend="kgen", options=strict)(*args)
 
 
 @pytest.mark.interpret

@@ -148,7 +148,8 @@ def run_job(folder: Path) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-        signal.alarm(request["time_limit_s"])  # kills the process even inside LLVM, where no Python handler runs
+        # it kills the process even inside LLVM, where no Python handler runs
+        signal.setitimer(signal.ITIMER_REAL, request["time_limit_s"])
         tempfile.tempdir = str(folder)
         compile_kernel(folder, request)
         status = 0

@@ -26,7 +26,7 @@ from kgen.host.native import load
 class Blueprint:
     """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, the
     GPU kernels that the program launches by number, how it is recorded as a CUDA graph, if it is, and what is computed once
-    of frozen arguments."""
+    of frozen arguments. Of a graph in which something was `replaced` after a failure, nothing is kept on disk."""
 
     units: list[tuple[str, str]]  # (source, key)
     program: hp.Program
@@ -35,10 +35,16 @@ class Blueprint:
     launches: list[TritonKernel] = field(default_factory=list)
     recording: Recording | None = None
     setup: Setup | None = None
+    replaced: bool = False
 
     def cpp_units(self) -> list[cpp.Unit]:
         """What the C++ compiler gets."""
-        return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(self.units)]
+        return cpp_units(self.units)
+
+
+def cpp_units(sources: Sequence[tuple[str, str]]) -> list[cpp.Unit]:
+    """Sources with their keys as what the C++ compiler gets."""
+    return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(sources)]
 
 
 class HostGraph:
@@ -63,6 +69,8 @@ class HostGraph:
     def serialize(self) -> bytes:
         if self.callables:
             raise NotSerializable("the graph calls Python functions")
+        if self.blueprint.replaced:
+            raise NotSerializable("another process may be able to compile all of it")
         out = io.BytesIO()
         try:
             pickle.dump(self.blueprint, out)
@@ -78,7 +86,7 @@ class HostGraph:
 def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
 
-    Raises MixedCapabilities, KernelTooLarge and TritonBuildFailed."""
+    Raises MixedCapabilities, KernelTooLarge, TritonBuildFailed and LaunchFailed."""
     if not blueprint.launches:
         return []
     program = blueprint.program
