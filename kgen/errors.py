@@ -101,6 +101,11 @@ class KernelTooLarge(InternalError):
     hint = "report it, with the kernel's text (options={{'debug': True}} keeps it)"
 
 
+class KernelSpills(InternalError):
+    template = "kernel {kernel} keeps {stack} bytes of each thread's registers in memory, where at most {most} are worth while"
+    hint = "choose smaller tiles, or correct what the template's `resources` says of registers"
+
+
 class ConfigurationFailed(InternalError):
     template = "{choice} cannot run: {why}"
     hint = "leave the configuration out, or correct what the template's `resources` says of it"

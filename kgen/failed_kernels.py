@@ -11,7 +11,7 @@ from kgen import failures
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, UnitPlan
 from kgen.config import Config
-from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelTooLarge, TritonBuildFailed
+from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.host.compiled import cpp_units
 from kgen.lowering.table import operator_name
@@ -47,9 +47,9 @@ def naming(step: Launch | Packing) -> Iterator[None]:
 def say_what_failed(failure: InternalError, work: Work, units: UnitPlan, config: Config) -> None:
     """Raises ConfigurationFailed or KernelsFailed where something else can compute what the kernels do that `failure` is about.
 
-    A configuration that needs more shared memory than there is, is no error: what a template says of its needs is what it
-    foresees. Everything else is one."""
-    if isinstance(failure, KernelTooLarge) and only.current() is None:
+    A configuration that needs more shared memory or registers than there are, is no error: what a template says of its needs is
+    what it foresees. Everything else is one."""
+    if isinstance(failure, KernelTooLarge | KernelSpills) and only.current() is None:
         for choice in map(_choice, _steps_of(failure.details["kernel"], work[1], units)):
             if choice is not None:
                 raise ConfigurationFailed(choice=choice, why=failure.text, compiled=True) from failure

@@ -13,7 +13,7 @@ import torch
 import kgen
 from kgen import errors, pipeline
 from kgen.explain import watching
-from kgen.host.compiled import Blueprint, HostGraph, check_shared
+from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
 from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
@@ -52,6 +52,10 @@ def too_large() -> Exception:
     return errors.KernelTooLarge(kernel="k", needed=300_000, available=232_448, device="a GPU")
 
 
+def spilled() -> Exception:
+    return errors.KernelSpills(kernel="k", stack=728, most=256)
+
+
 def not_compiled() -> Exception:
     return errors.TritonBuildFailed(kernel="k", arch=90, how="exit 1", source="s", output="o", log="l")
 
@@ -59,7 +63,8 @@ def not_compiled() -> Exception:
 @pytest.mark.interpret
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("failure", "reason", "warned"), [(too_large, Reason.FAILED, 0), (not_compiled, Reason.NOT_COMPILED, 2)]
+    ("failure", "reason", "warned"),
+    [(too_large, Reason.FAILED, 0), (spilled, Reason.FAILED, 0), (not_compiled, Reason.NOT_COMPILED, 2)],
 )
 def test_another_configuration_takes_over(
     monkeypatch: pytest.MonkeyPatch, failure: Callable[[], Exception], reason: Reason, warned: int
@@ -149,3 +154,12 @@ def test_configurations_suit_the_shared_memory_there_is(monkeypatch: pytest.Monk
     torch.testing.assert_close(got, product(*args), atol=2e-2, rtol=2e-2)
     assert seen
     assert max(seen) <= small["shared"]
+
+
+def test_spilled_registers_count_where_a_limit_is_given() -> None:
+    def kernel(**known: Any) -> Any:
+        return SimpleNamespace(name="k", **known)
+
+    check_spills([kernel(most_stack=None), kernel(most_stack=256)], [kernel(stack=4096), kernel(stack=256)])
+    with pytest.raises(errors.KernelSpills, match="728 bytes"):
+        check_spills([kernel(most_stack=256)], [kernel(stack=728)])

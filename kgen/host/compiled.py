@@ -14,12 +14,13 @@ from kgen import torch_adapter
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
-from kgen.errors import KernelTooLarge, MixedCapabilities
+from kgen.errors import KernelSpills, KernelTooLarge, MixedCapabilities
 from kgen.host import program as hp
 from kgen.host.cudagraph import Recording, recorded
 from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
+from kgen.tuning import only
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class HostGraph:
 def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
 
-    Raises MixedCapabilities, KernelTooLarge, TritonBuildFailed and LaunchFailed."""
+    Raises MixedCapabilities, KernelTooLarge, KernelSpills, TritonBuildFailed and LaunchFailed."""
     if not blueprint.launches:
         return []
     program = blueprint.program
@@ -97,9 +98,18 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
         raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
     major, minor = capabilities[devices[0]]
     kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
+    if only.current() is None:  # nobody measures how long they take
+        check_spills(blueprint.launches, kernels)
     for device in devices:
         check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
     return [load_kernel(kernel, devices) for kernel in kernels]
+
+
+def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel]) -> None:
+    """Raises KernelSpills for the first kernel with more spilled registers than its author puts up with."""
+    for launch, kernel in zip(launches, kernels, strict=True):
+        if launch.most_stack is not None and kernel.stack > launch.most_stack:
+            raise KernelSpills(kernel=kernel.name, stack=kernel.stack, most=launch.most_stack)
 
 
 def check_shared(kernels: Sequence[CompiledKernel], available: int, device: str) -> None:

@@ -143,7 +143,9 @@ class Simulation:
         self.lines = {(name, number): self._tile_lines(name, number) for name, number in self.operands}
         self.result = next(iter(task.template.results))
         self.store_lines = self._store_lines()
-        self.boxed = {key: any(".load([" in line for line in lines) and self._is_boxed(lines) for key, lines in self.lines.items()}
+        self.boxed = {
+            key: any(".load([" in line for line in lines) and self._is_boxed(lines) for key, lines in self.lines.items()
+        }
         self.text = (
             task.template.name, *(line for lines in self.lines.values() for line in lines), *self.store_lines,
             *(str(found) for found in self.slots.parameters.maps), str(self._blocks() if any(self.boxed.values()) else ""),

@@ -30,7 +30,9 @@ class Tile(np.ndarray):
     def __floordiv__(self, other: Any) -> Any:
         """Towards zero, as the hardware divides."""
         quotient = np.floor_divide(self, other)
-        return tile(quotient + ((np.remainder(self, other) != 0) & (np.less(self, 0) != np.less(other, 0))).astype(quotient.dtype))
+        return tile(
+            quotient + ((np.remainder(self, other) != 0) & (np.less(self, 0) != np.less(other, 0))).astype(quotient.dtype)
+        )
 
     def __mod__(self, other: Any) -> Any:
         return tile(np.fmod(self, other))
