@@ -133,7 +133,7 @@ def _target(node: Node) -> str:
 def _bases(node: Node) -> list[Node]:
     """The tensors that the operator, or a user's Triton kernel, writes to."""
     if _target(node) != _TRITON_KERNEL:
-        return list(node.kwargs["_all_bases"])  # type: ignore[call-overload, arg-type]
+        return list(node.kwargs["_all_bases"])  # type: ignore[arg-type]
     given: Any = node.kwargs
     return list(dict.fromkeys(given["kwargs"][name] for name in given["tensors_to_clone"]))
 
@@ -153,7 +153,7 @@ def _written_base(call: Node, position: Any) -> Node | None:
     names of a Triton kernel's arguments."""
     base: Any = None
     if _target(call) == _TRITON_KERNEL:
-        base = call.kwargs["kwargs"][position]  # type: ignore[index, call-overload]
+        base = call.kwargs["kwargs"][position]  # type: ignore[index]
     else:
         first = max(len(call.args[0]._schema.returns), 1)  # type: ignore[union-attr]
         base = _bases(call)[position - first] if position >= first else None
