@@ -15,7 +15,7 @@ import pytest
 import torch
 from fuzz_contractions import crew, operands
 from fuzz_contractions.check import CRASHED, FATAL, HUNG, RIGHT, How, check
-from fuzz_contractions.computation import Computation, wrong
+from fuzz_contractions.computation import Computation, Expected, wrong
 from fuzz_contractions.crew import Worker
 from fuzz_contractions.draw import KNOWN, draw
 from fuzz_contractions.kinds import KINDS, SMALL, Limits
@@ -134,6 +134,14 @@ def test_an_element_that_nobody_wrote_is_noticed() -> None:
     changed = results[0].clone()
     changed.view(-1)[-1] = float("nan")
     assert "in 1 elements" in wrong([changed], results, computation.expected(flat), computation.norm_limit())
+
+
+def test_what_overflows_may_be_infinite() -> None:
+    values = torch.tensor([7e4, -7e4, 1.0], dtype=torch.float64)
+    got = torch.tensor([torch.inf, -torch.inf, 1.0], dtype=torch.float16)
+    expected = [Expected(values, torch.zeros_like(values))]
+    assert wrong([got], [got], expected, 1e-3) == ""
+    assert wrong([-got], [got], expected, 1e-3) != ""
 
 
 # ---- the generator ------------------------------------------------------------------------------------------------------

@@ -47,10 +47,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="only this problem, under all configurations")
     parser.add_argument("--problem", help="only this problem, as JSON")
     parser.add_argument("--device", default="cuda", help="cpu: small problems, in Triton's interpreter")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes")
     parser.add_argument("--no-shrink", action="store_true", help="leave failures as large as they are")
     parser.add_argument("--out", type=Path, default=Path("out/fuzz-gpu"), help="folder of the JSON")
     return parser.parse_args(arguments)
+
+
+def cores() -> int:
+    """Those that this process may use: a container may have a share of more."""
+    found, quota = len(os.sched_getaffinity(0)), Path("/sys/fs/cgroup/cpu.max")
+    most, period = quota.read_text().split() if quota.exists() else ("max", "1")
+    return found if most == "max" else max(1, min(found, int(most) // int(period)))
 
 
 def problems_of(options: argparse.Namespace) -> list[Problem]:

@@ -35,7 +35,7 @@ PLACES = (5, 7, 14, 15, 28, 30, 33, 56, 57, 112)
 class Limits:
     """Elements of a tensor, multiplications of a problem, and lengths to draw from. Small ones are for the interpreter."""
 
-    elements: float = 3e7
+    elements: float = 2e7
     products: float = 1.2e11
     small: bool = False
 

@@ -1,9 +1,9 @@
 """Whether each operand tile of a candidate reads just the elements that it should, for the tiles of all programs.
 
 The text of a kernel's slots runs on numpy arrays (`tiles`): an operand's over all of its axes, the ends of the last tiles
-included, then the products are summed, and the result's slot stores them. An access outside of a tensor's elements is an error, and
-so is a mask that lets anything through past the end of an axis. Operands are small integers without zeros, so that sums are
-exact: one element too many, too few, or of another place makes another result than torch's in float64. No GPU is needed,
+included, then the products are summed, and the result's slot stores them. An access outside of a tensor's elements is an error,
+and so is a mask that lets anything through past the end of an axis. Operands are small integers without zeros, so that sums
+are exact: one element too many, too few, or of another place makes another result than torch's in float64. No GPU is needed,
 and sizes may be those of layers.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from kgen import ir, pipeline
 from kgen.plan import Kernel, Schedule
@@ -143,7 +142,9 @@ class Simulation:
         self.lines = {(name, number): self._tile_lines(name, number) for name, number in self.operands}
         self.result = next(iter(task.template.results))
         self.store_lines = self._store_lines()
-        self.boxed = {key: any(".load([" in line for line in lines) and self._is_boxed(lines) for key, lines in self.lines.items()}
+        self.boxed = {
+            key: any(".load([" in line for line in lines) and self._is_boxed(lines) for key, lines in self.lines.items()
+        }
         self.text = (
             task.template.name, *(line for lines in self.lines.values() for line in lines), *self.store_lines,
             *(str(found) for found in self.slots.parameters.maps), str(self._blocks() if any(self.boxed.values()) else ""),

@@ -30,7 +30,9 @@ class Tile(np.ndarray):
     def __floordiv__(self, other: Any) -> Any:
         """Towards zero, as the hardware divides."""
         quotient = np.floor_divide(self, other)
-        return tile(quotient + ((np.remainder(self, other) != 0) & (np.less(self, 0) != np.less(other, 0))).astype(quotient.dtype))
+        return tile(
+            quotient + ((np.remainder(self, other) != 0) & (np.less(self, 0) != np.less(other, 0))).astype(quotient.dtype)
+        )
 
     def __mod__(self, other: Any) -> Any:
         return tile(np.fmod(self, other))
@@ -86,8 +88,8 @@ def _indices(memory: Memory, offsets: Any, mask: Any) -> tuple[np.ndarray, np.nd
     if bad.any():
         first = tuple(int(i[0]) for i in np.nonzero(bad))
         raise WrongAccess(
-            f"{int(bad.sum())} of {bad.size} points touch {memory.name} where it has no element, the first one at {list(first)} of "
-            f"the tile, offset {int(np.broadcast_to(offsets, bad.shape)[first])}"
+            f"{int(bad.sum())} of {bad.size} points touch {memory.name} where it has no element, the first one at {list(first)} "
+            f"of the tile, offset {int(np.broadcast_to(offsets, bad.shape)[first])}"
         )
     return at, inside
 
