@@ -18,7 +18,7 @@ from fuzz_contractions.check import CRASHED, FATAL, HUNG, RIGHT, How, check
 from fuzz_contractions.computation import Computation, Expected, wrong
 from fuzz_contractions.crew import Worker
 from fuzz_contractions.draw import KNOWN, draw
-from fuzz_contractions.kinds import KINDS, SMALL, Limits
+from fuzz_contractions.kinds import KINDS, LAYERS, SMALL
 from fuzz_contractions.problem import LAYOUTS, Problem, as_json, from_json
 from fuzz_contractions.report import Report
 from fuzz_contractions.shrink import shrunk
@@ -30,9 +30,7 @@ from kgen.templates.triton.point import PointEmitter
 
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 # Problems that run each time, and all.
-ALWAYS, ALL = 14, max(14, int(os.environ.get("KGEN_FUZZ_EXAMPLES", "300")) // 2)
-# For operand tiles, of which only addresses and sums are worked out.
-LAYERS = Limits(1e6, 6e7)
+ALWAYS, ALL = 12, max(12, int(os.environ.get("KGEN_FUZZ_EXAMPLES", "300")) // 2)
 INTERPRETED = How("cpu", most=1)
 
 
@@ -72,6 +70,12 @@ def test_operand_tiles_of_convolutions_cross_rows_and_images(left: str) -> None:
 def assert_reads_what_it_should(problem: Problem) -> None:
     found = list(operands.check(problem, most=2))
     assert [one for one in found if one.wrong] == [], str(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [KNOWN[2], KNOWN[3]], ids=str)
+def test_operand_tiles_of_layers_that_were_wrong(problem: Problem) -> None:
+    assert_reads_what_it_should(problem)
 
 
 def test_operand_tiles_are_checked_at_all() -> None:

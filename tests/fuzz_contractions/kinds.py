@@ -53,7 +53,8 @@ class Limits:
         return rng.choice(PLACES if rank < 3 else PLACES[:6])
 
 
-SMALL = Limits(2e4, 3e6, small=True)
+# For the interpreter, and for operand tiles alone.
+SMALL, LAYERS = Limits(2e4, 3e6, small=True), Limits(1e6, 6e7)
 
 
 def _no_extras(_p: Problem) -> tuple[Spec, ...]:
