@@ -18,7 +18,7 @@ from .tensors import Spec
 
 # Half of the distance between neighbours, relative to their size.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-11, torch.float64: 2.0**-53}
-TF32_UNIT = 2.0**-11
+TF32_UNIT = 2.0**-10  # digits are cut off
 # Matrix units add float32 numbers with a few digits less, and those of 8-bit floats with 13 digits.
 ADDING, ADDING_FLOAT8 = 8 * 2.0**-23, 2.0**-12
 # Errors as large as bounds allow in one direction do not add up; what is not linear may make them larger.

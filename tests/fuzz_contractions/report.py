@@ -24,6 +24,7 @@ class Report:
 
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
     by_template: dict[str, Counter[str]] = field(default_factory=dict)
+    configs: dict[str, set[str]] = field(default_factory=dict)
     problems: Counter[str] = field(default_factory=Counter)
     checked: list[Checked] = field(default_factory=list)
     unusable: list[tuple[Problem, Result]] = field(default_factory=list)
@@ -37,7 +38,9 @@ class Report:
         self.eager += [(one.problem, r) for r in one.results if r.candidate == "eager" and r.text]
         self.by_kind.setdefault(kind, Counter()).update(r.outcome for r in candidates)
         for r in candidates:
-            self.by_template.setdefault(r.candidate.split()[0], Counter())[r.outcome] += 1
+            template = r.candidate.split()[0]
+            self.by_template.setdefault(template, Counter())[r.outcome] += 1
+            self.configs.setdefault(template, set()).update([r.candidate] if r.outcome == RIGHT else [])
         self.unusable += [(one.problem, r) for r in candidates if r.outcome in (NOT_COMPILED, NOT_RUN)]
         self.untaken += not any(r.templates for r in candidates)
         if one.failures:
@@ -52,8 +55,9 @@ class Report:
         lines += [_row((k, self.problems[k], *(self.by_kind[k][c] for c in COLUMNS))) for k in sorted(self.by_kind)]
         total = sum(self.by_kind.values(), Counter[str]())
         lines += [_row(("all", sum(self.problems.values()), *(total[c] for c in COLUMNS))), ""]
-        lines += [_row(("template", "", *COLUMNS))]
-        lines += [_row((k, "", *(self.by_template[k][c] for c in COLUMNS))) for k in sorted(self.by_template)]
+        lines += [_row(("template", "configs", *COLUMNS))]
+        for name, found in sorted(self.by_template.items()):
+            lines.append(_row((name, len(self.configs[name]), *(found[c] for c in COLUMNS))))
         lines += ["", f"{self.untaken} problems are taken by no template; eager itself is farther off in {len(self.eager)}"]
         return "\n".join(lines)
 
@@ -71,6 +75,7 @@ class Report:
             "problems": dict(self.problems),
             "outcomes": {kind: dict(found) for kind, found in self.by_kind.items()},
             "templates": {name: dict(found) for name, found in self.by_template.items()},
+            "configs": {name: sorted(found) for name, found in self.configs.items()},
             "failures": [
                 {
                     "problem": as_json(one.problem),
