@@ -6,6 +6,7 @@ KGEN_FUZZ_EXAMPLES says how many problems, KGEN_FUZZ_SEED the first one; `make f
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fuzz_contractions.crew import Worker
 from fuzz_contractions.draw import KNOWN, draw
 from fuzz_contractions.kinds import KINDS, LAYERS, SMALL
 from fuzz_contractions.problem import LAYOUTS, Problem, as_json, from_json
-from fuzz_contractions.report import Report
+from fuzz_contractions.report import Report, table
 from fuzz_contractions.shrink import shrunk
 from fuzz_contractions.tensors import Spec, geometry, make
 from slow import slow_but
@@ -195,7 +196,11 @@ def test_a_candidate_that_ends_or_hangs_loses_nothing_but_itself(monkeypatch: py
     report = Report()
     report.add(found)
     assert report.failed
-    assert "seed 0" in report.write(tmp_path, "shard").read_text() or "failures" in report.write(tmp_path, "shard").read_text()
+    written = json.loads(report.write(tmp_path, "shard").read_text())
+    assert [r["candidate"] for r in written["failures"][0]["results"]] == ["b", "c"]
+    assert from_json(written["failures"][0]["problem"]) == draw(0, SMALL)
+    kind = next(line for line in table([written, written]).splitlines() if line.startswith(draw(0, SMALL).kind))
+    assert kind.split()[-7:] == ["2", "4", "0", "2", "2", "0", "0"]
 
 
 @pytest.mark.slow

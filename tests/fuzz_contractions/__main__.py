@@ -28,7 +28,7 @@ from .crew import Checked, Worker, check_all
 from .draw import KNOWN, draw
 from .kinds import LAYERS, SMALL, Limits
 from .problem import Problem, from_json
-from .report import Report, described
+from .report import Report, described, table
 from .shrink import shrunk
 
 # Failures that are made smaller, and seconds for each.
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tqdm.write(described(one), file=sys.stderr)
             report.write(options.out, name)  # what is known survives whatever ends the run
     path = report.write(options.out, name, [] if options.no_shrink else _smaller(report, options))
-    print(report.table(), report.reasons(), sep="\n\n")
+    print(table([report.as_json()]), report.reasons(), sep="\n\n")
     print(f"{time.monotonic() - started:.0f} s; {len(report.checked)} problems with wrong candidates; {path}")
     return 1 if report.failed else 0
 
