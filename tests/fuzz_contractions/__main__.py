@@ -6,6 +6,7 @@ python -m tests.fuzz_contractions --known                                     on
 python -m tests.fuzz_contractions --seed 17                                   one problem, all candidates, made smaller
 python -m tests.fuzz_contractions --problem '{"kind": "mm", ...}'             one from the JSON of a failure
 python -m tests.fuzz_contractions --device cpu --count 20                     small problems in Triton's interpreter
+python -m tests.fuzz_contractions --operands --count 50                       what operand tiles read, on numpy arrays
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from . import operands
 from .check import How
 from .crew import Checked, Worker, check_all
 from .draw import KNOWN, draw
-from .kinds import SMALL, Limits
+from .kinds import LAYERS, SMALL, Limits
 from .problem import Problem, from_json
-from .report import Report, described
+from .report import Report, described, table
 from .shrink import shrunk
 
 # Failures that are made smaller, and seconds for each.
@@ -47,20 +50,28 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="only this problem, under all configurations")
     parser.add_argument("--problem", help="only this problem, as JSON")
     parser.add_argument("--device", default="cuda", help="cpu: small problems, in Triton's interpreter")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--workers", type=int, default=cores(), help="processes")
+    parser.add_argument("--operands", action="store_true", help="check what operand tiles read, without a GPU")
     parser.add_argument("--no-shrink", action="store_true", help="leave failures as large as they are")
     parser.add_argument("--out", type=Path, default=Path("out/fuzz-gpu"), help="folder of the JSON")
     return parser.parse_args(arguments)
 
 
+def cores() -> int:
+    """Those that this process may use: a container may have a share of more."""
+    found, quota = len(os.sched_getaffinity(0)), Path("/sys/fs/cgroup/cpu.max")
+    most, period = quota.read_text().split() if quota.exists() else ("max", "1")
+    return found if most == "max" else max(1, min(found, int(most) // int(period)))
+
+
 def problems_of(options: argparse.Namespace) -> list[Problem]:
     """Those that the options ask for. Known ones are of a GPU's size."""
-    limits = SMALL if options.device == "cpu" else Limits()
+    limits = LAYERS if options.operands else SMALL if options.device == "cpu" else Limits()
     if options.problem:
         return [from_json(options.problem)]
     if options.seed is not None:
         return [KNOWN[-1 - options.seed] if options.seed < 0 else draw(options.seed, limits, tuple(options.kinds))]
-    known = () if options.kinds or options.device == "cpu" else KNOWN
+    known = () if options.kinds or options.operands or options.device == "cpu" else KNOWN
     number, count = map(int, options.shard.split("/"))
     seeds = range(0) if options.known else range(options.first + number - 1, options.first + options.count, count)
     return [*known[number - 1 :: count], *(draw(seed, limits, tuple(options.kinds)) for seed in seeds)]
@@ -73,6 +84,8 @@ def how_of(options: argparse.Namespace, problem: Problem) -> How:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
+    if options.operands:
+        return _check_operands(options)
     if options.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --device cpu runs small problems in Triton's interpreter")
     started = time.monotonic()
@@ -84,9 +97,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tqdm.write(described(one), file=sys.stderr)
             report.write(options.out, name)  # what is known survives whatever ends the run
     path = report.write(options.out, name, [] if options.no_shrink else _smaller(report, options))
-    print(report.table(), report.reasons(), sep="\n\n")
+    print(table([report.as_json()]), report.reasons(), sep="\n\n")
     print(f"{time.monotonic() - started:.0f} s; {len(report.checked)} problems with wrong candidates; {path}")
     return 1 if report.failed else 0
+
+
+def _check_operands(options: argparse.Namespace) -> int:
+    """In this process: nothing runs that could end it."""
+    outcomes, until = Counter[str](), time.monotonic() + 60 * options.minutes
+    for problem in tqdm(problems_of(options), unit="problem", mininterval=0.1 if sys.stderr.isatty() else QUIET):
+        if time.monotonic() > until:
+            break
+        small = operands.simplified(problem)
+        for one in operands.check(small, most=options.configs if not options.all_candidates else 0):
+            outcomes["wrong" if one.wrong else "skipped" if one.skipped else "right"] += 1
+            if one.wrong:
+                print(f"seed {problem.seed}: {small}\n    {one.candidate}: {one.wrong}")
+    print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
+    return 1 if outcomes["wrong"] or not outcomes["right"] else 0
 
 
 def _progress(options: argparse.Namespace, problems: Sequence[Problem], until: float) -> Iterator[Checked]:

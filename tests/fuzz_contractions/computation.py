@@ -18,7 +18,7 @@ from .tensors import Spec
 
 # Half of the distance between neighbours, relative to their size.
 UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-11, torch.float64: 2.0**-53}
-TF32_UNIT = 2.0**-11
+TF32_UNIT = 2.0**-10  # digits are cut off
 # Matrix units add float32 numbers with a few digits less, and those of 8-bit floats with 13 digits.
 ADDING, ADDING_FLOAT8 = 8 * 2.0**-23, 2.0**-12
 # Errors as large as bounds allow in one direction do not add up; what is not linear may make them larger.
@@ -195,7 +195,8 @@ def _wrong(one: torch.Tensor, like: torch.Tensor, want: Expected, limit: float) 
         return f"is {one.dtype} {list(one.shape)}, not {like.dtype} {list(like.shape)}"
     if one.numel() == 0:
         return ""
-    off = (one.double() - want.values).abs()
+    values = want.values
+    off = (_overflowed(one, values) - values).abs()
     unit = UNIT.get(one.dtype, 0.0)
     usual = want.values.square().mean().sqrt()  # what an epilogue rounds on the way may be as large
     allowed = want.bound + 2 * unit * (want.values.abs() + usual)
@@ -203,8 +204,18 @@ def _wrong(one: torch.Tensor, like: torch.Tensor, want: Expected, limit: float) 
     count = int(bad.sum())
     if count:
         return _said(one, want.values, bad, count)
-    error = float(off.norm() / want.values.norm().clamp_min(1e-30))
+    error = float(off.norm() / values.norm().clamp_min(1e-30))
     return f"is off by {error:.1e} of its norm, {limit:.1e} is allowed" if error > limit and one.is_floating_point() else ""
+
+
+def _overflowed(one: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A result in float64, the reference where both are as large as the type allows: it may be infinite there, or not."""
+    exact = one.double()
+    if not one.is_floating_point():
+        return exact
+    large = torch.finfo(one.dtype).max * 0.99
+    both = (values.abs() > large) & (exact.abs() > large) & (values.sign() == exact.sign())
+    return torch.where(both, values, exact)
 
 
 def _said(one: torch.Tensor, values: torch.Tensor, bad: torch.Tensor, count: int) -> str:

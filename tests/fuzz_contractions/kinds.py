@@ -35,7 +35,7 @@ PLACES = (5, 7, 14, 15, 28, 30, 33, 56, 57, 112)
 class Limits:
     """Elements of a tensor, multiplications of a problem, and lengths to draw from. Small ones are for the interpreter."""
 
-    elements: float = 3e7
+    elements: float = 2e7
     products: float = 1.2e11
     small: bool = False
 
@@ -53,7 +53,8 @@ class Limits:
         return rng.choice(PLACES if rank < 3 else PLACES[:6])
 
 
-SMALL = Limits(2e4, 3e6, small=True)
+# For the interpreter, and for operand tiles alone.
+SMALL, LAYERS = Limits(2e4, 3e6, small=True), Limits(1e6, 6e7)
 
 
 def _no_extras(_p: Problem) -> tuple[Spec, ...]:

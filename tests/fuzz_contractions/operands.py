@@ -1,9 +1,9 @@
 """Whether each operand tile of a candidate reads just the elements that it should, for the tiles of all programs.
 
 The text of a kernel's slots runs on numpy arrays (`tiles`): an operand's over all of its axes, the ends of the last tiles
-included, then the products are summed, and the result's slot stores them. An access outside of a tensor's elements is an error, and
-so is a mask that lets anything through past the end of an axis. Operands are small integers without zeros, so that sums are
-exact: one element too many, too few, or of another place makes another result than torch's in float64. No GPU is needed,
+included, then the products are summed, and the result's slot stores them. An access outside of a tensor's elements is an error,
+and so is a mask that lets anything through past the end of an axis. Operands are small integers without zeros, so that sums
+are exact: one element too many, too few, or of another place makes another result than torch's in float64. No GPU is needed,
 and sizes may be those of layers.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from kgen import ir, pipeline
 from kgen.plan import Kernel, Schedule

@@ -1,10 +1,14 @@
-"""What a run says: a table by kind, and every failure as JSON, from which it can be run again."""
+"""What a run says: a table by kind, and every failure as JSON, from which it can be run again.
+
+python -m tests.fuzz_contractions.report out/fuzz-gpu/*.json    one table of several shards
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ class Report:
 
     by_kind: dict[str, Counter[str]] = field(default_factory=dict)
     by_template: dict[str, Counter[str]] = field(default_factory=dict)
+    configs: dict[str, set[str]] = field(default_factory=dict)
     problems: Counter[str] = field(default_factory=Counter)
     checked: list[Checked] = field(default_factory=list)
     unusable: list[tuple[Problem, Result]] = field(default_factory=list)
@@ -37,7 +42,9 @@ class Report:
         self.eager += [(one.problem, r) for r in one.results if r.candidate == "eager" and r.text]
         self.by_kind.setdefault(kind, Counter()).update(r.outcome for r in candidates)
         for r in candidates:
-            self.by_template.setdefault(r.candidate.split()[0], Counter())[r.outcome] += 1
+            template = r.candidate.split()[0]
+            self.by_template.setdefault(template, Counter())[r.outcome] += 1
+            self.configs.setdefault(template, set()).update([r.candidate] if r.outcome == RIGHT else [])
         self.unusable += [(one.problem, r) for r in candidates if r.outcome in (NOT_COMPILED, NOT_RUN)]
         self.untaken += not any(r.templates for r in candidates)
         if one.failures:
@@ -46,16 +53,6 @@ class Report:
     @property
     def failed(self) -> bool:
         return bool(self.checked) or not self.problems
-
-    def table(self) -> str:
-        lines = [_row(("kind", "problems", *COLUMNS))]
-        lines += [_row((k, self.problems[k], *(self.by_kind[k][c] for c in COLUMNS))) for k in sorted(self.by_kind)]
-        total = sum(self.by_kind.values(), Counter[str]())
-        lines += [_row(("all", sum(self.problems.values()), *(total[c] for c in COLUMNS))), ""]
-        lines += [_row(("template", "", *COLUMNS))]
-        lines += [_row((k, "", *(self.by_template[k][c] for c in COLUMNS))) for k in sorted(self.by_template)]
-        lines += ["", f"{self.untaken} problems are taken by no template; eager itself is farther off in {len(self.eager)}"]
-        return "\n".join(lines)
 
     def reasons(self) -> str:
         """Why candidates do not compile or launch: the commonest reasons, each with an example."""
@@ -71,6 +68,7 @@ class Report:
             "problems": dict(self.problems),
             "outcomes": {kind: dict(found) for kind, found in self.by_kind.items()},
             "templates": {name: dict(found) for name, found in self.by_template.items()},
+            "configs": {name: sorted(found) for name, found in self.configs.items()},
             "failures": [
                 {
                     "problem": as_json(one.problem),
@@ -81,6 +79,7 @@ class Report:
             ],
             "unusable": _listed(self.unusable),
             "eager": _listed(self.eager),
+            "untaken": self.untaken,
         }
 
     def write(self, folder: Path, name: str, shrunk: Sequence[tuple[Checked, Problem]] = ()) -> Path:
@@ -88,6 +87,38 @@ class Report:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(self.as_json(shrunk), indent=1), encoding="utf-8")
         return path
+
+
+def table(reports: Sequence[dict[str, Any]]) -> str:
+    """The outcomes of shards together, by kind and by template."""
+    problems, kinds = _added(r["problems"] for r in reports), _joined(r["outcomes"] for r in reports)
+    templates = _joined(r["templates"] for r in reports)
+    lines = [_row(("kind", "problems", *COLUMNS))]
+    lines += [_row((kind, problems[kind], *(kinds[kind][c] for c in COLUMNS))) for kind in sorted(kinds)]
+    total = _added(kinds.values())
+    lines += [_row(("all", sum(problems.values()), *(total[c] for c in COLUMNS))), "", _row(("template", "configs", *COLUMNS))]
+    for name in sorted(templates):
+        configs = {one for r in reports for one in r["configs"].get(name, ())}
+        lines.append(_row((name, len(configs), *(templates[name][c] for c in COLUMNS))))
+    untaken, eager = sum(r["untaken"] for r in reports), sum(len(r["eager"]) for r in reports)
+    return "\n".join([*lines, "", f"{untaken} problems are taken by no template; eager itself is farther off in {eager}"])
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    return sum(map(Counter, counts), Counter[str]())
+
+
+def _joined(tables: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for one in tables:
+        for name, counts in one.items():
+            found[name] = found.get(name, Counter()) + Counter(counts)
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """One table of the JSON files of several shards."""
+    print(table([json.loads(Path(name).read_text(encoding="utf-8")) for name in arguments]))
 
 
 def described(one: Checked) -> str:
@@ -104,3 +135,7 @@ def _listed(pairs: Iterable[tuple[Problem, Result]]) -> list[dict[str, Any]]:
 def _row(cells: Sequence[object]) -> str:
     first, *rest = map(str, cells)
     return f"{first:<28}" + "".join(f"{cell:>13}" for cell in rest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

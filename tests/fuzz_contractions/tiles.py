@@ -88,8 +88,8 @@ def _indices(memory: Memory, offsets: Any, mask: Any) -> tuple[np.ndarray, np.nd
     if bad.any():
         first = tuple(int(i[0]) for i in np.nonzero(bad))
         raise WrongAccess(
-            f"{int(bad.sum())} of {bad.size} points touch {memory.name} where it has no element, the first one at {list(first)} of "
-            f"the tile, offset {int(np.broadcast_to(offsets, bad.shape)[first])}"
+            f"{int(bad.sum())} of {bad.size} points touch {memory.name} where it has no element, the first one at {first} "
+            f"of the tile, offset {int(np.broadcast_to(offsets, bad.shape)[first])}"
         )
     return at, inside
 

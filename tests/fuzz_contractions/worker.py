@@ -10,6 +10,7 @@ Run by `crew.py`. Over stdin come lines of JSON, a problem and how to check it; 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -50,7 +51,8 @@ def serve() -> None:
 def _settle() -> None:
     """A share of the cores, which the compilers that this process starts inherit."""
     number, cores = int(os.environ.get("KGEN_FUZZ_WORKER", "0")), sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(number + k) % len(cores)] for k in range(CORES)})
+    with contextlib.suppress(OSError):  # some containers do not let it
+        os.sched_setaffinity(0, {cores[(number + k) % len(cores)] for k in range(CORES)})
     torch.set_num_threads(1)
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
         setattr(torch.backends.cuda.matmul, name, False)  # the library is a candidate too
