@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,15 @@ def spread(jobs: Sequence[Job]) -> list[Job]:
     return [job for _, job in sorted(enumerate(jobs), key=lambda item: item[0] * 0.6180339887498949 % 1)]
 
 
-def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) -> Iterator[Compiled]:
+def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) -> Generator[Compiled, None, None]:
     """As they are done. On a CPU, whose cores are then busy with timing, a few at a time, and none while those are timed."""
     if not options.jobs:
         yield from map(compile_job, jobs)
         return
     together = len(jobs) if options.device == "cuda" else 2 * options.jobs
     context = multiprocessing.get_context("spawn")  # a fork of a process that uses a GPU cannot
-    with ProcessPoolExecutor(options.jobs, context) as pool:
+    pool = ProcessPoolExecutor(options.jobs, context)
+    try:
         for start in range(0, len(jobs), together):
             running = {pool.submit(compile_job, job) for job in jobs[start : start + together]}
             if options.device == "cuda":
@@ -133,7 +134,8 @@ def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) 
                 yield from (one.result() for one in done)
             if time.monotonic() > deadline:
                 break
-        pool.shutdown(wait=True, cancel_futures=True)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)  # what has begun is finished: some seconds
 
 
 def _as_they_come(running: set[Future[Compiled]], deadline: float) -> Iterator[Compiled]:
@@ -232,8 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     found = Rows(options)
     jobs = jobs_of(options, found.names)
+    results = compiled(jobs, options, deadline)
     with thread_count(options.threads):
-        for done in compiled(jobs, options, deadline):
+        for done in results:
             row = dry_row(done) if options.dry else watched(done, options, found)
             found.add(row)
             console.print(line(row), highlight=False, markup=False, soft_wrap=True)
@@ -242,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
     found.write()
     show(found.rows, console)
+    results.close()
 
 
 if __name__ == "__main__":
