@@ -178,11 +178,18 @@ class Rows:
         self.written = time.monotonic()
 
     @property
+    def card(self) -> str:
+        """What the rows of this run are measured on."""
+        return str(self.machine.get("gpu", self.machine["cpu"]))
+
+    @property
     def names(self) -> set[str]:
-        return {row["name"] for row in self.rows}
+        """Of the problems that were measured on it."""
+        return {row["name"] for row in self.rows if row["card"] == self.card}
 
     def add(self, row: Row) -> None:
-        self.rows.append(row)
+        versions = {name: self.machine[name] for name in ("commit", "torch", "triton")}
+        self.rows.append({**row, "card": self.card, "date": self.machine["date"], **versions})
         if time.monotonic() > self.written + WRITING:
             self.write()
 
@@ -199,7 +206,7 @@ def watched(done: Compiled, options: argparse.Namespace, found: Rows) -> Row:
     """The row of a problem. A kernel that hangs ends the process, after that has been noted."""
 
     def give_up() -> None:
-        found.rows.append({**dry_row(done), "failed": {"problem": f"hung for {HUNG:.0f} s"}})
+        found.add({**dry_row(done), "failed": {"problem": f"hung for {HUNG:.0f} s"}})
         found.write()
         print(f"{done.job.problem.name}: a kernel hangs; go on with --append", flush=True)
         os._exit(BROKEN)

@@ -67,8 +67,8 @@ def regret_of(row: Row) -> Regret | None:
 
 
 def is_right(row: Row, found: Mapping[str, Any]) -> bool:
-    """What is farther from eager than the library with separate kernels is, by more than rounding explains, is not compared with:
-    whoever finds out why looks at the row."""
+    """What is farther from eager than the library with separate kernels is, by more than rounding explains, is not compared
+    with: whoever finds out why looks at the row."""
     error = found.get("error")
     return error is None or error <= max(RIGHT, 2 * (variant(row, LIBRARY).get("error") or 0.0))
 
@@ -98,6 +98,15 @@ def summary(regrets: Sequence[Regret], ratio: Callable[[Regret], float]) -> tupl
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
+    """A report for each card."""
+    for card in dict.fromkeys(row.get("card", "") for row in rows):
+        _show_card([row for row in rows if row.get("card", "") == card], card, console)
+
+
+def _show_card(rows: Sequence[Row], card: str, console: Console) -> None:
+    if card:
+        dates = sorted(row["date"][:10] for row in rows)
+        console.print(f"[bold]{card}[/], {' to '.join(dict.fromkeys((dates[0], dates[-1])))}", highlight=False)
     classes = by_class(rows)
     table = Table(title="chosen over the best of all variants, over the library with separate kernels, and over eager")
     for name in ("class", "problems", "over best", "worst", "over library", "worst ", "over eager", "template wins"):
