@@ -131,6 +131,7 @@ def test_a_problem_from_start_to_end(tmp_path: Path) -> None:
     [row] = json.loads(path.read_text())["rows"]
     assert not row["failed"]
     assert row["name"] == f"{name}, f32"
+    assert {"card", "date", "torch", "commit"} <= row.keys()
     assert [v["name"] for v in row["variants"]] == [CHOSEN, LIBRARY, "cpp_matmul 0"]
     assert variant(row, "cpp_matmul 0")["products"][0]["template"] == "cpp_matmul"
     assert all(variant(row, v["name"])["error"] < 1e-5 for v in row["variants"])

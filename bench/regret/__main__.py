@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,15 @@ def spread(jobs: Sequence[Job]) -> list[Job]:
     return [job for _, job in sorted(enumerate(jobs), key=lambda item: item[0] * 0.6180339887498949 % 1)]
 
 
-def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) -> Iterator[Compiled]:
+def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) -> Generator[Compiled, None, None]:
     """As they are done. On a CPU, whose cores are then busy with timing, a few at a time, and none while those are timed."""
     if not options.jobs:
         yield from map(compile_job, jobs)
         return
     together = len(jobs) if options.device == "cuda" else 2 * options.jobs
     context = multiprocessing.get_context("spawn")  # a fork of a process that uses a GPU cannot
-    with ProcessPoolExecutor(options.jobs, context) as pool:
+    pool = ProcessPoolExecutor(options.jobs, context)
+    try:
         for start in range(0, len(jobs), together):
             running = {pool.submit(compile_job, job) for job in jobs[start : start + together]}
             if options.device == "cuda":
@@ -133,7 +134,8 @@ def compiled(jobs: Sequence[Job], options: argparse.Namespace, deadline: float) 
                 yield from (one.result() for one in done)
             if time.monotonic() > deadline:
                 break
-        pool.shutdown(wait=True, cancel_futures=True)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)  # what has begun is finished: some seconds
 
 
 def _as_they_come(running: set[Future[Compiled]], deadline: float) -> Iterator[Compiled]:
@@ -176,11 +178,18 @@ class Rows:
         self.written = time.monotonic()
 
     @property
+    def card(self) -> str:
+        """What the rows of this run are measured on."""
+        return str(self.machine.get("gpu", self.machine["cpu"]))
+
+    @property
     def names(self) -> set[str]:
-        return {row["name"] for row in self.rows}
+        """Of the problems that were measured on it."""
+        return {row["name"] for row in self.rows if row["card"] == self.card}
 
     def add(self, row: Row) -> None:
-        self.rows.append(row)
+        versions = {name: self.machine[name] for name in ("commit", "torch", "triton")}
+        self.rows.append({**row, "card": self.card, "date": self.machine["date"], **versions})
         if time.monotonic() > self.written + WRITING:
             self.write()
 
@@ -197,7 +206,7 @@ def watched(done: Compiled, options: argparse.Namespace, found: Rows) -> Row:
     """The row of a problem. A kernel that hangs ends the process, after that has been noted."""
 
     def give_up() -> None:
-        found.rows.append({**dry_row(done), "failed": {"problem": f"hung for {HUNG:.0f} s"}})
+        found.add({**dry_row(done), "failed": {"problem": f"hung for {HUNG:.0f} s"}})
         found.write()
         print(f"{done.job.problem.name}: a kernel hangs; go on with --append", flush=True)
         os._exit(BROKEN)
@@ -232,8 +241,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     deadline = time.monotonic() + 60 * options.minutes
     found = Rows(options)
     jobs = jobs_of(options, found.names)
+    results = compiled(jobs, options, deadline)
     with thread_count(options.threads):
-        for done in compiled(jobs, options, deadline):
+        for done in results:
             row = dry_row(done) if options.dry else watched(done, options, found)
             found.add(row)
             console.print(line(row), highlight=False, markup=False, soft_wrap=True)
@@ -242,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
     found.write()
     show(found.rows, console)
+    results.close()
 
 
 if __name__ == "__main__":
