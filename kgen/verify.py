@@ -24,6 +24,15 @@ def verify(graph: Graph, stage: str) -> Graph:
     return graph
 
 
+def defined_once(names: Iterable[str], stage: str) -> None:
+    """Raises InvalidIR, naming `stage`, if two nodes give one name to what they make: what reads it would read either."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise errors.InvalidIR(stage=stage, node=name, problem=f"{name} is defined twice")
+        seen.add(name)
+
+
 class _Verifier:
     """One pass over the nodes in order. `versions` gives, for each defined buffer, how many mutations of its storage it has
     seen; it may be read only while no later mutation has happened (`mutations` counts those of each storage)."""

@@ -48,9 +48,9 @@ class Copies:
     seconds: float
 
 
-def aligned_of(name: str) -> str:
+def aligned_of(graph: ir.Graph, name: str) -> str:
     """The copy of a buffer."""
-    return f"{name}_aligned"
+    return ir.derived(graph, ir.Derived(name, "aligned"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.
         if source is None:
             operands.append(value)
             continue
-        copy = _aligned(graph.buffers[source])
+        copy = _aligned(graph, graph.buffers[source])
         assert copy is not None
         graph.buffers[copy.name] = copy
         loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(copy.sizes))
         origin = replace(node.origin, operators=("copy",))
         made.append(ir.Pointwise(copy.name, loops, vs.load(source, [v.expr() for v in loops], copy.dtype), origin))
-        operands.append(_reading(value, source))
+        operands.append(_reading(graph, value, source))
     return replace(node, lhs=operands[0], rhs=operands[1]), made
 
 
@@ -129,7 +129,7 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
     for node in graph.nodes:
         if isinstance(node, ir.Contraction) and copies.get(node.out):
             sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
-            found = [name for name in sources if aligned_of(name) in made]
+            found = [name for name in sources if aligned_of(graph, name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
             for value, stored, side in zip((node.lhs, node.rhs), node.stored, from_memory(copies[node.out]), strict=False):
                 names = {load.attr[0] for load in vs.loads([stored])} if side and stored is not value else set()
@@ -153,7 +153,7 @@ def _buffer(value: Value, graph: ir.Graph) -> str | None:
     if value.op != "load" or value.args:
         return None
     buffer = graph.buffers[value.attr[0]]
-    return buffer.name if _straddles(buffer) and _aligned(buffer) is not None else None
+    return buffer.name if _straddles(buffer) and _aligned(graph, buffer) is not None else None
 
 
 def _straddles(buffer: ir.Buffer) -> bool:
@@ -163,7 +163,7 @@ def _straddles(buffer: ir.Buffer) -> bool:
     return any(ix.mod(stride * buffer.dtype.itemsize, model.LINE) != 0 for stride in steps)
 
 
-def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
+def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
     """A buffer for the copy, in rows of whole lines; None where rows have a length that only the call knows, or no element has
     a neighbour."""
     strides = buffer.strides
@@ -181,27 +181,27 @@ def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
     made, step = [ix.ONE] * len(strides), ix.constant(-(-length // unit) * unit)
     for d in order[1:]:
         made[d], step = step, step * buffer.sizes[d]
-    return ir.Buffer(aligned_of(buffer.name), buffer.dtype, buffer.device, buffer.sizes, tuple(made))
+    return ir.Buffer(aligned_of(graph, buffer.name), buffer.dtype, buffer.device, buffer.sizes, tuple(made))
 
 
-def _reading(value: Value, source: str) -> Value:
+def _reading(graph: ir.Graph, value: Value, source: str) -> Value:
     """The value with loads from the copy."""
 
     def renamed(load: Value) -> Value | None:
         name, index, dtype = load.attr
-        return vs.load(aligned_of(name), index, dtype, *load.args) if name == source else None
+        return vs.load(aligned_of(graph, name), index, dtype, *load.args) if name == source else None
 
     return vs.replace_loads([value], renamed)[0]
 
 
 def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made:
     """A copy. What a kernel makes is stored where it belongs, at worst a second time."""
-    copy = _aligned(graph.buffers[source])
+    copy = _aligned(graph, graph.buffers[source])
     assert copy is not None
     moved = Sizes(graph.size_hints).bytes(graph.buffers[source]) / device.bandwidth / model.STREAM_RATE
     made = any(source in ir.outs(node) for node in graph.nodes if not isinstance(node, ir.Extern))
     seconds = moved if made else TRIPS * moved + model.LAUNCH[device.kind]
-    return _Made(_reading(value, source), copy, seconds)
+    return _Made(_reading(graph, value, source), copy, seconds)
 
 
 def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
@@ -228,9 +228,9 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     if value is computed or len(names) != 1:
         return None
     (name,) = names
-    copy = _aligned(graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    copy = _aligned(graph, graph.buffers[name]) if _straddles(graph.buffers[name]) else None
     seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
-    return _Made(value if copy is None else _reading(value, name), copy, seconds)
+    return _Made(value if copy is None else _reading(graph, value, name), copy, seconds)
 
 
 def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:

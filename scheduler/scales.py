@@ -299,7 +299,7 @@ class Scales:
             return scale, []
         nodes: list[ir.Node] = []
         if value not in self.made:
-            name = self.made[value] = f"{source.name}_scale{len(self.made)}"
+            name = self.made[value] = ir.derived(self.graph, ir.Derived(source.name, "scale", len(self.made)))
             sizes = source.sizes
             self.graph.buffers[name] = Buffer(name, scale.dtype, source.device, sizes, ix.contiguous_strides(sizes))
             nodes = [ir.Pointwise(name, loops, value, self.makers[source.name].origin)]

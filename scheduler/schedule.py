@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ from kgen.scheduler.contractions import Operands, items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.fused_calls import kept_apart, usable, verdicts, with_fused_calls
-from kgen.scheduler.items import Group, Members, make_item
+from kgen.scheduler.items import Group, Members, accumulators, make_item
 from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.measured import Answers, ask
@@ -46,6 +47,7 @@ from kgen.templates.problem import Device
 from kgen.tuning.answer import Answer, Oracle, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verify import defined_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
     """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting."""
     sizes = Sizes(plan.graph.size_hints)
     found: dict[str, int] = {}
-    asked = {*tiles.cuts, *map(partial_of, tiles.cuts)}
+    asked = {*tiles.cuts, *(partial_of(plan.graph, out) for out in tiles.cuts)}
     for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
         out = product_of(kernel)
         device = options.device(plan.graph, out)
@@ -252,7 +254,7 @@ def _copies(
     if not options.copies:
         return {}
     found: dict[str, str] = {}
-    twice = computations(tiles)
+    twice = computations(plan.graph, tiles)
     for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and wanted(one)):
         out = product_of(kernel)
         if out in tiles.copies or out in twice or tiles.cuts.get(out, 1) > 1:
@@ -271,7 +273,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
-    whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
+    whole, twice = {partial_of(plan.graph, out): out for out in tiles.cuts}, computations(plan.graph, tiles)
     for k, step in enumerate(plan.steps):
         if isinstance(step, Batch) and step.members[0].contracts:
             refused |= _updates_of_joint(step, plan.graph, options)
@@ -357,7 +359,7 @@ def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
 
 
 def _pricing(graph: ir.Graph, tiles: Tiles, options: Options, answers: Answers) -> Pricing:
-    apart = {*map(partial_of, tiles.cuts), *computations(tiles)}
+    apart = {*(partial_of(graph, out) for out in tiles.cuts), *computations(graph, tiles)}
 
     def device(out: str) -> Device:
         return options.device(graph, out)
@@ -420,6 +422,7 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
         graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered,
         known.apart,
     )  # fmt: skip
+    defined_once((name for node in graph.nodes for name in _defines(graph, node)), "schedule")
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -454,6 +457,12 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
         for o in ir.outs(g.call)  # may alias what they were given
     )
     return result
+
+
+def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
+    """The names that a node gives to buffers, those of what never leaves registers included."""
+    mine = isinstance(node, ir.Product) and node.vendor is None
+    return (*ir.outs(node), *(accumulators(graph, node) if mine and isinstance(node, ir.Product) else ()))
 
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
@@ -536,13 +545,14 @@ def _storage_shared(graph: ir.Graph) -> frozenset[str]:
 
 
 def _distinct_names(steps: list[Step]) -> list[Step]:
-    """Kernels with the same operators get a number."""
-    seen: dict[str, int] = {}
+    """Kernels with the same operators get a number, with which none has the name of another one."""
+    taken: set[str] = set()
     out: list[Step] = []
     for step in steps:
         if isinstance(step, Kernel):
-            count = seen[step.name] = seen.get(step.name, 0) + 1
-            step = replace(step, name=step.name if count == 1 else f"{step.name}_{count}")
+            names = itertools.chain((step.name,), (f"{step.name}_{number}" for number in itertools.count(2)))
+            step = replace(step, name=next(name for name in names if name not in taken))
+            taken.add(step.name)
         out.append(step)
     return out
 

@@ -145,7 +145,7 @@ class Nests:
     def _walk(self, walk: Walk, over: Rectangle) -> list[str]:
         if walk.vertical:
             return self._columns(over, [self._folded(s, over, walk.cut) for s in walk.down])
-        names = [f"{s.outs[0]}_total" for s in walk.down]
+        names = [ir.fresh(self.problem.graph, f"{s.outs[0]}_total") for s in walk.down]
         kinds = [ops.compute_dtype(s.value.dtype) for s in walk.down]
         over = replace(over, local=dict(zip(names, kinds, strict=True)))
         at = (_loop(over.fast, self.problem).expr(),)
