@@ -179,7 +179,8 @@ _FAILURES: dict[str, tuple[type[Exception], str]] = {
 
 _STRUCTURAL: dict[str, Callable[..., Tensor]] = {
     "const": Points._const, "index": Points._index, "load": Points._load, "cast": Points._cast, "round_to": Points._round_to,
-    "bitcast": Points._bitcast, "assert": Points._assert, "rand": Points._random, "randn": Points._random, "randbits": Points._random,
+    "bitcast": Points._bitcast, "assert": Points._assert, "rand": Points._random,
+    "randn": Points._random, "randbits": Points._random,
 }  # fmt: skip
 
 _APPLY: dict[str, Callable[..., Tensor]] = {

@@ -238,6 +238,20 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     return _make("cast", (value,), dtype, dtype)
 
 
+def as_stored(value: Value, dtype: torch.dtype) -> Value:
+    """`cast` to a 16-bit float for what compares numbers as memory has them. A load keeps its rounding: in one kernel with what
+    is stored there, it is the number before it was rounded."""
+    if value.op == "load" and value.attr[2] == dtype:
+        return _make("round_to", (value,), dtype, torch.float32)
+    return cast(value, dtype)
+
+
+def is_stored(value: Value, memory: Container[str]) -> bool:
+    """Whether a `round_to` has nothing to do: it is of a load from one of the buffers `memory`, which no kernel makes."""
+    (source,) = value.args
+    return source.op == "load" and source.attr[2] == value.attr and source.attr[0] in memory
+
+
 def _holds(dtype: torch.dtype, whole: torch.dtype) -> bool:
     """Whether a floating-point format has every number of an integer type."""
     if whole is torch.bool:

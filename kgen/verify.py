@@ -441,7 +441,8 @@ def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None
 
 _STRUCTURAL: dict[str, Callable[[Value, tuple[torch.dtype, ...]], str | None]] = {
     "const": _const_problem, "index": _index_problem, "load": _load_problem, "cast": _cast_problem, "round_to": _round_problem,
-    "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem, "randn": _random_problem, "randbits": _random_problem,
+    "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem,
+    "randn": _random_problem, "randbits": _random_problem,
 }  # fmt: skip
 
 

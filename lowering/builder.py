@@ -14,7 +14,7 @@ from kgen import values as vs
 from kgen.index import Expr, ExprLike, Var
 from kgen.ir import Buffer, Origin, Sizes, TensorArg
 from kgen.lowering.node_values import NodeValues
-from kgen.lowering.tensor import Tensor, axes, indices, number_of
+from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
 from kgen.values import Value
 
 
@@ -104,6 +104,8 @@ class Builder:
     ) -> tuple[Tensor, ...]:
         """Reduces `tensor` over `dims`. `dtypes` are those of the results (default: the tensor's; int64 for indices).
         Float results of 16-bit input should be asked for in the dtype the user sees: accumulation is float32 anyway."""
+        if op in ("argmax", "argmin"):
+            tensor = rounded(tensor)  # the first of equals is the first of those that eager has stored
         rank = tensor.rank
         reduced = sorted({d % rank for d in dims}) if rank else []
         kept = [k for k in range(rank) if k not in reduced]
@@ -153,6 +155,7 @@ class Builder:
     def scan(self, op: str, tensor: Tensor, dim: int, dtypes: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
         """Inclusive scan along `dim`; results as for `reduce`."""
         outputs = 2 if op in ("argmax", "argmin") else 1
+        tensor = rounded(tensor) if outputs == 2 else tensor
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
         if tensor.sizes[dim % tensor.rank] == 1:
             return self._reduced_one(op, tensor, tensor.sizes, tensor.value, kinds)

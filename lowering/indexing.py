@@ -18,9 +18,10 @@ from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
 from kgen.lowering.mutation import Write, at_newest, write, write_in_place, written_back
-from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, reindex, reshape
+from kgen.lowering.pointwise import Operand, rounded_in
+from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, promote, reindex, reshape
 from kgen.lowering.unbacked import checked_index
-from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index
+from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
 from kgen.values import Value
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
@@ -153,31 +154,35 @@ def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
 def searchsorted(
     b: Builder,
     sequence: Tensor,
-    x: Tensor | int | float,
+    x: Operand,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side)."""
-    x = x if isinstance(x, Tensor) else Tensor((), sequence.dtype, sequence.device, vs.const(x, sequence.dtype))
+    """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side). Both are
+    compared in their common type, as eager has stored them."""
+    kind = promote(sequence, x)
+    wanted = rounded_in(x, kind)
+    sizes = x.sizes if isinstance(x, Tensor) else ()
     count = sequence.sizes[-1].as_int()
     if count is None:
         raise Refused("search in a sequence of symbolic length")
     sequence = gather_source(b, sequence)
-    lead = x.indices[:-1] if sequence.rank > 1 else ()
+    lead = indices(sizes)[:-1] if sequence.rank > 1 else ()
 
     def element(k: Value) -> Value:
         place = vs.indirect(k, sequence.sizes[-1], wrap=False)
         if sorter is not None:
             place = vs.indirect(at(sorter, [*lead, place]), sequence.sizes[-1], wrap=False)
-        return at(sequence, [*lead, place])
+        found = rounded_in(sequence.with_value(at(sequence, [*lead, place])), kind)
+        return checked(b.graph, found, [place])
 
     above = "gt" if (side == "right" if side is not None else right) else "ge"
-    found = binary_search(count, lambda k: vs.call("not", vs.call(above, element(k), x.value)))
+    found = binary_search(count, lambda k: vs.call("not", vs.call(above, element(k), wanted)))
     dtype = torch.int32 if out_int32 else torch.int64
-    return Tensor(x.sizes, dtype, x.device, vs.cast(found, dtype))
+    return Tensor(sizes, dtype, sequence.device, vs.cast(found, dtype))
 
 
 def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:

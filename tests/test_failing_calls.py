@@ -24,7 +24,7 @@ def compiled(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def each_fails(f: Callable[..., Any], good: Sequence[Tensor], bad: Sequence[Tensor], error: type[Exception], text: str) -> None:
-    """`f` agrees with eager on good arguments, and raises `error` with any one of the bad ones, in kernels and the evaluator."""
+    """`f` agrees with eager on good arguments and raises `error` with any one of the bad ones, in kernels and evaluated."""
     good = [t.clone() for t in good]  # equal arguments would be one
     compiled_f, graph = compiled(f), lowered(f, good)
     torch.testing.assert_close(compiled_f(*good), f(*good))

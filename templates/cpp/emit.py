@@ -72,6 +72,7 @@ class Emitter:
         self.inner_locals: set[str] = set()
         self.pointers: dict[str, None] = {}
         self.sizes: dict[str, None] = {}
+        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.includes_check = False
         self.made_names: set[str] = set()
         self.counter = 0
@@ -380,12 +381,11 @@ class Emitter:
         args = [self.emit(a) for a in value.args]
         if value.op == "assert":
             return self._assert(value, *args)
-        if value.op == "cast":
-            return f"cast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
-        if value.op == "bitcast":
-            return f"bitcast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
+        if value.op in ("cast", "bitcast"):
+            return f"{value.op}_<{CPP_TYPES[value.attr].compute}>({args[0]})"
         if value.op == "round_to":
-            return f"round_to_<{CPP_TYPES[value.attr].storage}>({args[0]})"
+            kind = CPP_TYPES[value.attr].storage
+            return args[0] if vs.is_stored(value, self.given) else f"round_to_<{kind}>({args[0]})"
         if value.op in ops.RANDOM:
             return f"{value.op}_({args[0]}, {args[1]})"
         row = CPP_OPS.get(value.op)

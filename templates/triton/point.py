@@ -64,6 +64,7 @@ class PointEmitter:
         self.sizes: dict[str, None] = {}
         self.variables: set[Atom] = set()  # loop variables that some text names
         self.made_names: set[str] = set()
+        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.checks = False
         self.counter = 0
         self.guard: tuple[str, Axes] | None = None  # mask of the access that is being printed
@@ -186,9 +187,7 @@ class PointEmitter:
             if shared is not None:
                 return shared.format(*args)
         if value.op in STRUCTURAL:
-            kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
-            target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
-            return STRUCTURAL[value.op].format(*args, type=target)
+            return self._structural(value, *args)
         row = TRITON_OPS.get(value.op)
         if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
             if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
@@ -197,6 +196,13 @@ class PointEmitter:
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)
+
+    def _structural(self, value: Value, *args: str) -> str:
+        if value.op == "round_to" and vs.is_stored(value, self.given):
+            return args[0]
+        kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
+        target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
+        return STRUCTURAL[value.op].format(*args, type=target)
 
     def _reciprocal(self, value: Value) -> str:
         """One over a divisor that many points share, made where the divisor is."""
