@@ -102,7 +102,7 @@ def extern(
     specs: list[Any] = []
     for item, wanted in zip(flat, used, strict=True):
         if isinstance(item, torch.Tensor) and wanted:
-            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else ()
+            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else None
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)
