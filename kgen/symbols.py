@@ -191,12 +191,12 @@ class SymbolTable:
             return _mod(args[0], args[1])
         if name == "ModularIndexing":
             return ix.mod(ix.floordiv(args[0], args[1]), args[2])
+        if name == "Abs":
+            return ix.maximum(args[0], -args[0])
         if name in ("Max", "Min"):
             return reduce(ix.maximum if name == "Max" else ix.minimum, args)
-        if name == "And":
-            return ix.product(args)
-        if name == "Or":
-            return reduce(ix.maximum, args)
+        if name in ("And", "Or"):
+            return reduce(ix.maximum, args) if name == "Or" else ix.product(args)
         if name == "Not":
             return ix.ONE - args[0]
         simple = {
@@ -207,8 +207,6 @@ class SymbolTable:
             return ix.apply(simple[name], *args)
         if name == "Identity":
             return args[0]
-        if name == "Abs":
-            return ix.maximum(args[0], -args[0])
         raise self._unknown(expr)
 
     def _compared(self, name: str, expr: Any) -> Expr:

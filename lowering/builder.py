@@ -236,14 +236,15 @@ class Builder:
         target: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        results: Sequence[tuple[Sizes, torch.dtype, torch.device, Sizes] | None],
+        results: Sequence[tuple[Sizes, torch.dtype, torch.device, Sizes | None] | None],
         reason: str,
         mutates: Sequence[tuple[str, str]] = (),
         effect: bool = False,
         wrap: Any = None,
         binds: Sequence[tuple[Any, int, int]] = (),
     ) -> tuple[Tensor | None, ...]:
-        """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads.
+        """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads; a
+        sparse one has no strides.
         `wrap` makes another node of the call (`ir.Attention`, or a partial of `ir.Contraction`)."""
         made: list[Buffer | None] = []
         for spec in results:

@@ -98,7 +98,7 @@ def extern(
     specs: list[Any] = []
     for position, item in enumerate(flat):
         if isinstance(item, torch.Tensor) and position in used:
-            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else ()
+            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else None
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)

@@ -177,3 +177,34 @@ def test_an_alias_through_a_library_call_is_not_overwritten() -> None:
         return z * 2, y, z.abs()
 
     check(f, matrix)
+
+
+def test_a_call_gets_the_strides_that_it_demands() -> None:
+    """The sine is stored for several readers, and the copy with another layout is not computed before the call."""
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.sin()
+        turned = y.transpose(0, 1).contiguous()
+        return torch.view_as_complex(turned) * 2, turned.view(torch.float64), y.sum(), y
+
+    check(f, lambda: (torch.randn(2, 6),))
+
+
+def test_nothing_comes_of_adaptive_pooling_to_no_windows() -> None:
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        pools = torch.nn.functional.adaptive_avg_pool2d, torch.nn.functional.adaptive_max_pool2d
+        return tuple(pool(x, size) for pool in pools for size in ((0, 0), (0, 3), (3, 0)))
+
+    check(f, lambda: (torch.randn(2, 3, 8, 7),))
+
+
+def test_sparse_gradient_of_an_embedding() -> None:
+    index, found = torch.tensor([1, 3, 3]), []
+    for backend in ("eager", "kgen"):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(10, 4, sparse=True)
+        torch.compile(lambda i, table=table: table(i) * 2, backend=backend)(index).sum().backward()
+        assert table.weight.grad is not None
+        assert table.weight.grad.is_sparse
+        found.append(table.weight.grad.to_dense())
+    torch.testing.assert_close(found[0], found[1])
