@@ -21,7 +21,7 @@ from kgen.lowering.mutation import Write, at_newest, write, write_in_place, writ
 from kgen.lowering.pointwise import Operand, rounded_in
 from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, promote, reindex, reshape
 from kgen.lowering.unbacked import checked_index
-from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
+from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index
 from kgen.values import Value
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.

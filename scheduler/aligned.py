@@ -234,9 +234,8 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
 
 
 def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:
-    """The time of storing an operand: of a kernel that does nothing else, or, where kernels of the graph make all that it is made
-    of, element by element, of what these then write besides. Who needed only the operand no longer has to store anything else,
-    which is a gain where that was wider."""
+    """The time of storing an operand: of a kernel that does nothing else, or, where kernels of the graph make all its elements,
+    of what these then write besides. It is negative where they no longer store what was wider and nobody else needs."""
     sizes = Sizes(graph.size_hints)
     written = sizes.bytes(graph.buffers[name])
     large = [one for one in sorted(read - {name}) if _points(graph, one) >= _points(graph, name)]

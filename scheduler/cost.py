@@ -29,8 +29,8 @@ MAX_BUFFERS = 96
 class Limits:
     """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
     are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours. Where neighbours in
-    memory belong to different rows, `lanes` of these are walked together, and count as one."""
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours. Where rows are
+    neighbours in memory, `lanes` of them are walked together, and count as one."""
 
     long_row: int
     min_rows: int
@@ -70,7 +70,7 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
 
 
 def _walks(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
-    """The rows that are walked apart from each other: the channels of an image whose channels are neighbours in memory are not."""
+    """The rows that are walked apart from each other, unlike channels that are neighbours in memory."""
     together = 1
     for read in (read for item in items for read in item.reads):
         buffer = graph.buffers[read.buffer]

@@ -24,8 +24,8 @@ class may define
 - ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
   their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline;
-- ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on problems of this kind.
-  The library takes these problems in the default mode, until the template has been measured to be faster.
+- ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on such problems. The
+  library takes these problems in the default mode, until the template has been measured to be faster.
 
 Besides operands, results and knobs it may have memory of its own and numbers that the host works out before a launch:
 

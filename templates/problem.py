@@ -352,8 +352,8 @@ class Problem:
         return self.template.uncalibrated(self)
 
     def is_window(self, name: str, number: int = 0) -> bool:
-        """Whether some tile of the operand is no matrix in memory: an axis is made of loops between which addresses jump, as the
-        rows and the taps of a convolution do, or bounds guard its elements."""
+        """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
+        rows and the taps of a convolution, or bounds guard its elements."""
         one = self.members[number][name]
         loops = [one.loops[axis] for axis in one.axes if self.template.block(axis)]
         for load in vs.loads([one.value]):
@@ -434,7 +434,7 @@ class Problem:
 
 
 def _jumps(index: Expr, loops: tuple[Var, ...]) -> bool:
-    """Whether loops that an index has in it do not walk through memory as one. Indices from data are gathers, and no windows."""
+    """Whether loops of an index do not walk through memory as one. Indices from data are gathers, and no windows."""
     known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(index))
     return known and len(loops) > 1 and not _as_one(index, loops)
 
