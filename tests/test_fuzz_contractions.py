@@ -68,7 +68,7 @@ def test_sizes_that_are_symbols(kind: str) -> None:
     assert any(r.templates for r in found)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_operand_tiles_read_just_what_they_should(seed: int) -> None:
     assert_reads_what_it_should(operands.simplified(draw(seed, LAYERS)))
 
@@ -79,7 +79,7 @@ def test_operand_tiles_of_convolutions_cross_rows_and_images(left: str) -> None:
 
 
 def assert_reads_what_it_should(problem: Problem) -> None:
-    found = list(operands.check(problem, most=2))
+    found = list(operands.check(problem, most=1))
     assert [one for one in found if one.wrong] == [], str(problem)
 
 
