@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--shard", default="1/1", metavar="K/N", help="every N-th problem, from the K-th on")
     parser.add_argument("--minutes", type=float, default=9.0, help="no problem begins afterwards")
-    parser.add_argument("--configs", type=int, default=2, help="configurations of each template, others for each seed")
+    parser.add_argument("--configs", type=int, default=3, help="configurations of each template, others for each seed")
     parser.add_argument("--all-candidates", action="store_true", help="all configurations of each template")
     parser.add_argument("--kinds", nargs="*", default=[], help="only these kinds of contractions")
     parser.add_argument("--known", action="store_true", help="only the problems that once went wrong")
