@@ -12,6 +12,7 @@ python -m tests.fuzz_contractions --operands --count 50                       wh
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -23,11 +24,12 @@ import torch
 from tqdm import tqdm
 
 from . import operands
+from .candidates import Candidate
 from .check import How
 from .crew import Checked, Worker, check_all
 from .draw import KNOWN, draw
 from .kinds import LAYERS, SMALL, Limits
-from .problem import Problem, from_json
+from .problem import Problem, as_json, from_json
 from .report import Report, described, table
 from .shrink import shrunk
 
@@ -43,7 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one")
     parser.add_argument("--shard", default="1/1", metavar="K/N", help="every N-th problem, from the K-th on")
     parser.add_argument("--minutes", type=float, default=9.0, help="no problem begins afterwards")
-    parser.add_argument("--configs", type=int, default=2, help="configurations of each template, others for each seed")
+    parser.add_argument("--configs", type=int, default=3, help="configurations of each template, others for each seed")
     parser.add_argument("--all-candidates", action="store_true", help="all configurations of each template")
     parser.add_argument("--kinds", nargs="*", default=[], help="only these kinds of contractions")
     parser.add_argument("--known", action="store_true", help="only the problems that once went wrong")
@@ -131,7 +133,7 @@ def _smaller(report: Report, options: argparse.Namespace) -> list[tuple[Checked,
     found: list[tuple[Checked, Problem]] = []
     worker, seen = Worker(), set[str]()
     for one in report.checked:
-        first = one.failures[0]
+        first = next((r for r in one.failures if r.templates and r.candidate != str(Candidate())), one.failures[0])
         if len(found) == SHRUNK or first.candidate.split()[0] in seen:
             continue
         seen.add(first.candidate.split()[0])
@@ -141,7 +143,7 @@ def _smaller(report: Report, options: argparse.Namespace) -> list[tuple[Checked,
             return time.monotonic() < until and bool(worker.check(problem, how).failures)
 
         found.append((one, shrunk(one.problem, fails)))
-        print(f"seed {one.problem.seed}, made smaller: {found[-1][1]}")
+        print(f"seed {one.problem.seed}, made smaller: {found[-1][1]}\n    {json.dumps(as_json(found[-1][1]))}")
     worker.stop()
     return found
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from .candidates import Candidate, Kitchen, Prepared, Traced, chosen_of, templates
-from .computation import Computation, Expected, wrong
+from .computation import Computation, wrong
 from .problem import Problem
 from .tensors import Held, make
 
@@ -20,6 +20,8 @@ CRASHED, HUNG, SAME = "crashed", "hung", "same as another"
 PREPARING, COMPILING, RUNNING = "preparing", "compiling", "running"
 # What stands for a candidate where all of them are concerned.
 THE_PROBLEM = "the problem"
+# By how much an axis of symbolic length is longer in a second call.
+LONGER = 9
 # What makes a run fail.
 FATAL = (WRONG, CRASHED, HUNG)
 
@@ -70,21 +72,40 @@ def check(problem: Problem, how: How, begin: Begin = lambda stage, name: None) -
         torch._dynamo.reset()
 
 
+class _Sample:
+    """Tensors of a problem, what eager makes of them, and what it should be."""
+
+    def __init__(self, problem: Problem, device: str) -> None:
+        self.computation = Computation(problem)
+        generator = torch.Generator(device).manual_seed(abs(problem.seed))
+        self.held: list[Held] = [make(spec, torch.device(device), generator) for spec in self.computation.specs]
+        self.flat = [held.tensor for held in self.held]
+        self.expected = self.computation.expected(self.flat)
+        self.eager: list[torch.Tensor] = []
+
+    def wrong(self, got: Sequence[torch.Tensor]) -> str:
+        """What is wrong with results; memory around the inputs is put right again."""
+        problem = wrong(got, self.eager, self.expected, self.computation.norm_limit())
+        if any(held.damaged for held in self.held):
+            problem = problem or "it wrote to its inputs, or to memory next to them"
+            for held in self.held:
+                held.memory.copy_(held.before)
+        return problem
+
+
 class _Check:
     def __init__(self, problem: Problem, how: How) -> None:
         self.problem, self.how = problem, how
-        self.computation = Computation(problem)
-        generator = torch.Generator(how.device).manual_seed(abs(problem.seed))
-        self.held: list[Held] = [make(spec, torch.device(how.device), generator) for spec in self.computation.specs]
-        self.flat = [held.tensor for held in self.held]
+        self.samples = [_Sample(one, how.device) for one in sizes_of(problem)]
 
     def results(self, begin: Begin) -> Iterator[Result]:
-        traced = Traced(self.computation.run)
-        eager = tree_leaves(traced.call(*self.flat))
-        expected = self.computation.expected(self.flat)
-        limit = self.computation.norm_limit()
-        yield Result("eager", RIGHT, wrong(eager, eager, expected, limit))  # a note: eager rounds more often
+        traced = Traced(self.samples[0].computation.run, self.problem.dynamic)
+        for sample in self.samples:
+            sample.eager = tree_leaves(traced.call(*sample.flat))
+            yield Result("eager", RIGHT, sample.wrong(sample.eager))  # a note: eager rounds more often
         kitchen = Kitchen(traced.graphs[0], self.how.interpreted)
+        if len(traced.graphs) > 1:  # torch has guarded a size
+            self.samples = self.samples[:1]
         prepared: list[Prepared] = []
         for candidate in self._wanted(kitchen):
             made = candidate if isinstance(candidate, Result) else _prepared(kitchen, candidate, prepared)
@@ -101,7 +122,8 @@ class _Check:
                 yield Result(name, NOT_COMPILED, _text(cause), used)
                 continue
             begin(RUNNING, name)
-            yield replace(self._run(traced, eager, expected), candidate=name, templates=used)
+            found = (self._run(traced, sample) for sample in self.samples)
+            yield replace(next((r for r in found if r.outcome != RIGHT), Result("", RIGHT)), candidate=name, templates=used)
 
     def _wanted(self, kitchen: Kitchen) -> Iterator[Candidate | Result]:
         """The candidates that are to be checked; templates that cannot even say which they have."""
@@ -114,19 +136,23 @@ class _Check:
                 continue
             yield from (c for c in chosen if self.how.wants(str(c)))
 
-    def _run(self, traced: Traced, eager: Sequence[torch.Tensor], expected: Sequence[Expected]) -> Result:
+    def _run(self, traced: Traced, sample: _Sample) -> Result:
         try:
-            got = tree_leaves(traced.call(*self.flat))
+            got = tree_leaves(traced.call(*sample.flat))
             if self.how.device != "cpu":
                 torch.cuda.synchronize()
         except Exception as cause:
             return Result("", NOT_RUN, _text(cause))
-        problem = wrong(got, eager, expected, self.computation.norm_limit())
-        if any(held.damaged for held in self.held):
-            problem = problem or "it wrote to its inputs, or to memory next to them"
-            for held in self.held:
-                held.memory.copy_(held.before)
+        problem = sample.wrong(got)
         return Result("", WRONG if problem else RIGHT, problem)
+
+
+def sizes_of(problem: Problem) -> list[Problem]:
+    """The problem, and with symbolic sizes the same with a longer axis, of which the graph knows nothing."""
+    if not problem.dynamic:
+        return [problem]
+    name, length = next((name, length) for name, length in problem.sizes if name in "mn")
+    return [problem, problem.with_size(name, length + LONGER)]
 
 
 def _prepared(kitchen: Kitchen, candidate: Candidate, known: Collection[Prepared]) -> Prepared | Result:

@@ -224,8 +224,11 @@ def _said(one: torch.Tensor, values: torch.Tensor, bad: torch.Tensor, count: int
     low, high = (found.tolist() for found in (places.amin(0), places.amax(0)))
     box = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in zip(low, high, strict=True))
     first = tuple(places[0].tolist())
-    error = float((one.double() - values)[bad].norm() / values.norm().clamp_min(1e-30))
+    off = (one.double() - values)[bad]
+    finite = off[off.isfinite()]
+    error = float(finite.norm() / values.norm().clamp_min(1e-30))
+    unwritten = f"; {len(off) - len(finite)} are not finite" if len(finite) < len(off) else ""
     return (
         f"{list(one.shape)} is wrong in {count} elements ({count / one.numel():.2%}) within [{box}]; at {list(first)} it is "
-        f"{float(one[first]):.6g} and should be {float(values[first]):.6g}; these are off by {error:.1e} of its norm"
+        f"{float(one[first]):.6g} and should be {float(values[first]):.6g}; these are off by {error:.1e} of its norm{unwritten}"
     )

@@ -11,6 +11,9 @@ from .computation import Computation
 from .kinds import KINDS, Kind, Limits
 from .problem import Problem
 
+# The share of problems with symbolic sizes.
+DYNAMIC = 0.08
+
 
 def draw(seed: int, limits: Limits | None = None, kinds: tuple[str, ...] = ()) -> Problem:
     """Always the same one for a seed, limits and kinds."""
@@ -35,8 +38,16 @@ def _drawn(seed: int, rng: random.Random, limits: Limits, kinds: tuple[str, ...]
         return None
     problem = replace(problem, tf32=dtype == "float32" and rng.random() < 0.5)
     problem = _surrounded(problem, kind, rng)
+    problem = replace(problem, dynamic=_may_be_dynamic(problem) and rng.random() < DYNAMIC)
     tensors = [math.prod(spec.shape) for spec in Computation(problem).specs]
     return problem if max(tensors) <= limits.elements else None
+
+
+def _may_be_dynamic(problem: Problem) -> bool:
+    """Whether torch makes a symbol of the axis that changes, which it does not of a length of 1, and a template may take it:
+    none takes convolutions with symbols for sizes."""
+    lengths = [length for name, length in problem.sizes if name in "mn"]
+    return not KINDS[problem.kind].plain and "conv" not in problem.kind and min(lengths) > 1
 
 
 def _surrounded(problem: Problem, kind: Kind, rng: random.Random) -> Problem:

@@ -16,7 +16,7 @@ LAYOUTS = ("contiguous", "transposed", "channels_last", "sliced", "offset", "pad
 class Problem:
     """`kind` is a row of `kinds.KINDS`; `sizes` and `options` are its own. `layouts` are those of the two operands. `left`,
     `right`, `epilogue` and `family` are rows of `around`; the empty name is none. `tf32` lets a GPU round float32 numbers;
-    `scalars` are what the kind needs of numbers (alpha, beta)."""
+    a `dynamic` one is compiled for sizes that are symbols."""
 
     seed: int
     kind: str
@@ -29,6 +29,7 @@ class Problem:
     epilogue: str = ""
     family: str = ""
     tf32: bool = False
+    dynamic: bool = False
 
     def size(self, name: str) -> int:
         return dict(self.sizes)[name]
@@ -52,8 +53,8 @@ class Problem:
         options = " ".join(f"{name}={'x'.join(map(str, values))}" for name, values in self.options)
         around = [f"{what} {name}" for what in ("left", "right", "epilogue", "family") if (name := getattr(self, what))]
         layouts = [] if set(self.layouts) == {"contiguous"} else [" @ ".join(self.layouts)]
-        tf32 = ["tf32"] if self.tf32 else []
-        return ", ".join([f"{self.kind} {self.dtype} {sizes}", *filter(None, [options]), *layouts, *around, *tf32])
+        flags = [name for name in ("tf32", "dynamic") if getattr(self, name)]
+        return ", ".join([f"{self.kind} {self.dtype} {sizes}", *filter(None, [options]), *layouts, *around, *flags])
 
 
 def as_json(problem: Problem) -> dict[str, Any]:
