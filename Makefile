@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,9 +16,12 @@ PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -p no:benchm
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 FUZZ_EXAMPLES ?= 300
-FUZZ_ARGS ?=
 JOBS ?= 16
 SHARD ?= 1/1
+FUZZ_MINUTES ?= 9
+FUZZ_ARGS ?=
+# A GPU machine may have no virtual environment, only kgen installed for its own Python.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 help:
 	@echo "make demo       compile and train a GPT: checked against eager, timed against eager and Inductor"
@@ -26,6 +29,7 @@ help:
 	@echo "make test-full  all tests this machine can run"
 	@echo "make test-gpu   the tests that need a GPU (SHARD=1/4: the first of four parts)"
 	@echo "make fuzz       property tests with many more examples (FUZZ_EXAMPLES=$(FUZZ_EXAMPLES))"
+	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
 	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
@@ -59,13 +63,16 @@ test-gpu: $(STAMP)
 fuzz: $(STAMP)
 	KGEN_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -k fuzz tests
 
+fuzz-gpu:
+	$(GPU_PYTHON) -m tests.fuzz_contractions --out out/fuzz-gpu --shard $(SHARD) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+
 fuzz-programs: $(STAMP)
 	$(BIN)/python -m tests.fuzz_programs --programs 5000 --jobs $(WORKERS) $(FUZZ_ARGS)
 	$(BIN)/python -m tests.fuzz_programs --gradients --programs 1000 --jobs $(WORKERS) $(FUZZ_ARGS)
 
-fuzz-gpu-programs: $(STAMP)
-	$(BIN)/python -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
-	$(BIN)/python -m tests.fuzz_programs --device cuda --gradients --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
+fuzz-gpu-programs:
+	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
+	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --gradients --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)

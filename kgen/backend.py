@@ -19,6 +19,7 @@ from kgen.aot_cache import CompiledGraph
 from kgen.build import cpp, toolchain
 from kgen.config import Config
 from kgen.eager_graph import EagerGraph
+from kgen.failures import Attempt
 from kgen.freeze import freeze
 from kgen.templates import registry
 from kgen.torch_adapter import GraphInfo
@@ -38,9 +39,11 @@ def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphMo
     return rng.replace_random(gm) if info.role == "inference" else gm
 
 
-def run_eagerly(gm: GraphModule, _info: GraphInfo, _config: Config) -> CompiledGraph:
-    """The end of the line for `fallback="all"`: every operator by itself, in eager."""
-    return EagerGraph(gm, torch_adapter.output_strides(gm))
+def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
+    """Every operator by itself, in eager: for `fallback="all"`, and where nothing else compiles."""
+    made = EagerGraph(gm, torch_adapter.output_strides(gm), info.failures)
+    importlib.import_module("kgen.record").record_eager(info, made.coverage, config)
+    return made
 
 
 def _from_pipeline(name: str) -> Stage:
@@ -63,22 +66,31 @@ EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)
 
 
 def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
-    """One functional aten graph through every stage; once more without a template's configuration that turns out not to run."""
-    found: tuple[unusable.Unusable, ...] = ()
+    """One functional aten graph through every stage, again and again without what turns out not to work (docs/failures.md).
+
+    Raises what the first attempt raises where the user can help it, and where `strict` says so."""
+    attempt, frozen = Attempt(eager="all" in config.fallback), None
     while True:
         try:
-            with unusable.without(found):
-                return _through_stages(gm, info, config)
-        except errors.ConfigurationFailed as failure:
-            one = unusable.Unusable(**failure.details)
-            if one in found:
+            with unusable.without(attempt.unusable):
+                if attempt.eager:
+                    return _through_stages(EAGER_STAGES, (gm, info), config, attempt)
+                frozen = frozen or _frozen(gm, info, config)
+                return _through_stages(STAGES, frozen, config, attempt)
+        except Exception as cause:
+            following = importlib.import_module("kgen.recovery").attempt_after(cause, attempt, (gm, info), config)
+            if following is None:
                 raise
-            found += (one,)
+            attempt = following
 
 
-def _through_stages(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
-    work: Any = gm
-    for stage in EAGER_STAGES if "all" in config.fallback else STAGES:
+def _through_stages(
+    stages: Sequence[Stage], graph: tuple[GraphModule, GraphInfo], config: Config, attempt: Attempt
+) -> CompiledGraph:
+    work: Any = graph[0]
+    info = replace(graph[1], failures=attempt.failures) if attempt.failures else graph[1]
+    for stage in stages:
+        attempt.stage = stage.__name__
         work = stage(work, info, config)
     return work
 
@@ -111,17 +123,17 @@ def kgen_backend(
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
-        return compile_graph(*(_frozen(gm, info, config) if config.freezing else (gm, info)), config)
+        return compile_graph(gm, info, config)
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:
     """The graph without what depends on its module's tensors alone: further inputs bring that.
 
     Raises FreezingInTraining."""
+    if not config.freezing:
+        return gm, info
     if info.role != "inference":
         raise errors.FreezingInTraining()
-    if "all" in config.fallback:
-        return gm, info
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
 
@@ -142,7 +154,7 @@ def _without_collections() -> Iterator[None]:
 
 def _toolchain_of(config: Config) -> AbstractContextManager[object]:
     """The compiler and the instruction set that this call names, for the stages that ask for the current ones."""
-    named = {"compiler": config.compiler, "isa": config.isa}
+    named = {"compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds}
     return configuration.override(**{name: value for name, value in named.items() if value is not None})
 
 

@@ -4,6 +4,9 @@ An entry is one file ``<folder>/v1/<kind>/<key>[suffix]``: the data, then a trai
 shared libraries ignore bytes after the end, so a library and its checksum are one file and replaced in one step. Writers
 write elsewhere and rename, so readers never see half an entry and take no locks; `lock` only keeps two processes
 from doing the same expensive work. An entry whose trailer does not fit is dropped with a warning and counts as absent.
+
+A folder that may only be read serves what is in it. What is missing there goes to a temporary folder of the process, with one
+warning.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import errno
 import fcntl
 import hashlib
 import os
@@ -57,14 +61,43 @@ def cache_dir() -> Path:
     """The cache's folder, made when absent: KGEN_CACHE_DIR, else XDG_CACHE_HOME/kgen, else ~/.cache/kgen.
 
     Raises CacheNotWritable."""
-    root = config.current().cache_path / _VERSION
+    root = _root()
     if root not in _usable:
         _require_writable(root)
         _usable.add(root)
     return root
 
 
+def _root() -> Path:
+    return config.current().cache_path / _VERSION
+
+
 _usable: set[Path] = set()
+_instead: dict[Path, tempfile.TemporaryDirectory[str]] = {}  # of a folder that may only be read: where new entries go
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _folder_to_write() -> Path:
+    """The cache's folder, or a temporary one in its place. Raises CacheNotWritable."""
+    root = _root()
+    if root not in _instead:
+        try:
+            return cache_dir()
+        except CacheNotWritable as error:
+            if getattr(error.__cause__, "errno", None) not in _READ_ONLY:
+                raise
+            _instead[root] = tempfile.TemporaryDirectory(prefix="kgen-cache-", ignore_cleanup_errors=True)
+            warnings.warn(f"kgen: {error}\n  until then, what is built is lost with the process", RuntimeWarning, stacklevel=3)
+    return Path(_instead[root].name)
+
+
+def _place(kind: str, key: str, suffix: str = "") -> Path:
+    """Where to look for an entry. Makes nothing."""
+    root, name = _root(), f"{key}{suffix}"
+    place = root / kind / name
+    if root in _instead and not place.exists():
+        return Path(_instead[root].name) / kind / name
+    return place
 
 
 def _require_writable(root: Path) -> None:
@@ -77,8 +110,8 @@ def _require_writable(root: Path) -> None:
 
 
 def path(kind: str, key: str, suffix: str = "") -> Path:
-    """Where an entry is or would be; its folder exists."""
-    folder = cache_dir() / kind
+    """Where an entry is to be written; its folder exists."""
+    folder = _folder_to_write() / kind
     try:
         folder.mkdir(exist_ok=True)
     except FileNotFoundError:  # someone removed the whole cache under a running process
@@ -88,10 +121,10 @@ def path(kind: str, key: str, suffix: str = "") -> Path:
 
 def get(kind: str, key: str) -> bytes | None:
     """The data stored under `key`, or None. A damaged entry is dropped with a warning."""
-    place = path(kind, key)
+    place = _place(kind, key)
     try:
         raw = place.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         counters.add(f"cache.miss.{kind}")
         return None
     data = raw[: -_TRAILER.size]
@@ -112,10 +145,10 @@ def put(kind: str, key: str, data: bytes) -> Path:
 
 def find(kind: str, key: str, suffix: str = "") -> Path | None:
     """The path of an entry that other programs read as a file, its checksum verified once per process and version."""
-    place = path(kind, key, suffix)
+    place = _place(kind, key, suffix)
     try:
         status = place.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         counters.add(f"cache.miss.{kind}")
         return None
     stamp = (status.st_mtime_ns, status.st_size)
@@ -177,7 +210,8 @@ def _trailer_fits(trailer: bytes, data: bytes) -> bool:
 def _drop_damaged(place: Path) -> None:
     counters.add("cache.damaged")
     warnings.warn(f"kgen: the cache entry {place} is damaged and will be made again", RuntimeWarning, stacklevel=3)
-    drop(place)
+    with contextlib.suppress(OSError):  # of a folder that may only be read
+        drop(place)
 
 
 @contextlib.contextmanager
@@ -199,7 +233,7 @@ def scratch(prefix: str) -> Iterator[Path]:
 def list_entries(kind: str | None = None) -> list[Entry]:
     """All entries, of one kind or of every kind, oldest first."""
     found = []
-    for folder in sorted(cache_dir().iterdir()):
+    for folder in sorted(_root().iterdir()) if _root().is_dir() else ():
         if folder.name in ("locks", "scratch") or (kind is not None and folder.name != kind):
             continue
         found += [_entry(folder.name, place) for place in folder.iterdir() if not place.name.startswith(".")]

@@ -48,6 +48,10 @@ class Config:
     that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` makes GPU kernels for the CPU's tensors and
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
     write it, so that what they forget shows: for tests, too.
+
+    With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
+    take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
+    limit.
     """
 
     mode: str = "default"
@@ -73,6 +77,8 @@ class Config:
     tuning_file: str | None = None
     gpu_interpreter: bool = False
     poison: bool = False
+    strict: bool = False
+    compile_seconds: float = 600.0
 
     @property
     def autotune(self) -> bool:
@@ -106,6 +112,7 @@ _ENVIRONMENT = {
     "KGEN_NUMERICS": "numerics",
     "KGEN_FALLBACK": "fallback",
     "KGEN_TUNING_FILE": "tuning_file",
+    "KGEN_STRICT": "strict",
 }
 _overridden: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config", default=None)
 _insisted: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config_insisted", default=None)
@@ -140,7 +147,16 @@ def insist(**values: Any) -> Iterator[Config]:
 def from_environment() -> Config:
     """The only place that reads environment variables for options."""
     found = {field: os.environ[variable] for variable, field in _ENVIRONMENT.items() if os.environ.get(variable)}
-    return Config(**_checked(found))
+    return Config(**_checked({field: _from_text(field, text) for field, text in found.items()}))
+
+
+# How the environment spells the values of a switch.
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _from_text(field: str, text: str) -> Any:
+    """The value of an environment variable; a wrong one stays text, which the check refuses."""
+    return _SWITCH.get(text.lower(), text) if _FIELDS[field].type == "bool" else text
 
 
 def _user_cache() -> Path:

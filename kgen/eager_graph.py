@@ -1,4 +1,4 @@
-"""A graph that torch runs node by node: the executor of `fallback="all"`."""
+"""A graph that torch runs node by node: the executor of `fallback="all"`, and of graphs that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -14,18 +14,21 @@ from torch.fx.node import map_aggregate
 
 from kgen.aot_cache import NotSerializable
 
+if TYPE_CHECKING:
+    from kgen.failures import Failure
+
 __all__ = ["EagerGraph"]
 
 
 class EagerGraph:
     """A `CompiledGraph` without any code of ours."""
 
-    def __init__(self, gm: GraphModule, output_strides: tuple[Any, ...]) -> None:
+    def __init__(self, gm: GraphModule, output_strides: tuple[Any, ...], failures: Sequence[Failure] = ()) -> None:
         self.gm = gm
         self.output_strides = output_strides
-        self.coverage: Mapping[str, int] = Counter(
-            f"extern.{n.target}" for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
-        )
+        self.replaced = bool(failures)
+        calls = (f"extern.{n.target}" for n in gm.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+        self.coverage: Mapping[str, int] = Counter([*calls, *(f"replaced.{one}" for one in failures)])
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return Interpreter(self.gm).boxed_run(args)
@@ -33,6 +36,8 @@ class EagerGraph:
     def serialize(self) -> bytes:
         """Nodes and constants. Not torch.fx's own pickling: that traces the graph again on loading, and would turn operators
         without tensor arguments, `kgen::seeds` among them, into constants. Output strides matter at compile time only."""
+        if self.replaced:
+            raise NotSerializable("another process may be able to compile it")
         nodes = list(self.gm.graph.nodes)
         position = {node: k for k, node in enumerate(nodes)}
         constants = {str(n.target): _constant(self.gm, n) for n in nodes if n.op == "get_attr"}

@@ -72,8 +72,12 @@ class CacheNotWritable(UserError):
     hint = "set KGEN_CACHE_DIR to a folder you can write to"
 
 
+class FallbackWarning(RuntimeWarning):
+    """kgen could not compile a part of a graph: PyTorch's operators run instead."""
+
+
 class KernelBuildFailed(InternalError):
-    template = "the C++ compiler failed on kernel {kernel} (exit {status}); the source is kept at {source}\n{output}"
+    template = "the C++ compiler failed on kernel {kernel} ({how}); the source is kept at {source}\n{output}"
     hint = "run the command yourself to see all of its output: {command}"
 
 
@@ -97,13 +101,18 @@ class KernelTooLarge(InternalError):
     hint = "report it, with the kernel's text (options={{'debug': True}} keeps it)"
 
 
+class KernelSpills(InternalError):
+    template = "kernel {kernel} keeps {stack} bytes of each thread's registers in memory, where at most {most} are worth while"
+    hint = "choose smaller tiles, or correct what the template's `resources` says of registers"
+
+
 class ConfigurationFailed(InternalError):
     template = "{choice} cannot run: {why}"
     hint = "leave the configuration out, or correct what the template's `resources` says of it"
 
 
 class RuntimeBuildFailed(UserError):
-    template = "building kgen's native runtime failed (exit {status})\n{output}"
+    template = "building kgen's native runtime failed ({how})\n{output}"
     hint = "check that the compiler can build against torch's headers and that the Python headers are installed: {command}"
 
 

@@ -15,6 +15,7 @@ from typing import Any, Union
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kgen import errors, ir
 from kgen import index as ix
@@ -310,7 +311,7 @@ class _Machine:
             if not wide:
                 raise
             result = self._call_with(node, False)  # a library call without float64
-        return list(result) if isinstance(result, tuple | list) else [result]
+        return tree_leaves(result)
 
     def _call_with(self, node: ir.Extern, wide: bool) -> Any:
         def argument(item: Any) -> Any:

@@ -162,13 +162,25 @@ class Points:
     def _bitcast(self, value: Value, arg: Tensor) -> Tensor:
         return arg.to(value.args[0].dtype).view(value.dtype).to(self.policy.real(value.dtype))
 
+    def _assert(self, value: Value, arg: Tensor, holds: Tensor) -> Tensor:
+        if not bool(holds.all()):
+            kind, message = _FAILURES[value.attr]
+            raise kind(message)
+        return arg
+
     def _random(self, value: Value, seed: Tensor, counter: Tensor) -> Tensor:
         return RANDOM[value.op](seed, counter).to(self.policy.real(value.dtype))
 
 
+# What eager raises for the failures of `ops.FAILURES`.
+_FAILURES: dict[str, tuple[type[Exception], str]] = {
+    "index": (IndexError, "index out of range"), "division": (RuntimeError, "ZeroDivisionError"),
+}  # fmt: skip
+
 _STRUCTURAL: dict[str, Callable[..., Tensor]] = {
     "const": Points._const, "index": Points._index, "load": Points._load, "cast": Points._cast, "round_to": Points._round_to,
-    "bitcast": Points._bitcast, "rand": Points._random, "randn": Points._random, "randbits": Points._random,
+    "bitcast": Points._bitcast, "assert": Points._assert, "rand": Points._random,
+    "randn": Points._random, "randbits": Points._random,
 }  # fmt: skip
 
 _APPLY: dict[str, Callable[..., Tensor]] = {

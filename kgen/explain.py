@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from kgen import traffic
 from kgen.backend import kgen_backend
 from kgen.explain_text import bytes_text, sections, write
+from kgen.failures import verdicts
 from kgen.index import Var
 from kgen.plan import Batch, Call, Launch, members, variants
 from kgen.record import EagerRecord, Record, Recorder, recording
@@ -255,9 +256,10 @@ def _graph_breaks(first: int) -> tuple[GraphBreak, ...]:
 def _graph_report(record: Record | EagerRecord) -> GraphReport:
     if isinstance(record, EagerRecord):
         calls = {n.removeprefix("extern."): c for n, c in record.coverage.items() if n.startswith("extern.")}
-        reason = "options={'fallback': 'all'} runs everything in eager"
+        failures = record.info.failures
+        reason = "the graph could not be compiled" if failures else "options={'fallback': 'all'} runs everything in eager"
         eager = tuple(ExternReport(record.info.name, op, reason, count, (), 0) for op, count in calls.items())
-        return GraphReport(record.info.name, record.info.role, (), eager, (), 0, 0, 0)
+        return GraphReport(record.info.name, record.info.role, (), eager, tuple(verdicts(failures)), 0, 0, 0)
     plan = record.plan
     return GraphReport(
         record.info.name, record.info.role, tuple(_kernel_report(k, record) for k in plan.kernels), _extern_reports(record),

@@ -92,6 +92,9 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
     taken = Counter(f"{v.outcome.value} because {v.reason.value}" for v in verdicts if v.outcome in _TAKEN)
     if taken:
         yield Lines(tuple(f"{count} x {text}" for text, count in taken.most_common()))
+    replaced = [str(v) for v in verdicts if v.outcome is Outcome.REPLACED]
+    if replaced:
+        yield Lines(("not compiled, and computed in another way:", *(f"  {line}" for line in replaced)))
     refused = list(dict.fromkeys(v for v in verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)))
     if refused:
         shown = [f"{v}{f'; to change it: {v.change}' if v.change else ''}" for v in refused[:MAX_VERDICTS]]

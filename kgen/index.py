@@ -344,6 +344,8 @@ _FLOAT_FOLD: dict[str, Callable[..., int]] = {
     "float": lambda a: float_bits(float(a)),
     "fadd": _on_floats(lambda a, b: a + b), "fmul": _on_floats(lambda a, b: a * b),
     "fdiv": _on_floats(lambda a, b: a / b if b else math.copysign(math.inf, a) if a else math.nan),
+    "fmod": _on_floats(lambda a, b: a % b if b else math.nan),
+    "frounddec": _on_floats(lambda a, digits: round(a, int(digits))),
     "fpow": _on_floats(math.pow), "fmin": _on_floats(min), "fmax": _on_floats(max),
     "flt": lambda a, b: int(float_of(a) < float_of(b)), "fle": lambda a, b: int(float_of(a) <= float_of(b)),
     "feq": lambda a, b: int(float_of(a) == float_of(b)),
@@ -351,10 +353,11 @@ _FLOAT_FOLD: dict[str, Callable[..., int]] = {
     "fceil": lambda a: math.ceil(float_of(a)), "fround": lambda a: round(float_of(a)),
     **{f"f{name}": _on_floats(getattr(math, name)) for name in (
         "sqrt", "exp", "log", "log2", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh",
+        "asinh",
     )},
 }  # fmt: skip
 FLOAT_FUNCTIONS = frozenset(_FLOAT_FOLD)
-BINARY_FLOAT_FUNCTIONS = frozenset(("fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq"))
+BINARY_FLOAT_FUNCTIONS = frozenset(("fadd", "fmul", "fdiv", "fmod", "frounddec", "fpow", "fmin", "fmax", "flt", "fle", "feq"))
 
 
 def evaluate_function(fn: str, args: Sequence[int]) -> int:

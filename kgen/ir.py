@@ -16,13 +16,20 @@ otherwise. A size may be symbolic or zero; a reduction over an empty space gives
 the lowering divides by the count).
 
 *Values and rounding.* A stored 16-bit float is widened exactly on load; arithmetic is in float32; a store rounds to nearest
-even. `round_to` is a rounding that the user's program asked for. Under ``numerics="eager"`` the lowering rounds after each
-operation. a*b+c is never contracted unless the IR says `fma`.
+even. `round_to` is a rounding that the user's program asked for, or that of an operand whose result jumps: comparisons,
+positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions to
+integers and bools decide by 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
+lowering rounds after each operation. a*b+c is never contracted unless the IR says `fma`.
 
 *Masks.* A load with a mask touches no memory where the mask is false and yields 0 there.
 
 *Integer overflow* wraps in two's complement; division by zero gives an unspecified value, not a trap. Index arithmetic is
 64-bit and never overflows for storages below 2**63 bytes.
+
+*Failures.* An index from data is checked where an access computes an address with it. `assert` checks what no access does: an
+index that does not move the address, and on a CPU that an integer divisor is not zero. A check that fails makes the call raise
+what eager raises, or ends the kernel on a GPU; what the call has written by then is unspecified. A mask on loads is one on the
+assertions among them, too.
 
 *NaN.* `maximum`, `minimum`, and the reductions max, min, argmax, argmin propagate NaN (argmax returns the first NaN's
 position, else the first extreme). `fmax`/`fmin` drop it.
@@ -52,7 +59,8 @@ over named axes, each rounded to its own type before the operator sees it; a res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -296,11 +304,30 @@ class GraphInput:
     frozen: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a buffer that the scheduler adds is of another one, its `source`: `role` says which transform made it, and as what.
+    Of several of one role, `number` counts them; `reader` is the buffer that it was made for, where that matters."""
+
+    source: str
+    role: str
+    number: int | None = None
+    reader: str = ""
+
+    @property
+    def stem(self) -> str:
+        """A name for people. It need not be free, and nothing parses it."""
+        words = [self.source, self.role, *([self.reader] if self.reader else [])]
+        number = "" if self.number is None else f"_{self.number}" if self.reader else str(self.number)
+        return "_".join(words) + number
+
+
 @dataclass(slots=True)
 class Graph:
     """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, or None. `derived` defines size symbols
     that stand for a function of other sizes with no form as an index: the host computes them, and for the rest of the
-    compiler they are symbols like any other. Decisions are made at `size_hints`: the sizes of the example inputs, until the
+    compiler they are symbols like any other. `provenance` says of each name that the scheduler made (`derived`) what the buffer
+    is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example inputs, until the
     scheduler puts other ones in place of those that products depend on. `seen` keeps the first ones, for reports."""
 
     name: str
@@ -312,6 +339,8 @@ class Graph:
     size_hints: dict[Size, int] = field(default_factory=dict)
     derived: dict[Size, Expr] = field(default_factory=dict)
     seen: dict[Size, int] | None = None
+    provenance: dict[str, Derived] = field(default_factory=dict)
+    names: dict[Derived, str] = field(default_factory=dict)
 
     @property
     def frozen(self) -> frozenset[str]:
@@ -322,6 +351,27 @@ class Graph:
     def seen_sizes(self) -> dict[Size, int]:
         """The sizes of the example inputs."""
         return self.size_hints if self.seen is None else self.seen
+
+
+def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:
+    """A name that no buffer of the graph has, none that the scheduler has given away, and none that is `taken`."""
+    numbered = (f"{stem}_{number}" for number in itertools.count(2))
+    used = (graph.buffers, graph.provenance, taken)
+    return next(name for name in itertools.chain((stem,), numbered) if not any(name in names for names in used))
+
+
+def derived(graph: Graph, what: Derived) -> str:
+    """The name of what the scheduler makes of a buffer: the same one at each attempt at a schedule, and nobody else's."""
+    if what not in graph.names:
+        name = graph.names[what] = fresh(graph, what.stem)
+        graph.provenance[name] = what
+    return graph.names[what]
+
+
+def source_in(graph: Graph, name: str, role: str) -> str | None:
+    """The buffer of which `name` is what `role` says, or None."""
+    found = graph.provenance.get(name)
+    return found.source if found is not None and found.role == role else None
 
 
 def call_of(node: Node) -> Extern | None:

@@ -196,10 +196,18 @@ OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 #   cast     attr = target compute dtype; float -> int truncates; -> bool is != 0
 #   round    attr = narrow float dtype; value rounded to it, kept in float32
 #   bitcast  attr = target dtype of the same width
+#   assert   attr = a word of FAILURES; args = (value, condition): the value; where a point that uses it does not meet the
+#            condition, the call fails, or the kernel ends on a GPU
 #   rand     args = (seed, counter): uniform in [0, 1); randn: normal; randbits: 64 random bits (Philox4x32-10)
 RANDOM = ("rand", "randn", "randbits")
-STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", *RANDOM)
-COSTS = {"const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast": 0, "rand": 40, "randn": 80, "randbits": 40}
+STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", "assert", *RANDOM)
+COSTS = {
+    "const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast": 0, "assert": 1, "rand": 40, "randn": 80,
+    "randbits": 40,
+}  # fmt: skip
+
+# What makes a call fail, with the result of a C++ kernel that found it. The host raises eager's exceptions for them.
+FAILURES = {"index": 1, "division": 2}
 
 # Special functions that kernels on a GPU do not compute: there the operators stay library calls.
 CPU_ONLY = frozenset(

@@ -12,20 +12,22 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from kgen import debug, ir, lowering, torch_adapter, verify
+from kgen import debug, failures, ir, lowering, torch_adapter, verify
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, toolchain, triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.config import Config
 from kgen.counters import counters
-from kgen.errors import ConfigurationFailed, KernelTooLarge, TemplateRefused, TritonBuildFailed
+from kgen.errors import InternalError, TemplateRefused
+from kgen.failed_kernels import StepFailed, failure_of, naming, say_what_failed
+from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
 from kgen.host.setup import setup_of
-from kgen.plan import Batch, Choice, Kernel, Launch, Packing, Schedule, members, variants
+from kgen.plan import Batch, Choice, Kernel, Launch, Packing, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import (
@@ -95,10 +97,12 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
     """Aten calls to loop IR."""
     counters.add("lowered")
+    config = _without_switches(config, info)
+    failed = {node: f"{one.what} failed" for one in info.failures for node in one.nodes}
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
-        info.name, config.numerics, info.shape_env, None, frozenset(config.fallback), info.static_inputs,
-        info.frozen_inputs, config.gpu_interpreter, operators, config.inlining,
+        info.name, config.numerics, info.shape_env, info.in_inputs, frozenset(config.fallback), info.static_inputs,
+        info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     debug.write_lowered(graph, info, config)
@@ -107,7 +111,14 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     return gm, graph
 
 
-def _options(graph: ir.Graph, config: Config) -> Options:
+def _without_switches(config: Config, info: GraphInfo) -> Config:
+    """The options without those that earlier attempts at the graph failed with."""
+    off = {name: False for one in info.failures for name in one.switches}
+    return replace(config, **off) if off else config  # type: ignore[arg-type]
+
+
+def scheduler_options(graph: ir.Graph, config: Config) -> Options:
+    """What a configuration means to the scheduler on the graph's devices."""
     templates = config.templates and config.fusion
     return Options(
         config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
@@ -164,8 +175,9 @@ def cpu_device() -> Device:
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
     """Loop IR to kernels in order, with a memory plan."""
     gm, graph = work
-    options = _options(graph, config)
-    plan = make_schedule(graph, replace(options, oracle=_tuner(options, config)))
+    settled = _without_switches(config, info)
+    options = scheduler_options(graph, settled)
+    plan = make_schedule(graph, replace(options, oracle=_tuner(options, settled)))
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
@@ -173,6 +185,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     for one in unusable.current():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
+    plan.verdicts += failures.verdicts(info.failures)
     debug.write_schedule(plan, info, config)
     return gm, plan
 
@@ -180,9 +193,16 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
 def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule, UnitPlan]:
     """Kernels to C++ translation units and to GPU kernels, which are compiled from now on."""
     gm, plan = work
-    options = _options(plan.graph, config)
+    config = _without_switches(config, info)
+    options = scheduler_options(plan.graph, config)
     begin = None if config.gpu_interpreter else partial(triton.begin, arch=options.gpu.arch)
-    return gm, plan, _units(plan, config, options, begin)
+    try:
+        return gm, plan, _units(plan, config, options, begin)
+    except StepFailed as failed:
+        if failures.is_strict(config):
+            raise failed.cause from failed.cause.__cause__
+        source = failures.keep_report(failed.step.name, failed.cause, gm)
+        raise KernelsFailed([failure_of([failed.step], failed.cause, source, work)]) from failed.cause
 
 
 def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[TritonKernel], None] | None = None) -> UnitPlan:
@@ -191,7 +211,8 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
     sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
-        made = rendered(step, symbol)
+        with naming(step):
+            made = rendered(step, symbol)
         if not isinstance(made, KernelCall) or made.launch is None:
             return made
         kernel = made.launch if config.early_launch else triton_kernel.launched_in_turn(made.launch)
@@ -245,7 +266,9 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1
+    coverage.update(f"replaced.{one}" for one in info.failures)
     blueprint = Blueprint(units.sources, assembled.program, assembled.constants, dict(coverage), assembled.launches)
+    blueprint.replaced = bool(info.failures)
     if info.freezing is not None:
         blueprint.setup = setup_of(info.freezing, plan, units.calls, assembled.program)
     if config.cudagraphs:
@@ -254,23 +277,11 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         plan.verdicts.append(verdict)
     try:
         made = HostGraph(blueprint, torch_adapter.output_strides(gm), assembled.callables)
-    except (KernelTooLarge, TritonBuildFailed) as failure:
-        choice = _choice_of(failure.details["kernel"], plan, units)
-        if choice is None or only.current() is not None:
-            raise
-        compiled = isinstance(failure, KernelTooLarge)
-        raise ConfigurationFailed(choice=choice, why=failure.text, compiled=compiled) from failure
+    except InternalError as failure:
+        say_what_failed(failure, (gm, plan), units, config)
+        raise
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return made
-
-
-def _choice_of(kernel: str, plan: Schedule, units: UnitPlan) -> Choice | None:
-    """The template and the configuration that made a kernel, by its name."""
-    for step in (one for whole in plan.kernels for one in variants(whole)):
-        launch = units.calls[step.name].launch
-        if launch is not None and launch.name == kernel:
-            return members(step)[0].choice
-    return None
 
 
 def stages() -> tuple[Any, ...]:

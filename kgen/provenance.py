@@ -6,6 +6,7 @@ a relu in front of a reduction would be in no kernel at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -15,7 +16,7 @@ from kgen import ir
 from kgen.lowering.table import operator_name
 from kgen.lowering.views import is_view
 
-__all__ = ["trace_origins"]
+__all__ = ["computing_nodes", "trace_origins"]
 
 
 def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
@@ -36,6 +37,21 @@ def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
         )
         graph.nodes[position] = replace(node, origin=replace(node.origin, operators=tuple(operators)))
     return graph
+
+
+def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origin]) -> list[Node]:
+    """The calls of `gm` that kernels with these origins compute, in program order, without views: library calls could compute
+    the rest instead."""
+    nodes = {n.name: n for n in gm.graph.nodes}
+    stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
+    found: set[Node] = set()
+    for origin in origins:
+        source = nodes.get(origin.name)
+        if source is not None:
+            found |= _inlined(source, stored)
+            # not where a loop only prepares the operand of a call
+            found.update([source] if operator_name(source.target) in origin.operators else [])
+    return [n for n in gm.graph.nodes if n in found and isinstance(n.target, torch._ops.OpOverload) and not is_view(n.target)]
 
 
 def _inlined(source: Node, stored: set[Node]) -> set[Node]:

@@ -30,7 +30,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EagerRecord:
-    """A graph that runs in eager node by node (`fallback="all"`). `coverage` counts its operators as ``extern.<name>``."""
+    """A graph that runs in eager node by node: by `fallback="all"`, or because it could not be compiled. `coverage` counts its
+    operators as ``extern.<name>``."""
 
     info: GraphInfo
     coverage: Mapping[str, int]
@@ -77,7 +78,7 @@ def record(info: GraphInfo, plan: Schedule, units: UnitPlan, blueprint: Blueprin
 
 
 def record_eager(info: GraphInfo, coverage: Mapping[str, int], config: Config) -> None:
-    """Notes a graph that was not compiled because the caller asked for eager."""
+    """Notes a graph that runs in eager."""
     _note(EagerRecord(info, dict(coverage)), config)
 
 

@@ -29,6 +29,8 @@ class SymbolTable:
         self.derived: dict[Size, Expr] = {}
         self._memo: dict[sympy.Expr, Expr] = {}
         self._names: dict[Expr, Size] = {}
+        self._found: dict[sympy.Symbol, Expr] = {}
+        self._measured: dict[sympy.Symbol, Expr] = {}  # what defines an unbacked symbol, with no range from its checks
 
     def expr(self, value: Any) -> Expr:
         """An int, SymInt, SymBool, sympy expression or `Expr` as an `Expr`."""
@@ -91,7 +93,7 @@ class SymbolTable:
     def _is_one(self, expr: sympy.Expr) -> bool:
         """Whether the guards say so of an expression, such as ``s0//3 - 1`` where torch found out by asking that it repeats.
         Of a symbol that they say it of, torch itself makes the number. Adds no guard."""
-        if self.shape_env is None or not expr.is_integer or not expr.free_symbols:
+        if self.shape_env is None or not expr.is_integer or not expr.free_symbols or expr.free_symbols & self._found.keys():
             return False
         return bool(self.shape_env._maybe_evaluate_static(sympy.Eq(expr, 1)))
 
@@ -103,6 +105,42 @@ class SymbolTable:
         if hit is None:
             hit = self._memo[expr] = self._visit(self._replaced(expr))
         return hit
+
+    # ---- sizes that data decide -------------------------------------------------------------------------------------
+
+    def depends_on_data(self, expr: Expr) -> bool:
+        """Whether a number in the expression has no value in the example inputs."""
+        found = [self.sympy_of[a] for a in ix.free_atoms(expr) if isinstance(a, Size) and a in self.sympy_of]
+        return any(self._known(symbol) is None for symbol in found)
+
+    def measure(self, symbol: sympy.Symbol, lo: int) -> Size:
+        """The symbol for what a call finds out: as large as it turns out to be. The symbol itself, which has the range that
+        torch's checks give it, is derived from it, so that a check reads what was found."""
+        found = ix.size(f"{symbol}_found", lo, 1 << 62)
+        self.define(symbol, found.expr())
+        return found
+
+    def define(self, symbol: sympy.Symbol, definition: Expr) -> None:
+        """Makes an unbacked symbol derived. One that has a definition keeps it."""
+        atom = self._translate(symbol).atom()
+        if symbol not in self._measured and isinstance(atom, Size) and atom not in ix.free_atoms(definition):
+            self.derived[atom] = definition
+        self._measured.setdefault(symbol, definition)
+
+    def check(self, condition: sympy.Basic) -> Expr | None:
+        """A condition on unbacked symbols that holds for what was found, not because torch relies on it; None where it
+        has other symbols than the graph."""
+        known = {*self._measured, *self.sympy_of.values()}
+        if not condition.free_symbols <= known:
+            return None
+        names = {symbol: sympy.Symbol(f"{symbol}_found", integer=True) for symbol in self._measured}
+        self._found = {name: self._measured[symbol] for symbol, name in names.items()}
+        return self._visit(condition.xreplace(names))
+
+    def defined(self, condition: sympy.Basic) -> bool:
+        """Whether all unbacked symbols of a condition have a definition in this graph, and there is one."""
+        unbacked = {s for s in condition.free_symbols if self._known(s) is None}
+        return bool(unbacked) and unbacked <= self._measured.keys()
 
     # ---- integers and booleans (0 or 1) -----------------------------------------------------------------------------
 
@@ -137,6 +175,8 @@ class SymbolTable:
         return self._function(expr, name, args)
 
     def _symbol(self, expr: sympy.Symbol) -> Expr:
+        if expr in self._found:
+            return self._found[expr]
         lo, hi = self._range(expr)
         if lo == hi:
             return ix.constant(lo)
@@ -146,17 +186,17 @@ class SymbolTable:
 
     def _function(self, expr: Any, name: str, args: list[Expr]) -> Expr:
         if name in ("FloorDiv", "CleanDiv"):
-            return ix.floordiv(args[0], args[1])
+            return _floordiv(args[0], args[1])
         if name in ("Mod", "PythonMod"):
-            return ix.mod(args[0], args[1])
+            return _mod(args[0], args[1])
         if name == "ModularIndexing":
             return ix.mod(ix.floordiv(args[0], args[1]), args[2])
+        if name == "Abs":
+            return ix.maximum(args[0], -args[0])
         if name in ("Max", "Min"):
             return reduce(ix.maximum if name == "Max" else ix.minimum, args)
-        if name == "And":
-            return ix.product(args)
-        if name == "Or":
-            return reduce(ix.maximum, args)
+        if name in ("And", "Or"):
+            return reduce(ix.maximum, args) if name == "Or" else ix.product(args)
         if name == "Not":
             return ix.ONE - args[0]
         simple = {
@@ -207,19 +247,28 @@ class SymbolTable:
     def _float(self, expr: Any) -> Expr:
         if expr.is_number and expr.is_real:
             return ix.constant(ix.float_bits(float(expr)))
-        if expr.is_integer or expr.is_Boolean:
+        name = type(expr).__name__
+        if (expr.is_integer or expr.is_Boolean) and not (name in _MODS and not all(a.is_integer for a in expr.args)):
             return ix.apply("float", self._visit(expr))
         if expr.is_Symbol:
             size = ix.size(str(expr), -(1 << 62), 1 << 62)
             self.sympy_of[size] = expr
             return size.expr()
-        name = type(expr).__name__
+        if name == "Where":
+            return ix.apply("select", self._visit(expr.args[0]), *map(self._float, expr.args[1:]))
         if name in ("IntTrueDiv", "ToFloat"):
             args = [ix.apply("float", self._visit(a)) for a in expr.args]
         else:
             args = [self._float(a) for a in expr.args]
+        return self._float_function(expr, name, args)
+
+    def _float_function(self, expr: Any, name: str, args: list[Expr]) -> Expr:
         if name in ("ToFloat", "Identity"):
             return args[0]
+        if name == "TruncToFloat":
+            return ix.apply("float", ix.apply("ftrunc", args[0]))
+        if name == "Abs":
+            return ix.apply("fmax", args[0], ix.apply("fmul", args[0], ix.constant(ix.float_bits(-1.0))))
         unary = name.removeprefix("OpaqueUnaryFn_")
         fn = _FLOAT_FUNCTIONS.get(name) or (f"f{unary}" if f"f{unary}" in ix.FLOAT_FUNCTIONS and len(args) == 1 else None)
         if fn is None:
@@ -251,6 +300,23 @@ def _compare(fn: str, a: Expr, b: Expr) -> Expr:
     return ix.apply(fn, a, b)
 
 
+def _floordiv(num: Expr, den: Expr) -> Expr:
+    """Python's ``num // den``; `index.floordiv` takes positive divisors."""
+    lo, hi = den.bounds()
+    if lo >= 0:
+        return ix.floordiv(num, den)
+    if hi <= 0:
+        return ix.floordiv(-num, -den)
+    sign = ix.apply("select", ix.apply("lt", den, 0), -ix.ONE, ix.ONE)
+    return ix.floordiv(sign * num, ix.maximum(den, -den))
+
+
+def _mod(num: Expr, den: Expr) -> Expr:
+    """Python's ``num % den``, which has the divisor's sign."""
+    return ix.mod(num, den) if den.bounds()[0] >= 0 else num - den * _floordiv(num, den)
+
+
+_MODS = ("Mod", "PythonMod")  # torch calls them integers whatever their arguments are
 _ROUNDINGS = {"CeilToInt": "fceil", "FloorToInt": "ffloor", "TruncToInt": "ftrunc", "RoundToInt": "fround"}
 # name -> (function, arguments swapped, result negated)
 _COMPARISONS = {
@@ -259,7 +325,7 @@ _COMPARISONS = {
 }  # fmt: skip
 _FLOAT_FUNCTIONS = {
     "Add": "fadd", "Mul": "fmul", "FloatTrueDiv": "fdiv", "IntTrueDiv": "fdiv", "Pow": "fpow", "FloatPow": "fpow",
-    "Max": "fmax", "Min": "fmin",
+    "Max": "fmax", "Min": "fmin", "Mod": "fmod", "PythonMod": "fmod", "RoundDecimal": "frounddec",
 }  # fmt: skip
 
 

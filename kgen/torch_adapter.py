@@ -18,12 +18,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch.compiler import config as compiler_config
@@ -36,6 +36,9 @@ from kgen.aot_cache import CachedGraph, CompiledGraph
 from kgen.counters import counters
 from kgen.freeze import Freezing
 
+if TYPE_CHECKING:
+    from kgen.failures import Failure
+
 __all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
 
 
@@ -45,8 +48,9 @@ class GraphInfo:
 
     `role` is inference, forward or backward. `static_inputs` are positions of parameters and buffers: same address at every
     call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
-    for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `freezing` is what was made of
-    the inputs that are promised not to change.
+    for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
+    outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
+    promised not to change. `failures` are those of earlier attempts at the graph.
     """
 
     name: str
@@ -55,6 +59,8 @@ class GraphInfo:
     user_visible: frozenset[int]
     shape_env: Any = None
     freezing: Freezing | None = None
+    in_inputs: frozenset[int] = frozenset()
+    failures: tuple[Failure, ...] = ()
 
     @property
     def frozen_inputs(self) -> frozenset[int]:
@@ -167,7 +173,19 @@ def _graph_info(gm: GraphModule, role: str) -> GraphInfo:
         static_inputs=frozenset(static),
         user_visible=frozenset(range(visible)),
         shape_env=fake_mode.shape_env if fake_mode is not None else None,
+        in_inputs=frozenset(_views_of_inputs(metadata)) if metadata is not None and role != "backward" else frozenset(),
     )
+
+
+def _views_of_inputs(metadata: Any) -> Iterator[int]:
+    """Positions of the outputs that are in inputs in eager: AOTAutograd makes them anew from the input and our output's
+    geometry. What a tensor subclass is made of is counted otherwise."""
+    if any(isinstance(made, SubclassCreationMeta) for made in metadata.subclass_fw_graph_out_meta):
+        return
+    kinds = (OutputType.is_input, OutputType.alias_of_input)
+    for position, output in enumerate(metadata.output_info, metadata.num_mutated_inp_runtime_indices):
+        if output.output_type in kinds:
+            yield position
 
 
 def output_values(gm: GraphModule) -> list[Any]:

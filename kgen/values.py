@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -238,6 +238,20 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     return _make("cast", (value,), dtype, dtype)
 
 
+def as_stored(value: Value, dtype: torch.dtype) -> Value:
+    """`cast` to a 16-bit float for what compares numbers as memory has them. A load keeps its rounding: in one kernel with what
+    is stored there, it is the number before it was rounded."""
+    if value.op == "load" and value.attr[2] == dtype:
+        return _make("round_to", (value,), dtype, torch.float32)
+    return cast(value, dtype)
+
+
+def is_stored(value: Value, memory: Container[str]) -> bool:
+    """Whether a `round_to` has nothing to do: it is of a load from one of the buffers `memory`, which no kernel makes."""
+    (source,) = value.args
+    return source.op == "load" and source.attr[2] == value.attr and source.attr[0] in memory
+
+
 def _holds(dtype: torch.dtype, whole: torch.dtype) -> bool:
     """Whether a floating-point format has every number of an integer type."""
     if whole is torch.bool:
@@ -282,6 +296,20 @@ def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
     if wrap:
         value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
     return ix.indirect(value, extent).expr()
+
+
+def asserted(value: Value, condition: Value, failure: str) -> Value:
+    """`value`, where `condition` holds at every point that uses it; else the call fails. `failure` is a word of
+    `ops.FAILURES`."""
+    if condition.op == "const" and condition.attr:
+        return value
+    return _make("assert", (value, condition), failure, value.dtype)
+
+
+def index_inside(value: Value, extent: Expr) -> Value:
+    """Whether an index computed from data lies in ``[0, extent)``."""
+    above = call("ge", value, const(0, torch.int64))
+    return call("and", above, call("lt", value, index_value(extent)))
 
 
 def masked(cond: Value, body: Value, other: Value) -> Value:
@@ -393,6 +421,13 @@ def loads(roots: Iterable[Value]) -> list[Value]:
     return [v for v in topological(roots) if v.op == "load"]
 
 
+def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
+    """Equal for values that are the same array over these loops, in groups such as the axes of an operand. Loops that the value
+    names are compared as they are, those along which it repeats by how long they are."""
+    used = value.variables()
+    return value, tuple(tuple(v if v in used else v.extent for v in group) for group in groups)
+
+
 def total_cost(roots: Iterable[Value]) -> int:
     return sum(ops.cost(v.op) for v in topological(roots))
 
@@ -416,6 +451,8 @@ def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
         return index_value(attr, value.dtype)
     if value.op == "cast":
         return cast(args[0], attr)
+    if value.op == "assert":
+        return asserted(args[0], args[1], attr)
     return _make(value.op, args, attr, value.dtype)
 
 
@@ -445,6 +482,11 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
 
 def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
     """Replaces loads by other values (inlining a producer, reading a local instead of memory). None keeps a load."""
+    return _replaced(roots, ("load",), replace)
+
+
+def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:
+    """Replaces operations of some `kinds`, whose arguments are replaced already. None keeps one."""
     memo: dict[Expr, Expr] = {}
 
     def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
@@ -452,20 +494,23 @@ def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) 
         if value.op == "load":
             moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
             rebuilt = load(attr[0], moved, attr[2], args[0] if args else None)
-            replacement = replace(rebuilt)
-            return rebuilt if replacement is None else replacement
-        if value.op == "index":
-            return index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
-        return value if args == value.args else rebuild(value, args, attr)
+        elif value.op == "index":
+            rebuilt = index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
+        else:
+            rebuilt = value if args == value.args else rebuild(value, args, attr)
+        return (replace(rebuilt) if rebuilt.op in kinds else None) or rebuilt
 
     new = rewrite(roots, visit)
     return [new[r] for r in roots]
 
 
 def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:
-    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`."""
+    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`. Nor does an assertion say
+    anything where the mask is false."""
 
     def add(loaded: Value) -> Value:
+        if loaded.op == "assert":
+            return asserted(loaded.args[0], call("or", call("not", mask), loaded.args[1]), loaded.attr)
         old = loaded.args[0] if loaded.args else None
         both = mask if old is None else call("and", old, mask)
         return _make("load", (both,), loaded.attr, loaded.dtype)
@@ -473,4 +518,4 @@ def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value
     # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
     # load guarded by a mask that depends on it would be a cycle
     inside = set(topological([mask]))
-    return replace_loads([value], lambda v: None if v in inside or v in free else add(v))[0]
+    return _replaced([value], ("load", "assert"), lambda v: None if v in inside or v in free else add(v))[0]

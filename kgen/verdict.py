@@ -24,6 +24,7 @@ class Outcome(Enum):
     PACKED = "packed once"
     NOT_PACKED = "packed at each call"
     DROPPED = "dropped"
+    REPLACED = "replaced"
     NOT_RECORDED = "not recorded as a CUDA graph"
 
 
@@ -75,9 +76,11 @@ class Reason(Enum):
     FEW_LAUNCHES = "a replay would cost the host more than its few launches"
     TEMPLATE = "a template computes it, with what is fused"
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
+    UNCALIBRATED = "nobody has measured templates on products of this kind: the library call and separate kernels take it"
     VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
     NOT_COMPILED = "its kernel does not compile"
     FAILED = "it cannot run"
+    INTERNAL_ERROR = "kgen has an error in it"
     WRONG_RESULT = "its results are not those of the library"
     CRASHED = "it ended the process that measured it"
     HUNG = "it did not end"
@@ -120,6 +123,7 @@ class Reason(Enum):
 
 
 CHANGES: dict[Reason, str] = {
+    Reason.INTERNAL_ERROR: "report it with the file that was kept",
     Reason.INDEX_MISMATCH: "write the consumer so that it reads the element the producer makes, or accept two kernels",
     Reason.SPACE_MISMATCH: "give both the same shape",
     Reason.REDUCED_AXES_DIFFER: "reduce over the same axes",

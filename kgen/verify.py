@@ -24,6 +24,15 @@ def verify(graph: Graph, stage: str) -> Graph:
     return graph
 
 
+def defined_once(names: Iterable[str], stage: str) -> None:
+    """Raises InvalidIR, naming `stage`, if two nodes give one name to what they make: what reads it would read either."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise errors.InvalidIR(stage=stage, node=name, problem=f"{name} is defined twice")
+        seen.add(name)
+
+
 class _Verifier:
     """One pass over the nodes in order. `versions` gives, for each defined buffer, how many mutations of its storage it has
     seen; it may be read only while no later mutation has happened (`mutations` counts those of each storage)."""
@@ -417,6 +426,12 @@ def _bitcast_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | Non
     return None if good else f"reinterprets {dtypes} as {value.attr}, is marked {value.dtype}"
 
 
+def _assert_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    if value.attr not in ops.FAILURES:
+        return f"{value.attr!r} is no failure"
+    return None if dtypes == (value.dtype, torch.bool) else f"of {dtypes}, is marked {value.dtype}"
+
+
 def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
     wanted = torch.int64 if value.op == "randbits" else torch.float32
     if dtypes != (torch.int64, torch.int64):
@@ -426,7 +441,8 @@ def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None
 
 _STRUCTURAL: dict[str, Callable[[Value, tuple[torch.dtype, ...]], str | None]] = {
     "const": _const_problem, "index": _index_problem, "load": _load_problem, "cast": _cast_problem, "round_to": _round_problem,
-    "bitcast": _bitcast_problem, "rand": _random_problem, "randn": _random_problem, "randbits": _random_problem,
+    "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem,
+    "randn": _random_problem, "randbits": _random_problem,
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.index import Expr, ExprLike, Var
 from kgen.ir import Buffer, Origin, Sizes, TensorArg
-from kgen.lowering.tensor import Tensor, axes, indices, number_of
+from kgen.lowering.node_values import NodeValues
+from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
 from kgen.values import Value
 
 
@@ -30,10 +31,12 @@ class Builder:
         self.origin = Origin()
         self.current: Any = None
         self.symbols: Any = None  # the graph's SymbolTable
-        self.env: dict[Any, Any] = {}  # FX node -> what it became
+        self.env = NodeValues()
+        self.roots: dict[str, str] = {}  # buffer -> the one that owns its storage, as far as asked for
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
+        self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
@@ -101,6 +104,8 @@ class Builder:
     ) -> tuple[Tensor, ...]:
         """Reduces `tensor` over `dims`. `dtypes` are those of the results (default: the tensor's; int64 for indices).
         Float results of 16-bit input should be asked for in the dtype the user sees: accumulation is float32 anyway."""
+        if op in ("argmax", "argmin"):
+            tensor = rounded(tensor)  # the first of equals is the first of those that eager has stored
         rank = tensor.rank
         reduced = sorted({d % rank for d in dims}) if rank else []
         kept = [k for k in range(rank) if k not in reduced]
@@ -150,6 +155,7 @@ class Builder:
     def scan(self, op: str, tensor: Tensor, dim: int, dtypes: Sequence[torch.dtype] | None = None) -> tuple[Tensor, ...]:
         """Inclusive scan along `dim`; results as for `reduce`."""
         outputs = 2 if op in ("argmax", "argmin") else 1
+        tensor = rounded(tensor) if outputs == 2 else tensor
         kinds = list(dtypes) if dtypes else [tensor.dtype, torch.int64][:outputs]
         if tensor.sizes[dim % tensor.rank] == 1:
             return self._reduced_one(op, tensor, tensor.sizes, tensor.value, kinds)
@@ -230,14 +236,15 @@ class Builder:
         target: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        results: Sequence[tuple[Sizes, torch.dtype, torch.device, Sizes] | None],
+        results: Sequence[tuple[Sizes, torch.dtype, torch.device, Sizes | None] | None],
         reason: str,
         mutates: Sequence[tuple[str, str]] = (),
         effect: bool = False,
         wrap: Any = None,
         binds: Sequence[tuple[Any, int, int]] = (),
     ) -> tuple[Tensor | None, ...]:
-        """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads.
+        """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads; a
+        sparse one has no strides.
         `wrap` makes another node of the call (`ir.Attention`, or a partial of `ir.Contraction`)."""
         made: list[Buffer | None] = []
         for spec in results:

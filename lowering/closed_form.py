@@ -26,7 +26,7 @@ def index_form(value: Value, extent: Expr, wrap: bool) -> Expr | None:
     if limit is None or value.op == "const":
         return None
     nodes = vs.topological([value])
-    if any(v.op in ("load", "bitcast", *ops.RANDOM) for v in nodes):
+    if any(v.op in ("load", "bitcast", "assert", *ops.RANDOM) for v in nodes):
         return None
     atoms = list(value.free_atoms())
     if len(atoms) != 1 or not isinstance(atoms[0], Var):

@@ -164,8 +164,11 @@ def convolution(
         out = call.outs[0]
         assert out is not None
         kind = x.dtype if x.dtype == weight.dtype else None
+        left, right = call.args[:2]
+        image = vs.masked(inside, loaded(left, (n.expr(), channel, *place)), vs.const(0, x.dtype))
+        stored = image, loaded(right, (o.expr(), c.expr(), *(t.expr() for t in taps)))
         return ir.Contraction(
-            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, rounded=_rounded(b, out)
+            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, stored, rounded=_rounded(b, out)
         )
 
     made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kgen import errors, ir, ops
 from kgen import index as ix
@@ -16,6 +18,8 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.layout import as_traced
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
+from kgen.lowering.unbacked import bindings
+from kgen.tree_call import TreeCall
 from kgen.values import Value
 
 
@@ -69,16 +73,8 @@ def _known_float8(dtype: torch.dtype) -> bool:
 def _values(node: Node) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
 
-    def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                visit(item)
-
-    visit(node.meta.get("val"))
-    for source in node.all_input_nodes:
-        visit(source.meta.get("val"))
+    for source in (node, *node.all_input_nodes):
+        found += [value for value in tree_leaves(source.meta.get("val")) if isinstance(value, torch.Tensor)]
     return found
 
 
@@ -97,25 +93,32 @@ def extern(
         )
     value = node.meta.get("val")
     symbols = builder.symbols
-    flat = list(value) if isinstance(value, list | tuple) else [value]
-    used = _used_results(node, len(flat)) if isinstance(value, list | tuple) else [True]
+    flat, spec = tree_flatten(value)
+    used = _used_results(node, tree_unflatten(range(len(flat)), spec))
     specs: list[Any] = []
-    for item, wanted in zip(flat, used, strict=True):
-        if isinstance(item, torch.Tensor) and wanted:
-            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else ()
+    for position, item in enumerate(flat):
+        if isinstance(item, torch.Tensor) and position in used:
+            strides = symbols.sizes(item.stride()) if item.layout == torch.strided else None
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)
     args, kwargs = as_traced(builder, node, args, kwargs)
     mutates = _mutations(builder, node, args, kwargs)
-    binds = _bindings(node, flat, symbols)
-    results = list(builder.extern(node.target, args, kwargs, specs, reason, mutates, _has_effect(node), wrap, binds))
+    binds = bindings(builder, node, flat)
+    target, args, kwargs = _flat_call(node.target, builder.extern_tree(args), kwargs)
+    results: list[Any] = list(builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node), wrap, binds))
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
             results[position] = symbolic(symbols, item)
-    if not isinstance(value, list | tuple):
-        return results[0] if results else None
-    return tuple(results)
+    return tree_unflatten(results, spec)
+
+
+def _flat_call(target: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """The call; one of a higher-order operator as a call with its arguments' leaves, for these may be dictionaries."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target, args, kwargs
+    leaves, spec = tree_flatten((tuple(args), kwargs))
+    return TreeCall(target, spec, str(target)), leaves, {}
 
 
 def symbolic(symbols: Any, value: Any) -> Any:
@@ -127,13 +130,20 @@ def symbolic(symbols: Any, value: Any) -> Any:
     return symbolic_float(bits) if literal is None else ix.float_of(literal)
 
 
-def _used_results(node: Node, count: int) -> list[bool]:
-    used = [False] * count
-    for user in node.users:
-        if getattr(user.target, "__name__", "") == "getitem" and isinstance(user.args[1], int):
-            used[user.args[1]] = True
-        else:
-            return [True] * count
+def _used_results(node: Node, positions: Any) -> set[int]:
+    """The results that somebody reads, out of a tree of their positions. What is no tree is its only result."""
+    if isinstance(positions, int):
+        return {positions}
+    used: set[int] = set()
+    pending = [(node, positions)]
+    while pending:
+        source, tree = pending.pop()
+        for user in source.users:
+            if user.target is not operator.getitem or isinstance(tree, int):
+                used.update(tree_leaves(tree))
+            else:
+                pending.append((user, tree[user.args[1]]))
+                used.update([tree[user.args[1]]] if isinstance(tree[user.args[1]], int) else ())
     return used
 
 
@@ -152,24 +162,6 @@ def _mutations(builder: Builder, node: Node, args: Any, kwargs: Mapping[str, Any
                 name = builder.operand(tensor).buffer
                 pairs.append((name, builder.new_version(name).name))
     return pairs
-
-
-def _bindings(node: Node, flat: list[Any], symbols: Any) -> list[tuple[ix.Size, int, int]]:
-    """Size symbols that only the call's results define: (symbol, result, dimension); dimension -1 is a number itself."""
-    if "unbacked_bindings" not in node.meta or not node.meta["unbacked_bindings"]:
-        return []
-    found: list[tuple[ix.Size, int, int]] = []
-    seen: set[ix.Size] = set()
-    for position, item in enumerate(flat):
-        pairs: list[tuple[int, Any]] = list(enumerate(item.shape)) if isinstance(item, torch.Tensor) else [(-1, item)]
-        for dimension, extent in pairs:
-            if not isinstance(extent, torch.SymInt | torch.SymFloat | torch.SymBool):
-                continue
-            atom = (symbols.float_bits if isinstance(extent, torch.SymFloat) else symbols.expr)(extent).atom()
-            if isinstance(atom, ix.Size) and atom not in seen:
-                seen.add(atom)
-                found.append((atom, position, dimension))
-    return found
 
 
 def _has_effect(node: Node) -> bool:

@@ -21,12 +21,13 @@ from kgen.lowering import (
     sorting,
     special,
     symbolic,
+    user_kernel,
     views,
 )  # fmt: skip
 from kgen.lowering.table import merge
 
 FAMILIES = (
     activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
-    reduction, scan, scatter, sorting, special, symbolic, views,
+    reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

@@ -9,22 +9,21 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
-from kgen import errors, ir, ops
+from kgen import errors, failures, ir, ops
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Buffer, GraphInput, Origin, TensorArg
-from kgen.lowering import fallback
+from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
-from kgen.lowering.layout import fix_strides, is_dense, is_storable, store_with
-from kgen.lowering.mutation import root_of
 from kgen.lowering.operation import OperatorAxes, lower_operator
+from kgen.lowering.results import Results
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, number_of
-from kgen.lowering.views import owner_of
 from kgen.symbols import SymbolTable
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
@@ -39,20 +38,21 @@ CHEAP_FROM_INDICES = 60
 
 @dataclass(slots=True)
 class LoweringContext:
-    """What `lower` needs besides the graph: `user_visible` are the positions of outputs whose strides eager's must equal
-    (None: all), `forced` operator names that run in eager, `static_inputs` positions of parameters and buffers, `frozen_inputs`
-    of those whose elements stay as they are."""
+    """What `lower` needs besides the graph: `in_inputs` are the positions of outputs that the caller gets as views of inputs,
+    `forced` operator names that run in eager, `failed` nodes that do, with the reason, `static_inputs` positions of
+    parameters and buffers, `frozen_inputs` of those whose elements stay as they are."""
 
     name: str = "graph"
     numerics: str = "fast"
     shape_env: Any = None
-    user_visible: frozenset[int] | None = None
+    in_inputs: frozenset[int] = frozenset()
     forced: frozenset[str] = frozenset()
     static_inputs: frozenset[int] = field(default_factory=frozenset)
     frozen_inputs: frozenset[int] = field(default_factory=frozenset)
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
     operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
     inlining: bool = True  # whether an operator may be computed where its result is read
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -67,11 +67,10 @@ class _Lowering:
         self.symbols = SymbolTable(context.shape_env)
         self.builder = Builder(context.name, context.numerics)
         self.builder.symbols = self.symbols
-        self.env: dict[Node, Any] = {}
-        self.builder.env = self.env  # a write has to find the lazy readers of what it overwrites
+        self.env = self.builder.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
-        self.shown: dict[str, Node] = {}  # storages that are results already, and whose they are in eager
+        self.results = Results(self.builder, context.in_inputs, _origin)
 
     def run(self) -> ir.Graph:
         for node in self.gm.graph.nodes:
@@ -133,13 +132,15 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not _defines_symbol(node):
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not unbacked.is_binding(node):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return
         args = torch.fx.map_arg(node.args, self._lookup)
         kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
         args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
-        self.env[node] = self._settle(node, self._apply(node, args, kwargs))
+        result = unbacked.define(self.builder, node, self._apply(node, args, kwargs))
+        self.env[node] = self._settle(node, result)
+        unbacked.check_bound(self.builder, node)
 
     def call_module(self, node: Node) -> None:
         raise errors.LoweringFailed(
@@ -177,22 +178,27 @@ class _Lowering:
         rule = find(RULES, node.target) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
         reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
-        if rule is None or forced or reason:
-            return fallback.extern(self.builder, node, args, kwargs, reason or "no lowering")
+        reason = self.context.failed.get(node.name, reason)
+        if rule is None or reason:
+            return fallback.extern(self.builder, node, args, kwargs, reason)
         mark = len(self.builder.graph.nodes)
         try:
             result = self._by_rule(rule, node, args, kwargs)
         except fallback.Refused as refusal:  # the rule does not cover these arguments
             del self.builder.graph.nodes[mark:]
             return fallback.extern(self.builder, node, args, kwargs, str(refusal))
-        except errors.KgenError:
+        except failures.NOT_OURS:
+            raise
+        except errors.KgenError as failure:
+            failure.details.setdefault("aten_node", node.name)
             raise
         except Exception as cause:
             if _has_symbolic_float((args, kwargs)):  # the rule wants a Python number
                 del self.builder.graph.nodes[mark:]
                 return fallback.extern(self.builder, node, args, kwargs, "a number computed from sizes")
+            text = f"{type(cause).__name__}: {cause}"
             raise errors.LoweringFailed(
-                operator=name, cause=f"{type(cause).__name__}: {cause}", line=self.builder.origin.line
+                operator=name, cause=text, line=self.builder.origin.line, aten_node=node.name
             ) from cause
         return result
 
@@ -204,17 +210,15 @@ class _Lowering:
 
     def _by_rule(self, rule: Any, node: Node, args: Any, kwargs: Any) -> Any:
         """What the rule makes of the arguments, all of them on the device of the result."""
-        value = meta_value(node)
-        first = next((v for v in value if isinstance(v, torch.Tensor)), None) if isinstance(value, list | tuple) else value
-        device = first.device if isinstance(first, torch.Tensor) else torch.device("cpu")
+        first = next((v for v in tree_leaves(meta_value(node)) if isinstance(v, torch.Tensor)), None)
+        device = first.device if first is not None else torch.device("cpu")
         mark = len(self.builder.graph.nodes)
-        if operator_name(node.target) not in ("aten._to_copy", "aten._to_copy.default"):
+        if isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten._to_copy.default:
             args, kwargs = self._moved(args, device), self._moved(kwargs, device)
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
             fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
-            made = result if isinstance(result, list | tuple) else (result,)
-            fallback.refuse_values_on_gpu((t.value for t in made if isinstance(t, Tensor)), self.on_gpu)
+            fallback.refuse_values_on_gpu((t.value for t in tree_leaves(result) if isinstance(t, Tensor)), self.on_gpu)
         return result
 
     def _moved(self, tree: Any, device: torch.device) -> Any:
@@ -251,6 +255,7 @@ class _Lowering:
                 operator=operator_name(node.target),
                 cause=f"the rule gives {result.dtype} {list(result.sizes)}, torch {value.dtype} {list(expected)}",
                 line=self.builder.origin.line,
+                aten_node=node.name,
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
@@ -300,57 +305,7 @@ class _Lowering:
         lowered = self.env[result]
         if not isinstance(lowered, Tensor) or number_of(lowered):
             return self._number(lowered, meta_value(result))
-        value = meta_value(result)
-        wanted = self.symbols.sizes(value.stride()) if _is_strided(value) else None
-        self.builder.origin, self.builder.result_strides = _origin(result), wanted
-        visible = self.context.user_visible is None or position in self.context.user_visible
-        view = self.builder.as_view(lowered)
-        if view is not None and self._may_share(view, result) and (not visible or fix_strides(self.builder, view, wanted)):
-            self.builder.freeze(view.buffer)
-            return view
-        # kept in `env`, so that a node returned twice (also saved) is one tensor, as in eager
-        stored = self.env[result] = self._stored(lowered, wanted, result)
-        name = stored.value.attr[0]
-        self.shown[name] = owner_of(result)
-        arg = self.builder.as_view(stored)
-        assert arg is not None
-        self.builder.freeze(name)
-        return arg
-
-    def _stored(self, tensor: Tensor, wanted: ir.Sizes | None, result: Node) -> Tensor:
-        """The tensor in a buffer of its own with eager's strides. What overlaps, or may, is a view of the tensor that it is a
-        view of in eager."""
-        if wanted is not None and not is_storable(tensor.sizes, wanted):
-            window = self._window(tensor, wanted, result)
-            if window is not None:
-                return window
-        return store_with(tensor, wanted, self.builder.copy, self.builder)
-
-    def _window(self, tensor: Tensor, wanted: ir.Sizes, result: Node) -> Tensor | None:
-        """The result as a view of the stored tensor that owns its storage in eager; None where that has no packed layout."""
-        owner = owner_of(result)
-        whole, value = self.env.get(owner), meta_value(owner)
-        if owner is result or not isinstance(whole, Tensor) or whole.dtype is not tensor.dtype or not _is_strided(value):
-            return None
-        strides = self.symbols.sizes(value.stride())
-        if owner.op == "placeholder" or not is_dense(whole.sizes, strides):
-            return None
-        stored = self.env[owner] = self.builder.copy(whole)
-        base = self.builder.freeze(stored.value.attr[0], strides)
-        offset = self.symbols.expr(meta_value(result).storage_offset())
-        made = Buffer(self.builder.fresh(base.name), base.dtype, base.device, tensor.sizes, wanted, offset, alias_of=base.name)
-        self.builder.graph.buffers[made.name] = made
-        return self.builder.load(made)
-
-    def _may_share(self, view: TensorArg, result: Node) -> bool:
-        """Whether a result may be the storage of an input or of an earlier result: only where it is a view of it in eager too.
-        Lowering makes no copy for `clone`, and the reinplace stage computes in an input's storage."""
-        root = root_of(self.builder, view.buffer)
-        owner = owner_of(result)
-        kind = self.builder.graph.buffers[root].kind
-        if kind != "intermediate":
-            return kind == "input" and owner.op == "placeholder"
-        return self.shown.setdefault(root, owner) is owner
+        return self.results.place(result, position)
 
     def _number(self, lowered: Any, value: Any) -> Any:
         if isinstance(lowered, Tensor):
@@ -368,16 +323,11 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _has_symbolic_float(tree: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in torch.utils._pytree.tree_leaves(tree))
+    return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in tree_leaves(tree))
 
 
 def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _defines_symbol(node: Node) -> bool:
-    """Operators whose integer result is read from data (`item`), so that its symbol has no other definition."""
-    return "unbacked_bindings" in node.meta
 
 
 _VIEWS = frozenset(
@@ -417,10 +367,10 @@ def _uses(node: Node) -> int:
 
 def _origin(node: Node) -> Origin:
     operators = (operator_name(node.target),) if node.op == "call_function" else ()
-    return Origin(operators, node.name, _source_line(node))
+    return Origin(operators, node.name, source_line(node))
 
 
-def _source_line(node: Node) -> str:
+def source_line(node: Node) -> str:
     """The user's line that the node came from, as ``file:line code``."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines()]

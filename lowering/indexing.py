@@ -13,12 +13,15 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.ir import Sizes
 from kgen.lowering.builder import Builder
+from kgen.lowering.checks import checked
 from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
 from kgen.lowering.fallback import Refused
 from kgen.lowering.mutation import Write, at_newest, write, write_in_place, written_back
-from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, reindex, reshape
-from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index, wrapped
+from kgen.lowering.pointwise import Operand, rounded_in
+from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, promote, reindex, reshape
+from kgen.lowering.unbacked import checked_index
+from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index
 from kgen.values import Value
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
@@ -40,6 +43,12 @@ def position(index: Tensor, where: Sequence[Expr], extent: Expr, wrap: bool) -> 
     value = at(index, where)
     known = index_form(value, extent, wrap)
     return known if known is not None else vs.indirect(value, extent, wrap)
+
+
+def read_at(b: Builder, x: Tensor, sizes: Sizes, where: Callable[..., Sequence[Expr]]) -> Tensor:
+    """`reindex` at positions from data, each of which is checked."""
+    read = reindex(x, sizes, where)
+    return read.with_value(checked(b.graph, read.value, where(*read.indices)))
 
 
 # ---- index.Tensor ---------------------------------------------------------------------------------------------------
@@ -79,7 +88,13 @@ def index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
     plan = Advanced(x.sizes, indices_)
     if not plan.indexed:
         return x
-    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+    return read_at(b, gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j))
+
+
+def unsafe_index(b: Builder, x: Tensor, indices_: Sequence[Tensor | None]) -> Tensor:
+    """What is known to be in range."""
+    plan = Advanced(x.sizes, indices_)
+    return reindex(gather_source(b, x), plan.result_sizes(), lambda *j: plan.source(j)) if plan.indexed else x
 
 
 def unsafe_masked_index(b: Builder, x: Tensor, mask: Tensor, indices_: Sequence[Tensor | None], fill: Any) -> Tensor:
@@ -109,25 +124,28 @@ def gather(b: Builder, x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool 
     def where(*j: Expr) -> list[Expr]:
         return [position(lanes, j, source.sizes[k], False) if d == k else i for d, i in enumerate(j)]
 
-    return reshape(reindex(source, lanes.sizes, where), index.sizes)
+    return reshape(read_at(b, source, lanes.sizes, where), index.sizes)
 
 
 def index_select(b: Builder, x: Tensor, dim: int, index: Tensor) -> Tensor:
     source, lanes, k = gather_source(b, at_least_1d(x)), at_least_1d(index), axis(dim, x.rank)
     sizes = (*source.sizes[:k], lanes.sizes[0], *source.sizes[k + 1 :])
-    read = reindex(source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
+    read = read_at(b, source, sizes, lambda *j: [*j[:k], position(lanes, [j[k]], source.sizes[k], False), *j[k + 1 :]])
     return read if x.rank else reshape(read, ())
 
 
 def embedding(b: Builder, weight: Tensor, indices_: Tensor, *_: Any, **__: Any) -> Tensor:
     rest, n = weight.sizes[1:], indices_.rank
-    source = gather_source(b, weight)
-    return reindex(source, (*indices_.sizes, *rest), lambda *j: [position(indices_, j[:n], weight.sizes[0], False), *j[n:]])
+
+    def where(*j: Expr) -> list[Expr]:
+        return [position(indices_, j[:n], weight.sizes[0], False), *j[n:]]
+
+    return read_at(b, gather_source(b, weight), (*indices_.sizes, *rest), where)
 
 
 def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
     flat = gather_source(b, reshape(x, (x.numel(),)))
-    return reindex(flat, index.sizes, lambda *j: [position(index, j, flat.sizes[0], True)])
+    return read_at(b, flat, index.sizes, lambda *j: [position(index, j, flat.sizes[0], True)])
 
 
 # ---- search ---------------------------------------------------------------------------------------------------------
@@ -136,31 +154,35 @@ def take(b: Builder, x: Tensor, index: Tensor) -> Tensor:
 def searchsorted(
     b: Builder,
     sequence: Tensor,
-    x: Tensor | int | float,
+    x: Operand,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side)."""
-    x = x if isinstance(x, Tensor) else Tensor((), sequence.dtype, sequence.device, vs.const(x, sequence.dtype))
+    """The number of leading elements of each sorted row that are below `x` (or not above it, on the right side). Both are
+    compared in their common type, as eager has stored them."""
+    kind = promote(sequence, x)
+    wanted = rounded_in(x, kind)
+    sizes = x.sizes if isinstance(x, Tensor) else ()
     count = sequence.sizes[-1].as_int()
     if count is None:
         raise Refused("search in a sequence of symbolic length")
     sequence = gather_source(b, sequence)
-    lead = x.indices[:-1] if sequence.rank > 1 else ()
+    lead = indices(sizes)[:-1] if sequence.rank > 1 else ()
 
     def element(k: Value) -> Value:
         place = vs.indirect(k, sequence.sizes[-1], wrap=False)
         if sorter is not None:
             place = vs.indirect(at(sorter, [*lead, place]), sequence.sizes[-1], wrap=False)
-        return at(sequence, [*lead, place])
+        found = rounded_in(sequence.with_value(at(sequence, [*lead, place])), kind)
+        return checked(b.graph, found, [place])
 
     above = "gt" if (side == "right" if side is not None else right) else "ge"
-    found = binary_search(count, lambda k: vs.call("not", vs.call(above, element(k), x.value)))
+    found = binary_search(count, lambda k: vs.call("not", vs.call(above, element(k), wanted)))
     dtype = torch.int32 if out_int32 else torch.int64
-    return Tensor(x.sizes, dtype, x.device, vs.cast(found, dtype))
+    return Tensor(sizes, dtype, sequence.device, vs.cast(found, dtype))
 
 
 def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:
@@ -209,7 +231,7 @@ def _prepared(x: Tensor, src: Tensor, sizes: Sizes) -> Tensor:
 
 def select_scatter(b: Builder, x: Tensor, src: Tensor, dim: int, index: Extent) -> Tensor:
     k = axis(dim, x.rank)
-    place = wrapped(index, x.sizes[k])
+    place = checked_index(b, index, x.sizes[k])
     part = select(b, at_newest(b, x), k, place)
     src = _prepared(x, src, part.sizes)
     j = part.indices
@@ -302,7 +324,7 @@ def masked_scatter(b: Builder, x: Tensor, mask: Tensor, source: Tensor) -> Tenso
     place = reshape(count, sizes)
     taken = gather_source(b, reshape(source, (source.numel(),)))
     lane = vs.indirect(vs.call("sub", place.value, vs.const(1, torch.int64)), taken.sizes[0], wrap=False)
-    return x.with_value(vs.masked(mask.value, at(taken, [lane]), x.value))
+    return x.with_value(vs.masked(mask.value, checked(b.graph, at(taken, [lane]), [lane]), x.value))
 
 
 DATA_DEPENDENT = [
@@ -319,7 +341,7 @@ DATA_DEPENDENT = [
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.index": index,
-    "aten._unsafe_index": index,
+    "aten._unsafe_index": unsafe_index,
     "aten._unsafe_masked_index": unsafe_masked_index,
     "aten.gather": gather,
     "aten.index_select": index_select,

@@ -70,9 +70,11 @@ def as_traced(b: Builder, node: Node, args: Any, kwargs: Mapping[str, Any]) -> t
 
 
 def _written(node: Node) -> set[int | str]:
-    """Positions and names of arguments that the operator writes or returns: they stay what they are."""
+    """Positions and names of arguments that the operator writes: they stay what they are. What it only views does not: a
+    view as complex numbers demands eager's strides, and `lowering.results` finds the storage of a view that is returned."""
     schema = getattr(node.target, "_schema", None)
-    found = () if schema is None else [(k, a.name) for k, a in enumerate(schema.arguments) if a.alias_info is not None]
+    arguments = () if schema is None else enumerate(schema.arguments)
+    found = [(k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write]
     return {key for pair in found for key in pair}
 
 

@@ -11,7 +11,7 @@ from kgen import values as vs
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.pointwise import Operand, Rule, number, pointwise, rounded_in
-from kgen.lowering.tensor import Tensor, promote
+from kgen.lowering.tensor import Tensor, promote, rounded
 
 
 def comparison(op: str) -> Rule:
@@ -42,7 +42,7 @@ def test_float(op: str) -> Rule:
     def rule(b: Builder, x: Tensor) -> Tensor:
         if not x.dtype.is_floating_point:
             return x.with_value(vs.const(False, torch.bool), torch.bool)
-        return pointwise(lambda p: vs.call(op, p), x, result=torch.bool)
+        return pointwise(lambda p: vs.call(op, p), rounded(x), result=torch.bool)
 
     return rule
 
@@ -54,7 +54,7 @@ def infinite_with(sign_op: str) -> Rule:
     def rule(b: Builder, x: Tensor) -> Tensor:
         if not x.dtype.is_floating_point:
             return x.with_value(vs.const(False, torch.bool), torch.bool)
-        return pointwise(lambda p: vs.call("eq", p, number(limit, p)), x, result=torch.bool)
+        return pointwise(lambda p: vs.call("eq", p, number(limit, p)), rounded(x), result=torch.bool)
 
     return rule
 
@@ -62,7 +62,7 @@ def infinite_with(sign_op: str) -> Rule:
 def isfinite(b: Builder, x: Tensor) -> Tensor:
     if not x.dtype.is_floating_point:
         return x.with_value(vs.const(True, torch.bool), torch.bool)
-    return pointwise(lambda p: vs.call("lt", vs.call("abs", p), number(float("inf"), p)), x, result=torch.bool)
+    return pointwise(lambda p: vs.call("lt", vs.call("abs", p), number(float("inf"), p)), rounded(x), result=torch.bool)
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -7,8 +7,9 @@ before a write, every value that still reads the storage and has consumers left 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from kgen import values as vs
 from kgen.index import Expr, Indirect
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
+from kgen.lowering.checks import checked_write
 from kgen.lowering.layout import placed
 from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.table import operator_name
@@ -105,7 +107,9 @@ def _overwrite(b: Builder, name: str, base: Tensor, change: Write) -> Tensor:
     """The scatter node. A value or mask that reads other elements of the storage it is written to is stored first."""
     where_of: dict[ix.Atom, Expr] = dict(zip(base.axes, change.where, strict=True))
     index = tuple(_stored_indirects(b, name, ix.substitute(e, where_of), change.sizes) for e in base.value.attr[1])
-    value, mask = change.value, change.mask
+    mask = change.mask
+    access = vs.load(name, index, base.dtype)
+    value = checked_write(b.graph, change.value, change.where, access, mask)
     if _overlaps(b, name, value, index):
         narrow = change.mode == "set" and ops.compute_dtype(base.dtype) == value.dtype
         value = _stored(b, change.sizes, value, base.dtype if narrow else value.dtype)
@@ -155,9 +159,16 @@ def plain_load(tensor: Tensor) -> str | None:
 
 def root_of(b: Builder, name: str) -> str:
     """The buffer that owns the storage."""
-    while (below := b.graph.buffers[name].alias_of) is not None:
-        name = below
-    return name
+    passed = []
+    while name not in b.roots:
+        below = b.graph.buffers[name].alias_of
+        if below is None:
+            b.roots[name] = name
+        else:
+            passed.append(name)
+            name = below
+    b.roots.update(dict.fromkeys(passed, b.roots[name]))
+    return b.roots[name]
 
 
 def newest(b: Builder, name: str) -> str:
@@ -188,38 +199,17 @@ def written_back(b: Builder, base: Tensor, region: Value, src: Tensor) -> Tensor
 def _settle_readers(b: Builder, name: str) -> None:
     """Stores what reads the storage of `name` and is still wanted after the current node, in its present state."""
     env = b.env
-    for node in _connected(b, name):
+    for node in env.take_readers(root_of(b, name), partial(root_of, b)):
         if _wanted_later(node, b.current):
             env[node] = _copied(b, env[node], name)
 
 
 def _copied(b: Builder, item: Any, name: str) -> Any:
+    if isinstance(item, dict):
+        return {key: _copied(b, i, name) for key, i in item.items()}
     if isinstance(item, tuple | list):
         return type(item)(_copied(b, i, name) for i in item)
     return b.copy(item) if isinstance(item, Tensor) and _reads_storage(b, name, item.value) else item
-
-
-def _connected(b: Builder, name: str) -> Iterator[Node]:
-    """The FX nodes lowered so far whose values read the storage of `name`: reading spreads only along the graph's edges."""
-    env = b.env
-    stack, seen = list(b.current.all_input_nodes), set(b.current.all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node not in env or not any(_reads_storage(b, name, t.value) for t in _tensors(env[node])):
-            continue
-        yield node
-        for other in (*node.all_input_nodes, *node.users):
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-
-
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, tuple | list):
-        for i in item:
-            yield from _tensors(i)
 
 
 def _reads_storage(b: Builder, name: str, value: Value) -> bool:
@@ -287,10 +277,15 @@ def auto_functionalized_v2(b: Builder, op: Any, _all_bases: Sequence[Tensor], **
 
 def _base(b: Builder, base: Tensor, node: Node | None = None) -> Tensor:
     """The tensor for an operator to write to: the old one where the reinplace stage found its contents dead."""
-    owner = b.current.meta.get(INPLACE_BASES, {}).get(node)
-    name = _writable(b, base, owner)
+    found = base_in_place(b, base, node)
+    return b.copy(base) if found is None else found
+
+
+def base_in_place(b: Builder, base: Tensor, node: Node | None) -> Tensor | None:
+    """The tensor itself where the reinplace stage found that an operator may write to it; its other readers are settled."""
+    name = _writable(b, base, b.current.meta.get(INPLACE_BASES, {}).get(node))
     if name is None:
-        return b.copy(base)
+        return None
     _settle_readers(b, name)
     return at_newest(b, base)
 

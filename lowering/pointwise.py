@@ -15,7 +15,7 @@ from kgen import values as vs
 from kgen.index import Expr
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
-from kgen.lowering.tensor import Tensor, broadcast, broadcast_sizes, convert, promote
+from kgen.lowering.tensor import Tensor, broadcast, broadcast_sizes, convert, element_in, promote, rounded
 from kgen.values import Value
 
 Operand = Tensor | Expr | int | float | bool
@@ -44,15 +44,18 @@ def as_tensor(item: Operand, device: torch.device) -> Tensor:
 def value_in(tensor: Tensor | Operand, dtype: torch.dtype) -> Value:
     """The element converted to the compute dtype of `dtype` (no rounding to a narrow float: promotion widens)."""
     if isinstance(tensor, Tensor):
-        return vs.cast(tensor.value, ops.compute_dtype(dtype))
+        return element_in(tensor, dtype)
     if isinstance(tensor, Expr):
         return vs.index_value(tensor, ops.compute_dtype(dtype))
     return vs.const(tensor, dtype)
 
 
 def rounded_in(operand: Operand, dtype: torch.dtype) -> Value:
-    """`value_in`, rounded when `dtype` is a narrow float: eager compares, and divides with a remainder, in that very dtype,
-    so ``bf16(0.1) == 0.1`` holds, and ``x == x.max()`` somewhere although the maximum was stored and `x` was not."""
+    """`value_in`, rounded to the operand's own type and to `dtype` where these are narrow floats: eager compares, and divides
+    with a remainder, what it has stored, so ``bf16(0.1) == 0.1`` holds, and ``x == x.max()`` somewhere although the maximum was
+    stored and `x` was not."""
+    if isinstance(operand, Tensor):
+        operand = rounded(operand)
     if dtype not in ops.NARROW_FLOATS:
         return value_in(operand, dtype)
     if isinstance(operand, int | float):
@@ -166,7 +169,15 @@ def _exact_division(op: str, x: Operand, y: Operand) -> Tensor:
     """Divisions whose result jumps: both operands are first rounded to the type that eager divides in."""
     if promote(x, y) is torch.bool:
         raise Refused("division of bools")
-    return pointwise(lambda p, q: vs.call(op, p, q), x, y, convert_operand=rounded_in)
+    raises = device_of(x, y).type == "cpu"  # eager's kernels for GPUs give any number
+    return pointwise(lambda p, q: vs.call(op, p, _not_zero(q) if raises else q), x, y, convert_operand=rounded_in)
+
+
+def _not_zero(divisor: Value) -> Value:
+    """An integer divisor that must not be zero."""
+    if is_float(divisor) or (divisor.op == "index" and divisor.attr.bounds()[0] > 0):
+        return divisor
+    return vs.asserted(divisor, vs.call("ne", divisor, number(0, divisor)), "division")
 
 
 def exact_division(op: str) -> Rule:
@@ -195,8 +206,8 @@ _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def on_floats(op: str) -> Rule:
-    """A rule for roundings: integers stay as they are."""
-    return lambda b, x: pointwise(lambda p: vs.call(op, p), x) if x.dtype.is_floating_point else x
+    """A rule for roundings, of what eager has stored: integers stay as they are."""
+    return lambda b, x: pointwise(lambda p: vs.call(op, p), rounded(x)) if x.dtype.is_floating_point else x
 
 
 def round_decimals(b: Builder, x: Tensor, *, decimals: int = 0) -> Tensor:

@@ -351,6 +351,8 @@ def _adaptive(x: Tensor, sizes: Sizes, rank: int, filler: Any) -> tuple[Tensor, 
 def adaptive_avg_pool(rank: int) -> Callable[..., Tensor]:
     def rule(b: Builder, x: Tensor, output_size: Any) -> Tensor:
         sizes = result_sizes(b)
+        if any(s == 0 for s in sizes):
+            return full(b, sizes, x.dtype, x.device, 0)
         x = gather_source(b, x)
         spread, spans, _ = _adaptive(x, sizes, rank, 0)
         (total,) = b.reduce("sum", spread, range(len(sizes), len(sizes) + rank), dtypes=[ops.compute_dtype(x.dtype)])
@@ -416,6 +418,8 @@ def _adaptive_scattered(b: Builder, grad: Tensor, x: Tensor, rank: int) -> Tenso
 def adaptive_max_pool(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def rule(b: Builder, x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
         sizes = b.symbols.sizes(b.current.meta["val"][0].shape)
+        if any(s == 0 for s in sizes):
+            return full(b, sizes, x.dtype, x.device, 0), full(b, sizes, torch.int64, x.device, 0)
         x = gather_source(b, x)
         spread, spans, _ = _adaptive(x, sizes, rank, ops.identity("max", x.dtype))
         value, tap = b.reduce("argmax", spread, range(len(sizes), len(sizes) + rank))

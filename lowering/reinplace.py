@@ -119,12 +119,27 @@ def _dead_after(storage: _Storage, at: int, allowed: set[Node], order: dict[Node
 # ---- mutable custom operators ---------------------------------------------------------------------------------------
 
 
+_TRITON_KERNEL = "triton_kernel_wrapper_functional"
+
+
 def _is_mutable_call(node: Any) -> bool:
-    return getattr(node, "op", "") == "call_function" and getattr(node.target, "__name__", "") == "auto_functionalized_v2"
+    return getattr(node, "op", "") == "call_function" and _target(node) in ("auto_functionalized_v2", _TRITON_KERNEL)
+
+
+def _target(node: Node) -> str:
+    return getattr(node.target, "__name__", "")
+
+
+def _bases(node: Node) -> list[Node]:
+    """The tensors that the operator, or a user's Triton kernel, writes to."""
+    if _target(node) != _TRITON_KERNEL:
+        return list(node.kwargs["_all_bases"])  # type: ignore[arg-type]
+    given: Any = node.kwargs
+    return list(dict.fromkeys(given["kwargs"][name] for name in given["tensors_to_clone"]))
 
 
 def _try_bases(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:
-    bases: Any = node.kwargs["_all_bases"]
+    bases = _bases(node)
     owners = [storages[base].owner for base in bases]
     node.meta[INPLACE_BASES] = {
         base: owner
@@ -134,10 +149,14 @@ def _try_bases(node: Node, storages: dict[Node, _Storage], order: dict[Node, int
 
 
 def _written_base(call: Node, position: Any) -> Node | None:
-    """The base that a result of the call is the new version of: they stand after the operator's own results."""
-    bases: Any = call.kwargs["_all_bases"]
-    first = max(len(call.args[0]._schema.returns), 1)  # type: ignore[union-attr]
-    base = bases[position - first] if position >= first else None
+    """The base that a result of the call is the new version of: they stand after the operator's own results, or have the
+    names of a Triton kernel's arguments."""
+    base: Any = None
+    if _target(call) == _TRITON_KERNEL:
+        base = call.kwargs["kwargs"][position]  # type: ignore[index]
+    else:
+        first = max(len(call.args[0]._schema.returns), 1)  # type: ignore[union-attr]
+        base = _bases(call)[position - first] if position >= first else None
     return base if base in call.meta.get(INPLACE_BASES, {}) else None
 
 
@@ -189,7 +208,7 @@ def _is_size(user: Node) -> bool:
 
 
 def _is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+    return node.op == "call_function" and _target(node) == "getitem"
 
 
 def _name(node: Any) -> str:

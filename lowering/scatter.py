@@ -139,7 +139,9 @@ def _one_hot(plan: Along, src: Number | Expr) -> Tensor:
     logits."""
     x, dim = plan.x, plan.dim
     at_row = [ix.ZERO if d == dim else i for d, i in enumerate(x.indices)]
-    hit = vs.call("eq", vs.index_value(x.indices[dim]), vs.cast(at(plan.index, at_row), torch.int64))
+    lane = vs.cast(at(plan.index, at_row), torch.int64)
+    lane = vs.asserted(lane, vs.index_inside(lane, x.sizes[dim]), "index")
+    hit = vs.call("eq", vs.index_value(x.indices[dim]), lane)
     written = vs.const(src, x.dtype) if not isinstance(src, Expr) else vs.index_value(src, ops.compute_dtype(x.dtype))
     return x.with_value(vs.where(hit, written, x.value))
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kgen import index as ix
 from kgen.index import Expr
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
+from kgen.lowering.tensor import Tensor
+from kgen.lowering.unbacked import check
 
 
-def assert_scalar(b: Builder, condition: Expr | int | bool, message: str) -> Any:
-    """Nothing where the ranges of the sizes decide; a call that checks at run time elsewhere."""
-    known = condition.as_int() if isinstance(condition, Expr) else condition
-    return None if known else fallback.extern(b, b.current, (condition, message), {}, "a check at run time")
+def assert_scalar(b: Builder, condition: Expr | int | bool | Tensor, message: str) -> None:
+    """A call that checks at run time. What the ranges of the sizes say is either checked already (`unbacked.check_bound`), or
+    guarded."""
+    if isinstance(condition, Tensor):
+        fallback.extern(b, b.current, (condition, message), {}, "a check at run time")
+    else:
+        check(b, ix.as_expr(int(condition) if isinstance(condition, bool) else condition), message)
 
 
 def constrain_range(_b: Builder, *_args: Any, **_kwargs: Any) -> None:
-    """Told the ShapeEnv a range while tracing."""
+    """Told the ShapeEnv a range while tracing, which was checked where the number was bound."""
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -161,11 +161,22 @@ def _not_larger(a: Expr, b: Expr) -> bool:
     return ix.lower_bound(b - a) >= 0 or (x is not None and y is None)
 
 
+def rounded(tensor: Tensor) -> Tensor:
+    """The tensor as eager stores it, for whatever jumps: an index, a comparison, a conversion to integers."""
+    return tensor.with_value(vs.as_stored(tensor.value, tensor.dtype)) if tensor.dtype in ops.NARROW_FLOATS else tensor
+
+
+def element_in(tensor: Tensor, dtype: torch.dtype) -> Value:
+    """The element in the compute dtype of `dtype`: integers and bools are made of what eager has stored."""
+    source = tensor if dtype.is_floating_point else rounded(tensor)
+    return vs.cast(source.value, ops.compute_dtype(dtype))
+
+
 def convert(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A user's cast: rounds when `dtype` is narrower than the value."""
     if tensor.dtype == dtype:
         return tensor
-    target = vs.cast(tensor.value, ops.compute_dtype(dtype))
+    target = element_in(tensor, dtype)
     if dtype in ops.NARROW_FLOATS:
         target = vs.cast(target, dtype)
     return tensor.with_value(target, dtype)

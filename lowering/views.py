@@ -15,6 +15,7 @@ from kgen.ir import Buffer, Sizes
 from kgen.lowering.builder import Builder, stride_order
 from kgen.lowering.fallback import Refused
 from kgen.lowering.tensor import Tensor, reindex, reshape
+from kgen.lowering.unbacked import checked_index, is_binding, wrapped
 from kgen.values import Value
 
 Extent = Expr | int
@@ -28,15 +29,6 @@ def result_sizes(b: Builder) -> Sizes:
 def axis(dim: int, rank: int) -> int:
     """A dimension number counted from the front; a 0-d tensor passes for 1-d."""
     return dim % max(rank, 1)
-
-
-def wrapped(index: Extent, extent: Expr) -> Expr:
-    """An index that may count from the end."""
-    e = ix.as_expr(index)
-    lo, hi = e.bounds()
-    if lo >= 0:
-        return e
-    return e + extent if hi < 0 else ix.apply("select", ix.apply("lt", e, 0), e + extent, e)
 
 
 def slice_start(start: Extent | None, extent: Expr) -> Expr:
@@ -141,7 +133,9 @@ def slice_tensor(
     b: Builder, x: Tensor, dim: int = 0, start: Extent | None = None, end: Extent | None = None, step: int = 1
 ) -> Tensor:
     k = axis(dim, x.rank)
-    return sliced(x, k, slice_start(start, x.sizes[k]), result_sizes(b)[k], step)
+    first = slice_start(start, x.sizes[k])
+    length = slice_length(first, end, step, x.sizes[k]) if is_binding(b.current) else result_sizes(b)[k]
+    return sliced(x, k, first, length, step)
 
 
 def narrow(b: Builder, x: Tensor, dim: int, start: Extent, length: Extent) -> Tensor:
@@ -153,7 +147,7 @@ def narrow(b: Builder, x: Tensor, dim: int, start: Extent, length: Extent) -> Te
 
 def select(b: Builder, x: Tensor, dim: int, index: Extent) -> Tensor:
     k = axis(dim, x.rank)
-    at_index = wrapped(index, x.sizes[k])
+    at_index = checked_index(b, index, x.sizes[k])
     return reindex(x, (*x.sizes[:k], *x.sizes[k + 1 :]), lambda *j: [*j[:k], at_index, *j[k:]])
 
 
@@ -282,7 +276,10 @@ def as_strided(
 def _storage_owner(b: Builder, x: Tensor, node: Any) -> tuple[Tensor, Any]:
     """The tensor at the root of a chain of views, and its FX node."""
     env = b.env
-    while node.op == "call_function" and is_view(node.target) and isinstance(env.get(node.args[0]), Tensor):
+    while node.op == "call_function" and is_view(node.target):
+        below = env.get(node.args[0])
+        if not isinstance(below, Tensor) or below.dtype != x.dtype:  # offsets count elements of one type
+            break
         node = node.args[0]
     return env.get(node, x), node
 
@@ -310,13 +307,30 @@ def storage_index(linear: Expr, sizes: Sizes, strides: Sizes) -> list[Expr]:
 
 def owner_of(node: Any) -> Any:
     """The FX node at the root of a chain of views: in eager, the tensor that owns the storage of `node`."""
-    while node.op == "call_function" and node.args:
-        source = node.args[0]
-        split = getattr(node.target, "__name__", "") == "getitem" and is_view(getattr(source, "target", None))
-        if not split and not is_view(node.target):
-            break
+    while (source := _viewed(node)) is not None:
         node = source
     return node
+
+
+def _viewed(node: Any) -> Any | None:
+    """The argument in whose storage the node's result lies."""
+    if node.op != "call_function" or not node.args:
+        return None
+    target, source = node.target, node.args[0]
+    if getattr(target, "__name__", "") == "getitem" and is_view(getattr(source, "target", None)):
+        return source.args[0]
+    name = getattr(getattr(target, "_schema", None), "name", "")
+    shares = is_view(target) and (name not in _MAY_COPY or _same_storage(node, source))
+    return source if shares or name == "aten::copy_" else None
+
+
+def _same_storage(node: Any, source: Any) -> bool:
+    """Whether tracing found the two in one storage."""
+    pair = node.meta.get("val"), source.meta.get("val")
+    if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in pair):
+        return False
+    mine, below = (value.untyped_storage()._cdata for value in pair)
+    return bool(mine == below)
 
 
 def identity(b: Builder, x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -328,15 +342,16 @@ _VIEW_RULES: dict[str, Callable[..., Any]] = {
     "select": select, "slice": slice_tensor, "split": split, "split_with_sizes": split_with_sizes, "squeeze": squeeze, "t": t,
     "transpose": transpose, "unbind": unbind, "unfold": unfold, "unsqueeze": unsqueeze, "view": view,
 }  # fmt: skip
-_ALIASES = frozenset(
-    [*(f"aten::{n}" for n in _VIEW_RULES), "aten::reshape", "aten::_reshape_alias", "aten::_unsafe_view", "aten::lift_fresh"]
-)
+# Views where the strides allow it, else copies.
+_MAY_COPY = frozenset(f"aten::{n}" for n in ("contiguous", "flatten", "reshape", "reshape_as", "to", "type_as"))
+# Views whose schemas do not say so, for autograd's sake.
+_UNANNOTATED = frozenset(f"aten::{n}" for n in ("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"))
 
 
 def is_view(target: Any) -> bool:
-    """Whether the operator's result shares the storage of its first argument."""
+    """Whether the operator's result may share the storage of its first argument, without a write to it."""
     schema = getattr(target, "_schema", None)
-    return schema is not None and schema.name in _ALIASES
+    return schema is not None and (schema.name in _UNANNOTATED or bool(getattr(target, "is_view", False)))
 
 
 RULES: dict[str, Callable[..., Any]] = {

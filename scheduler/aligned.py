@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kgen import index as ix
@@ -48,9 +48,9 @@ class Copies:
     seconds: float
 
 
-def aligned_of(name: str) -> str:
+def aligned_of(graph: ir.Graph, name: str) -> str:
     """The copy of a buffer."""
-    return f"{name}_aligned"
+    return ir.derived(graph, ir.Derived(name, "aligned"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.
         if source is None:
             operands.append(value)
             continue
-        copy = _aligned(graph.buffers[source])
+        copy = _aligned(graph, graph.buffers[source])
         assert copy is not None
         graph.buffers[copy.name] = copy
         loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(copy.sizes))
         origin = replace(node.origin, operators=("copy",))
         made.append(ir.Pointwise(copy.name, loops, vs.load(source, [v.expr() for v in loops], copy.dtype), origin))
-        operands.append(_reading(value, source))
+        operands.append(_reading(graph, value, source))
     return replace(node, lhs=operands[0], rhs=operands[1]), made
 
 
@@ -118,7 +118,7 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     if not possible:
         return NONE
     now = model.least_seconds(problems(kernel, graph, device, None)[0], vendor)
-    found = {copies: model.least_seconds(one.problems, vendor=False) + one.seconds for copies, one in possible.items()}
+    found = {copies: model.template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
     best = min(found, key=lambda copies: found[copies])
     return best if found[best] * WORTH < now < math.inf else NONE
 
@@ -129,7 +129,7 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
     for node in graph.nodes:
         if isinstance(node, ir.Contraction) and copies.get(node.out):
             sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
-            found = [name for name in sources if aligned_of(name) in made]
+            found = [name for name in sources if aligned_of(graph, name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
             for value, stored, side in zip((node.lhs, node.rhs), node.stored, from_memory(copies[node.out]), strict=False):
                 names = {load.attr[0] for load in vs.loads([stored])} if side and stored is not value else set()
@@ -153,7 +153,7 @@ def _buffer(value: Value, graph: ir.Graph) -> str | None:
     if value.op != "load" or value.args:
         return None
     buffer = graph.buffers[value.attr[0]]
-    return buffer.name if _straddles(buffer) and _aligned(buffer) is not None else None
+    return buffer.name if _straddles(buffer) and _aligned(graph, buffer) is not None else None
 
 
 def _straddles(buffer: ir.Buffer) -> bool:
@@ -163,7 +163,7 @@ def _straddles(buffer: ir.Buffer) -> bool:
     return any(ix.mod(stride * buffer.dtype.itemsize, model.LINE) != 0 for stride in steps)
 
 
-def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
+def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
     """A buffer for the copy, in rows of whole lines; None where rows have a length that only the call knows, or no element has
     a neighbour."""
     strides = buffer.strides
@@ -181,27 +181,27 @@ def _aligned(buffer: ir.Buffer) -> ir.Buffer | None:
     made, step = [ix.ONE] * len(strides), ix.constant(-(-length // unit) * unit)
     for d in order[1:]:
         made[d], step = step, step * buffer.sizes[d]
-    return ir.Buffer(aligned_of(buffer.name), buffer.dtype, buffer.device, buffer.sizes, tuple(made))
+    return ir.Buffer(aligned_of(graph, buffer.name), buffer.dtype, buffer.device, buffer.sizes, tuple(made))
 
 
-def _reading(value: Value, source: str) -> Value:
+def _reading(graph: ir.Graph, value: Value, source: str) -> Value:
     """The value with loads from the copy."""
 
     def renamed(load: Value) -> Value | None:
         name, index, dtype = load.attr
-        return vs.load(aligned_of(name), index, dtype, *load.args) if name == source else None
+        return vs.load(aligned_of(graph, name), index, dtype, *load.args) if name == source else None
 
     return vs.replace_loads([value], renamed)[0]
 
 
 def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made:
     """A copy. What a kernel makes is stored where it belongs, at worst a second time."""
-    copy = _aligned(graph.buffers[source])
+    copy = _aligned(graph, graph.buffers[source])
     assert copy is not None
     moved = Sizes(graph.size_hints).bytes(graph.buffers[source]) / device.bandwidth / model.STREAM_RATE
     made = any(source in ir.outs(node) for node in graph.nodes if not isinstance(node, ir.Extern))
     seconds = moved if made else TRIPS * moved + model.LAUNCH[device.kind]
-    return _Made(_reading(value, source), copy, seconds)
+    return _Made(_reading(graph, value, source), copy, seconds)
 
 
 def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
@@ -224,15 +224,41 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     mapping |= {v: ix.ZERO for v in node.reduced if v.extent == 1}
     mapping |= {v: own.expr() for v, own in zip(reduced, inner, strict=True)}
     value = vs.substitute(node.stored[side], mapping)
-    name = value.attr[0] if value.op == "load" and not value.args else None
-    if name is None:
+    names = {load.attr[0] for load in vs.loads([value])}
+    if value is computed or len(names) != 1:
         return None
-    copy = _aligned(graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    (name,) = names
+    copy = _aligned(graph, graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
+    return _Made(value if copy is None else _reading(graph, value, name), copy, seconds)
+
+
+def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:
+    """The time of storing an operand: of a kernel that does nothing else, or, where kernels of the graph make all its elements,
+    of what these then write besides. It is negative where they no longer store what was wider and nobody else needs."""
     sizes = Sizes(graph.size_hints)
-    read = {load.attr[0] for load in vs.loads([computed])}
-    moved = sum(sizes.bytes(graph.buffers[one]) for one in {name, *read})
-    seconds = moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
-    return _Made(value if copy is None else _reading(value, name), copy, seconds)
+    written = sizes.bytes(graph.buffers[name])
+    large = [one for one in sorted(read - {name}) if _points(graph, one) >= _points(graph, name)]
+    made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
+    if not large or not made.issuperset(large):
+        moved = written + sum(sizes.bytes(graph.buffers[one]) for one in read - {name})
+        return moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
+    needed = ir.visible(graph).union(*(ir.reads(node) for node in _others(graph, name)))
+    spared = sum(sizes.bytes(graph.buffers[one]) for one in large if one not in needed)
+    return (written - spared) / device.bandwidth / model.STREAM_RATE
+
+
+def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
+    """The nodes that neither make a buffer, nor are products which would read it, nor reduce what they read: a reduction joins
+    the kernel of whoever makes its elements."""
+    for node in graph.nodes:
+        reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
+            yield node
+
+
+def _points(graph: ir.Graph, name: str) -> int:
+    return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
 
 
 def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:

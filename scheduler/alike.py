@@ -12,8 +12,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from kgen import ir
 from kgen import values as vs
-from kgen.plan import Statement
+from kgen.plan import Kernel, Statement
 from kgen.scheduler.buckets import Best
 from kgen.templates.problem import Problem
 from kgen.templates.problem import once as known_once
@@ -44,6 +45,14 @@ def once(key: Hashable, make: Callable[[], T]) -> T:
     if key not in known:
         known[key] = make()
     return known[key]
+
+
+def layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
+    """The buffers of a kernel. Another attempt at a schedule may have cut another part of a tensor, or padded its rows
+    otherwise, under the name that an equal kernel has for it."""
+    touched = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
+    touched.update(name for s in kernel.statements for name in (*s.outs, s.target) if name is not None)
+    return frozenset(graph.buffers[name] for name in touched if name in graph.buffers)
 
 
 def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Best | None]) -> Best | None:
@@ -86,6 +95,8 @@ def _form(problem: Problem) -> Hashable:
         if value.op == "load":
             named(value.attr[0])
     form = tuple(map(anonymous, statements))
-    buffers = [problem.graph.buffers[name] for name in names if name in problem.graph.buffers]
+    graph, constant = problem.graph, problem.graph.frozen
+    buffers = [graph.buffers[name] for name in names if name in graph.buffers]
+    frozen = tuple(name in constant for name in names)  # such operands are packed once, which costs a call nothing
     plain = tuple(replace(b, name="", alias_of=b.alias_of and names.get(b.alias_of, b.alias_of), parts=()) for b in buffers)
-    return form, plain, problem.kernel.outer, problem.kernel.inner
+    return form, plain, frozen, problem.kernel.outer, problem.kernel.inner

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from kgen import ir
 from kgen import values as vs
 from kgen.plan import Choice, Kernel
-from kgen.scheduler.alike import once, remembered
+from kgen.scheduler.alike import layouts, once, remembered
 from kgen.scheduler.buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.sizes import Sizes
@@ -39,7 +39,7 @@ def products_of(kernel: Kernel) -> tuple[str, ...]:
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel with linear offsets and as few loops as walk through memory alike."""
-    return once(("prepared", kernel), lambda: _prepared(kernel, graph))
+    return once(("prepared", kernel, layouts(kernel, graph)), lambda: _prepared(kernel, graph))
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -51,7 +51,8 @@ def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     name = None if only is None else only.template
-    found, refusals = once(("problems", kernel, device, name), lambda: _problems(kernel, graph, device, name))
+    key = ("problems", kernel, layouts(kernel, graph), device, name)
+    found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
     return list(found), list(refusals)
 
 
@@ -119,14 +120,14 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
 
 
 def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
-    """The best at the sizes of the hints."""
+    """The best at the sizes of the hints, by estimates that can be relied on, if there are any."""
     priced = [
-        (model.seconds(problem, config), k, problem, config)
+        (problem.uncalibrated is not None, model.seconds(problem, config), k, problem, config)
         for k, problem in enumerate(problems) for config in model.feasible(problem)
     ]  # fmt: skip
     if not priced:
         return None
-    seconds, _, problem, config = min(priced, key=lambda row: row[:2])
+    _, seconds, _, problem, config = min(priced, key=lambda row: row[:3])
     vendor = given.vendor and not given.stable
     found = Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
     return found if answer is None else _measured(found, problems, answer, given)
@@ -165,10 +166,21 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     if given.only is not None:
         return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
     times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
-    if given.vendor and chosen.seconds_of_library < chosen.seconds_of_template and not demanded(kernel, given.demands):
-        reason = Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER
-        return Verdict(out, "", Outcome.EXTERN, reason, detail=name, measured=times)
+    reason = _why_library(chosen, given)
+    if reason is not None and not demanded(kernel, given.demands):
+        detail = chosen.problem.uncalibrated if reason is Reason.UNCALIBRATED else name
+        return Verdict(out, "", Outcome.EXTERN, reason, detail=detail or name, measured=times)
     return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
+
+
+def _why_library(chosen: Best, given: Given) -> Reason | None:
+    """Why the library has a product that it computes as well; None where the template has it."""
+    if not given.vendor:
+        return None
+    if chosen.problem.uncalibrated and not chosen.measured and not given.stable:
+        return Reason.UNCALIBRATED
+    faster = chosen.seconds_of_library < chosen.seconds_of_template
+    return (Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER) if faster else None
 
 
 def by_estimate(problem: Problem) -> list[Config]:

@@ -275,7 +275,8 @@ class _Carrier:
 
     def _partial(self, s: Statement, kernel: Kernel, share: Var) -> str:
         sizes = (share.extent, *(v.extent for v in kernel.outer))
-        graph, name = self.setting.graph, f"{s.outs[0]}_partial"
+        graph = self.setting.graph
+        name = ir.derived(graph, ir.Derived(s.outs[0], "column_partial"))
         device = graph.buffers[s.outs[0]].device
         graph.buffers[name] = ir.Buffer(name, s.value.dtype, device, sizes, ix.contiguous_strides(sizes))
         return name

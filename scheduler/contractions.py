@@ -11,7 +11,7 @@ from kgen import ir, ops
 from kgen import values as vs
 from kgen.ir import Buffer, Origin
 from kgen.scheduler.aligned import from_memory, with_copies
-from kgen.scheduler.items import Group, Item, accumulators, make_item
+from kgen.scheduler.items import Group, Item, accumulators, make_item, product_item
 from kgen.scheduler.partials import Tiles, tile_reductions
 from kgen.scheduler.pieces import cut as cut_pieces
 from kgen.scheduler.pieces import pieces_of, reading
@@ -50,7 +50,7 @@ def offer(
     copied: set[str] = set()
     for node in graph.nodes:
         if isinstance(node, ir.Pointwise):
-            nodes.append(reading(node, pieces))
+            nodes.append(reading(graph, node, pieces))
             continue
         if not isinstance(node, ir.Product) or ir.outs(node)[0] not in taken:
             nodes.append(_from_memory(node) if isinstance(node, ir.Product) else node)
@@ -80,7 +80,7 @@ def offer(
 
 
 def _make_accumulators(graph: ir.Graph, node: ir.Product) -> None:
-    for out, name in zip(_results(node), accumulators(node), strict=True):
+    for out, name in zip(_results(node), accumulators(graph, node), strict=True):
         if out is not None:
             buffer = graph.buffers[out]
             graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
@@ -144,9 +144,9 @@ def _needed(graph: ir.Graph, nodes: list[ir.Node]) -> list[ir.Node]:
 
 def items_of(node: ir.Product, position: int, graph: ir.Graph) -> list[Item]:
     """What the template computes, and what turns that into the results."""
-    made = make_item(node, position)
+    made = product_item(graph, node, position)
     items = [made]
-    for out, name in zip(_results(node), accumulators(node), strict=True):
+    for out, name in zip(_results(node), made.outs, strict=True):
         if out is None:
             continue
         value = vs.load(name, made.store, graph.buffers[name].dtype)

@@ -29,19 +29,21 @@ MAX_BUFFERS = 96
 class Limits:
     """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
     are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours."""
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours. Where rows are
+    neighbours in memory, `lanes` of them are walked together, and count as one."""
 
     long_row: int
     min_rows: int
     recompute: int
     max_row: int
     min_run: int = 0
+    lanes: int = 1
 
 
 LIMITS = {
     "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
     # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
-    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64),
+    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, lanes=32),
 }
 
 
@@ -55,7 +57,7 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     joined = a.joined(b).items if inner else []
     if inner and _revisits(joined):
         length = sizes.points(inner)
-        if length > limits.long_row and sizes.points(outer) < limits.min_rows:
+        if length > limits.long_row and _walks(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
             return Reason.PARALLELISM
         if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
             return Reason.LAYOUT_CONFLICT
@@ -65,6 +67,21 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     if inner and few and not _ordered(a, b):
         return Reason.PARALLELISM  # as two kernels all points are independent
     return None
+
+
+def _walks(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
+    """The rows that are walked apart from each other, unlike channels that are neighbours in memory."""
+    together = 1
+    for read in (read for item in items for read in item.reads):
+        buffer = graph.buffers[read.buffer]
+        if buffer.strides is None or len(read.index) != len(buffer.strides):
+            continue
+        offset = ix.linearize(read.index, buffer.strides)
+        across = any(_stride(offset, v, sizes) for v in space.inner)
+        beside = [sizes.of(v.extent) for v in space.outer if _stride(offset, v, sizes) == 1]
+        if across and beside and not any(_stride(offset, v, sizes) == 1 for v in space.inner):
+            together = max(together, min(beside[0], lanes))
+    return sizes.points(space.outer) // together
 
 
 def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space) -> int:

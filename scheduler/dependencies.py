@@ -6,6 +6,7 @@ import heapq
 from itertools import pairwise
 
 from kgen import errors, ir
+from kgen.index import Size
 
 
 def edges(graph: ir.Graph) -> list[set[int]]:
@@ -59,11 +60,21 @@ def _keep_effects_in_order(graph: ir.Graph, after: list[set[int]]) -> None:
 
 
 def _add_size_edges(graph: ir.Graph, after: list[set[int]]) -> None:
+    """Who needs a size that a call finds out runs after that call, and after the checks of the size that stand before it."""
     binder = {s: i for i, node in enumerate(graph.nodes) if isinstance(node, ir.Extern) for s, _, _ in node.binds}
+    first: dict[Size, list[int]] = {s: [i] for s, i in binder.items()}
     for i, node in enumerate(graph.nodes) if binder else ():
-        after_calls = {binder[s] for s in ir.sizes_used(graph, node) if s in binder}
-        for call in after_calls - {i}:
+        used = ir.sizes_used(graph, node) & binder.keys()
+        for call in {call for size in used for call in (binder[size], *first[size])} - {i}:
             after[call].add(i)
+        if is_check(node):
+            for size in used:
+                first[size].append(i)
+
+
+def is_check(node: ir.Node) -> bool:
+    """Whether the node is a call that does nothing but raise where its numbers are not as they must be."""
+    return isinstance(node, ir.Extern) and node.effect and not ir.outs(node) and not ir.reads(node)
 
 
 def overwritten(node: ir.Node) -> tuple[str, ...]:

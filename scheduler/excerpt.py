@@ -26,12 +26,13 @@ def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
     nodes = _nodes(graph, step)
     made = {out for node in nodes for out in ir.outs(node)}
     stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
-    results = {reduction_of(name) or name for name in stored}
+    results = {reduction_of(graph, name) or name for name in stored}
     buffers = [graph.buffers[name] for name in made]
     if not results <= made or any((b.alias_of and not b.is_part) or b.kind != "intermediate" for b in buffers):
         return None
     read = [name for name in dict.fromkeys(n for node in nodes for n in _reads(node)) if name not in made]
     part = ir.Graph(f"{step.name} alone", _without_parts(graph, made), nodes)
+    part.provenance, part.names = dict(graph.provenance), dict(graph.names)
     part.size_hints, part.derived = dict(graph.size_hints), dict(graph.derived)
     for name in read:
         part.buffers[name] = replace(graph.buffers[name], kind="input", alias_of=None, offset=0, parts=(), is_part=False)
@@ -61,11 +62,11 @@ def _whole(buffer: ir.Buffer) -> ir.TensorArg:
 def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     """The nodes that the step computes, in order, and those that make what the library call reads in place of a prologue."""
     made = {source_of(graph, out) for s in step.statements for out in s.outs}
-    reduced = {name for name in map(reduction_of, made) if name is not None}
+    reduced = {name for name in (reduction_of(graph, one) for one in made) if name is not None}
     made |= reduced
     wanted: set[str] = set()
     for node in graph.nodes:
-        names = {*ir.outs(node), *(accumulators(node) if isinstance(node, ir.Product) else ())}
+        names = {*ir.outs(node), *(accumulators(graph, node) if isinstance(node, ir.Product) else ())}
         if names & made:
             wanted |= names
         if isinstance(node, ir.Contraction) and node.out in wanted:

@@ -17,7 +17,7 @@ from kgen.scheduler import cost
 from kgen.scheduler.align import Space, align, identity_space, in_rows, same_points
 from kgen.scheduler.contractions import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.items import Group, Item, Members
-from kgen.scheduler.legality import illegal, moved
+from kgen.scheduler.legality import illegal, moved, races
 from kgen.sizes import Sizes
 from kgen.values import Index
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -279,8 +279,9 @@ class Fuser:
             return space
         left, right = moved(a, space, True), moved(b, space, False)
         reason = illegal(left, right)
-        if reason is None and a.device in self.unordered and _may_be_lost(space, (*left.items, *right.items)):
-            reason = Reason.EMPTY_LOOP
+        if reason is None and a.device in self.unordered:
+            lost = _may_be_lost(space, (*left.items, *right.items))
+            reason = Reason.EMPTY_LOOP if lost else races(left, right)
         return reason if reason else (space, left, right)
 
     def _by_promise(self, a: Group, b: Group, first: str, common: list[str]) -> list[str]:

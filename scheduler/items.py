@@ -38,6 +38,7 @@ class Item:
     in_order: bool = True  # some loop's points must run one after the other
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
+    made: tuple[str, ...] = ()  # of a product: its accumulators
 
     @property
     def reduces(self) -> bool:
@@ -71,7 +72,7 @@ class Item:
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return accumulators(self.node) if isinstance(self.node, ir.Product) else ir.outs(self.node)
+        return self.made if isinstance(self.node, ir.Product) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -108,19 +109,20 @@ class Item:
         return replace(moved, outer=outer, inner=inner)
 
 
-def accumulators(node: ir.Product) -> tuple[str, ...]:
+def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
     """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
     nobody uses have one too, for the template makes them anyhow."""
     if isinstance(node, ir.Contraction):
-        return (f"{node.out}_sum",)
-    used = ir.outs(node)
-    return tuple(f"{used[0]}_unused{k}" if out is None else f"{out}_tile" for k, out in enumerate(node.outs))
+        return (ir.derived(graph, ir.Derived(node.out, "sum")),)
+    unused = ir.outs(node)[0]
+    return tuple(
+        ir.derived(graph, ir.Derived(unused, "unused", k) if out is None else ir.Derived(out, "tile"))
+        for k, out in enumerate(node.outs)
+    )
 
 
-def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
+def make_item(node: ir.Loop | ir.Partial, position: int) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
-    if isinstance(node, ir.Product):
-        return _product_item(node, position)
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
         rank = ix.position_in(node.rvars)
@@ -140,12 +142,14 @@ def make_item(node: ir.Loop | ir.Partial | ir.Product, position: int) -> Item:
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
 
 
-def _product_item(node: ir.Product, position: int) -> Item:
+def product_item(graph: ir.Graph, node: ir.Product, position: int) -> Item:
+    """The item of what a template computes."""
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
     value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
     axes = () if isinstance(node, ir.Contraction) else tuple((name, v.expr()) for name, v in node.axes)
-    return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes)
+    made = accumulators(graph, node)
+    return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes, made=made)
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:

@@ -174,7 +174,7 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
     common = [name for name, one in template.operands.items() if not one.many]
     if template.joins == "parts" and any(problem.side_sums for problem in found):
         return []  # sums belong to one of the parts
-    if template.joins == "parts" and any(len({p.inputs[name].value for p in found}) > 1 for name in common):
+    if template.joins == "parts" and any(len({p.inputs[name].identity for p in found}) > 1 for name in common):
         return []
     apart = template.method("refuse_joint")
     return [] if apart is not None and apart(found) is not None else found

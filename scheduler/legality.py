@@ -90,3 +90,15 @@ def _bad_chain(first: Members, second: Members) -> Reason | None:
         if earlier.store != later.store or (isinstance(earlier.node, ir.Scatter) and not _same_element(later, earlier.store)):
             return Reason.MUTATION
     return None
+
+
+def races(a: Members, b: Members) -> Reason | None:
+    """The same for a device whose points have no order: a write after another one of the same storage must be of the same
+    point, and set what it writes. An update of an element at many points may run before the element gets its first value at
+    one of them."""
+    for first, second in ((a, b), (b, a)):
+        for target, later in second.mutated.items():
+            earlier = first.made.get(target)
+            if earlier is not None and not _same_element(later, earlier.store):
+                return Reason.MUTATION
+    return None

@@ -29,7 +29,7 @@ def ask(oracle: Oracle, plan: Schedule, tiles: Tiles, device: Callable[[str], De
     found: Answers = {}
     joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
     plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
-    asked = {*map(partial_of, tiles.cuts), *(out for out, copies in tiles.copies.items() if copies)}
+    asked = {*(partial_of(plan.graph, out) for out in tiles.cuts), *(out for out, copies in tiles.copies.items() if copies)}
     single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
     whole = [kernel for kernel in single if product_of(kernel) not in asked]
     known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)

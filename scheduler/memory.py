@@ -123,8 +123,8 @@ def lends(call: Call) -> bool:
 
 
 def hides(step: Step) -> bool:
-    """Whether a call may change or lend memory under names that the plan does not know, or finds out sizes."""
-    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds)
+    """Whether a call may change or lend memory under names that the plan does not know, or finds out or checks sizes."""
+    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds or step.node.effect)
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:

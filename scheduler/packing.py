@@ -56,13 +56,8 @@ def _operands(problem: Problem, plan: Schedule, found: dict[Packing, str]) -> It
                 verdict = Verdict(source, product, Outcome.NOT_PACKED, Reason.UNPACKED_BETTER, detail=reason)
             else:
                 what = packing_of(problem, name, number)
-                array = found.setdefault(what, _fresh(f"packed_{source}", plan, found))
+                array = found.setdefault(what, ir.fresh(plan.graph, f"packed_{source}", found.values()))
                 size = f"{what.count * what.dtype.itemsize:,} bytes"
                 verdict = Verdict(source, product, Outcome.PACKED, Reason.FROZEN_OPERAND, detail=size)
                 yield name, number, array
             plan.verdicts.append(verdict)
-
-
-def _fresh(stem: str, plan: Schedule, found: dict[Packing, str]) -> str:
-    taken = plan.graph.buffers.keys() | set(found.values())
-    return next(name for name in (stem, *(f"{stem}_{k}" for k in range(2, len(found) + 3))) if name not in taken)

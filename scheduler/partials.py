@@ -71,8 +71,20 @@ class Site:
     rest: tuple[Var, ...]
     block: int
     fixed: bool
+    parts: tuple[str, ...]  # buffers of the parts of its results
     maximum: Site | None = None  # of what a sum of exponentials subtracts
     exponent: Value | None = None
+
+    @property
+    def all_loops(self) -> tuple[Var, ...]:
+        return (*self.node.vars, *self.loops, *self.rest)
+
+    @property
+    def extents(self) -> tuple[tuple[Expr, ...], ...]:
+        """Extents of the loops that are kept, of those reduced on tiles, and of those reduced behind them. Two sites that group
+        equal extents in another way reduce other points of one value."""
+        groups = (self.node.vars, self.loops, self.rest)
+        return tuple(tuple(v.extent for v in group) for group in groups)
 
     @property
     def length(self) -> Expr:
@@ -81,10 +93,6 @@ class Site:
     @property
     def count(self) -> Expr:
         return ix.ceildiv(self.length, self.block)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(parts_of(out) for out in self.node.outs)
 
 
 def partials(kernel: Kernel) -> tuple[Statement, ...]:
@@ -206,8 +214,8 @@ class Search:
     def _site(self, node: ir.Reduction) -> Site | None:
         value = self._unfolded(node.value, frozenset(node.rvars))
         place = self._place(value)
-        parts = parts_of(node.outs[0])
-        if place is None or parts in self.tiles.apart:
+        parts = parts_of(self.graph, node)
+        if place is None or parts[0] in self.tiles.apart:
             return None
         product, index = place
         if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
@@ -216,8 +224,8 @@ class Search:
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
         if not loops or (rest and node.op in ("argmax", "argmin")):
             return None
-        block = self.tiles.blocks.get(parts, PROVISIONAL)
-        site = Site(node, product, value, loops, rest, block, parts in self.tiles.blocks)
+        block = self.tiles.blocks.get(parts[0], PROVISIONAL)
+        site = Site(node, product, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
         return site if self._free(value, product) else self._rescaled(site)
 
     def _along(self, product: str, index: Index, node: ir.Reduction) -> tuple[Var, ...]:
@@ -270,33 +278,32 @@ class Search:
             if maximum is not None and one_row and all(self._free(v, site.product) for v in (exponent, *weight)):
                 return Site(
                     site.node, site.product, weight[0] if weight else vs.const(1.0, exponent.dtype), site.loops, site.rest,
-                    maximum.block, maximum.fixed, maximum, factor.args[0],
+                    maximum.block, maximum.fixed, site.parts, maximum, factor.args[0],
                 )  # fmt: skip
         return None
 
     def _maximum(self, site: Site, exponent: Value) -> Site | None:
         """The site that finds the maximum of `exponent` over just the points of `site`."""
         for other in self.sites.values():
-            if other.node.op != "max" or other.product != site.product:
+            if other.node.op != "max" or other.product != site.product or other.extents != site.extents:
                 continue
-            mine, its = (*site.node.vars, *site.loops, *site.rest), (*other.node.vars, *other.loops, *other.rest)
-            if [v.extent for v in mine] == [v.extent for v in its]:
-                mapping: dict[Atom, Expr] = dict(zip(its, (v.expr() for v in mine), strict=True))
-                if vs.substitute(other.value, mapping) is exponent:
-                    return other
+            pairs = zip(other.all_loops, site.all_loops, strict=True)
+            if vs.substitute(other.value, {its: own.expr() for its, own in pairs}) is exponent:
+                return other
         return None
 
 
-_PARTS = "_parts"
+_PARTS = "parts"
 
 
-def parts_of(out: str) -> str:
-    return out + _PARTS
+def parts_of(graph: ir.Graph, node: ir.Reduction) -> tuple[str, ...]:
+    """The buffers of the parts of a reduction's results."""
+    return tuple(ir.derived(graph, ir.Derived(out, _PARTS)) for out in node.outs)
 
 
-def reduction_of(name: str) -> str | None:
+def reduction_of(graph: ir.Graph, name: str) -> str | None:
     """The result of which a buffer holds the parts."""
-    return name.removesuffix(_PARTS) if name.endswith(_PARTS) else None
+    return ir.source_in(graph, name, _PARTS)
 
 
 class _Cut:
@@ -378,7 +385,7 @@ class _Cut:
     def _joining_places(self) -> list[ir.Node]:
         """The first part with the extreme value, and the place that it says."""
         best, place = self.node.outs
-        winner = f"{place}_part"
+        winner = ir.derived(self.graph, ir.Derived(place, "part"))
         self._row_buffer(winner, torch.int64)
         which = ir.Reduction(
             (best, winner), self.node.vars, self.joined, self.node.op, self._load(self.site.parts[0]), self.node.origin
@@ -389,7 +396,7 @@ class _Cut:
     def _joining_welford(self) -> list[ir.Node]:
         mean, m2 = self.node.outs
         means, squares = (self._load(name) for name in self.site.parts)
-        kind, total = means.dtype, f"{mean}_total"
+        kind, total = means.dtype, ir.derived(self.graph, ir.Derived(mean, "total"))
         self._row_buffer(total, kind)
         filled = vs.cast(vs.index_value(self._filled()), kind)
         whole = vs.cast(vs.index_value(ix.product(v.extent for v in self.node.rvars)), kind)

@@ -14,6 +14,8 @@ from kgen import values as vs
 from kgen.index import Atom, Expr, Indirect, Var
 from kgen.values import Value
 
+_PICKED = "for"
+
 
 @dataclass(frozen=True, slots=True)
 class Picks:
@@ -39,17 +41,19 @@ def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str
 
 def gathered(graph: ir.Graph, name: str) -> ir.Pointwise | None:
     """What was picked under that name, as its reader among the graph's nodes has it: loaded by an index from data."""
-    for node in graph.nodes:
-        source, between, _ = name.partition(f"_for_{ir.outs(node)[0]}_")
-        if not between or not isinstance(node, ir.Pointwise | ir.Reduction):
-            continue
-        again = with_picks(replace(graph, buffers=dict(graph.buffers)), [node], frozenset([source]))
-        for pick in again.nodes:
-            if isinstance(pick, ir.Reduction) and pick.outs == (name,):
-                [load] = [one for one in vs.loads([pick.value]) if one.attr[0] == source]
-                at: dict[Atom, Expr] = {pick.rvars[0]: again.columns[name]}
-                value = vs.load(source, [ix.substitute(e, at) for e in load.attr[1]], load.attr[2])
-                return ir.Pointwise(name, pick.vars, value, node.origin)
+    made = graph.provenance.get(name)
+    if made is None or made.role != _PICKED:
+        return None
+    node = next((n for n in graph.nodes if ir.outs(n)[:1] == (made.reader,)), None)
+    if not isinstance(node, ir.Pointwise | ir.Reduction):
+        return None
+    again = with_picks(replace(graph, buffers=dict(graph.buffers)), [node], frozenset([made.source]))
+    for pick in again.nodes:
+        if isinstance(pick, ir.Reduction) and pick.outs == (name,):
+            [load] = [one for one in vs.loads([pick.value]) if one.attr[0] == made.source]
+            at: dict[Atom, Expr] = {pick.rvars[0]: again.columns[name]}
+            value = vs.load(made.source, [ix.substitute(e, at) for e in load.attr[1]], load.attr[2])
+            return ir.Pointwise(name, pick.vars, value, pick.origin)
     return None
 
 
@@ -66,7 +70,7 @@ def _pick_for(graph: ir.Graph, node: ir.Pointwise | ir.Reduction, buffers: froze
     def replaced(load: Value) -> Value | None:
         if load.attr[0] not in buffers:
             return None
-        name = f"{load.attr[0]}_for_{ir.outs(node)[0]}_{len(picks.columns) - known}"
+        name = ir.derived(graph, ir.Derived(load.attr[0], _PICKED, len(picks.columns) - known, ir.outs(node)[0]))
         return _pick(graph, load, name, node.origin, picks)
 
     [value] = vs.replace_loads([node.value], replaced)

@@ -24,22 +24,21 @@ from kgen.scheduler.partials import Tiles
 from kgen.values import Value
 from kgen.verdict import Outcome, Reason, Verdict
 
-_PIECE = "_piece"
+_PIECE = "piece"
 
 
 def refusal_of(product: str) -> str:
     """The name by which a product is refused its pieces."""
-    return f"{product}_pieces"
+    return f"{product}:pieces"
 
 
-def piece_of(product: str, number: int) -> str:
-    return f"{product}{_PIECE}{number}"
+def piece_of(graph: ir.Graph, product: str, number: int) -> str:
+    return ir.derived(graph, ir.Derived(product, _PIECE, number))
 
 
 def whole_of(graph: ir.Graph, name: str) -> str:
     """The product of which a buffer is a piece, or the buffer."""
-    whole, found, number = name.rpartition(_PIECE)
-    return whole if found and number.isdigit() and whole in graph.buffers else name
+    return ir.source_in(graph, name, _PIECE) or name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ def cut(graph: ir.Graph, node: ir.Contraction, pieces: Pieces) -> list[ir.Contra
     sizes = tuple(v.extent for v in loops)
     made: list[ir.Contraction] = []
     for number, start in enumerate(pieces.starts):
-        name = piece_of(node.out, number)
+        name = piece_of(graph, node.out, number)
         graph.buffers[name] = ir.Buffer(name, buffer.dtype, buffer.device, sizes, ix.contiguous_strides(sizes))
         moved: dict[Atom, Expr] = {whole: own.expr() + start}
         lhs, rhs, scale, addend = (
@@ -133,7 +132,7 @@ def cut(graph: ir.Graph, node: ir.Contraction, pieces: Pieces) -> list[ir.Contra
     return made
 
 
-def reading(node: ir.Pointwise, found: dict[str, Pieces]) -> ir.Pointwise:
+def reading(graph: ir.Graph, node: ir.Pointwise, found: dict[str, Pieces]) -> ir.Pointwise:
     """The node with loads of pieces instead of the products'."""
 
     def of_piece(load: Value) -> Value | None:
@@ -144,7 +143,7 @@ def reading(node: ir.Pointwise, found: dict[str, Pieces]) -> ir.Pointwise:
         k = pieces.dimension
         number = pieces.number(index[k])
         moved = (*index[:k], index[k] - pieces.starts[number], *index[k + 1 :])
-        return vs.load(piece_of(name, number), moved, dtype, *load.args)
+        return vs.load(piece_of(graph, name, number), moved, dtype, *load.args)
 
     [value] = vs.replace_loads([node.value], of_piece)
     return node if value is node.value else replace(node, value=value)

@@ -28,7 +28,7 @@ LONGEST = 1024
 
 def refusal_of(product: str) -> str:
     """The name by which the rows of a product are refused a place in its tiles."""
-    return f"{product}_rows"
+    return f"{product}:rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _of_tiles(graph: ir.Graph, node: ir.Reduction) -> list[ir.Node]:
     assert length is not None
     row = tuple(v.expr() for v in node.vars)
     sizes = (ix.ONE, *(v.extent for v in node.vars))
-    names = tuple(map(parts_of, node.outs))
+    names = parts_of(graph, node)
     found: list[ir.Node] = [
         ir.Partial(names, node.vars, node.rvars, node.op, node.value, length, True, node.origin, whole=True)
     ]

@@ -279,7 +279,9 @@ class Scales:
         stay short. Other scales are left as they are."""
         every = vs.loads([scale])
         loads = [load for load in every if isinstance(self.makers.get(load.attr[0]), ir.Reduction)]
-        apart = any(load.args for load in loads) or len({load.attr[1] for load in loads}) != 1
+        # one index into reductions of other sizes, as into a slice of the longer one, is no loop nest over both
+        shapes = {(load.attr[1], self.graph.buffers[load.attr[0]].sizes) for load in loads}
+        apart = any(load.args for load in loads) or len(shapes) != 1
         if scale.op == "load" or apart or any(root(self.graph, load.attr[0]) in self.changed for load in every):
             return scale, []
         index = loads[0].attr[1]
@@ -297,7 +299,7 @@ class Scales:
             return scale, []
         nodes: list[ir.Node] = []
         if value not in self.made:
-            name = self.made[value] = f"{source.name}_scale{len(self.made)}"
+            name = self.made[value] = ir.derived(self.graph, ir.Derived(source.name, "scale", len(self.made)))
             sizes = source.sizes
             self.graph.buffers[name] = Buffer(name, scale.dtype, source.device, sizes, ix.contiguous_strides(sizes))
             nodes = [ir.Pointwise(name, loops, value, self.makers[source.name].origin)]

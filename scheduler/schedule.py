@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kgen import errors, ir
 from kgen import index as ix
+from kgen import values as vs
 from kgen.plan import Batch, Call, Kernel, Schedule, Step, members
 from kgen.scheduler import aligned, cost
 from kgen.scheduler.alike import once, remembering
@@ -18,7 +20,7 @@ from kgen.scheduler.contractions import Operands, items_of, offer
 from kgen.scheduler.dependencies import edges, overwritten, topological
 from kgen.scheduler.fuse import Fuser
 from kgen.scheduler.fused_calls import kept_apart, usable, verdicts, with_fused_calls
-from kgen.scheduler.items import Group, Members, make_item
+from kgen.scheduler.items import Group, Members, accumulators, make_item
 from kgen.scheduler.joint import Joining, join
 from kgen.scheduler.layout import freeze_layouts
 from kgen.scheduler.measured import Answers, ask
@@ -45,6 +47,7 @@ from kgen.templates.problem import Device
 from kgen.tuning.answer import Answer, Oracle, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+from kgen.verify import defined_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,9 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
                 join(result, _joining(graph, known.tiles, options))
             if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
                 answers |= ask(options.oracle, result, known.tiles, lambda out: options.device(graph, out))
-        cuts = {} if refused else _cuts(result, known.tiles, options, answers)
-        copies = {} if refused or cuts else _copies(result, known.tiles, options, answers)
+        copies = {} if refused else _copies(result, known.tiles, options, answers, _read_by_prologue)
+        cuts = {} if refused or copies else _cuts(result, known.tiles, options, answers)
+        copies = copies if refused or cuts or copies else _copies(result, known.tiles, options, answers)
         refused = refused or ({} if cuts or copies else _choose(result, known.tiles, options, answers))
         blocks = {} if refused or cuts or copies else _blocks(result, options)
         if not (refused or cuts or copies or blocks):
@@ -225,7 +229,7 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
     """Into how many parts to cut the sums of products that were not asked yet, where some are worth cutting."""
     sizes = Sizes(plan.graph.size_hints)
     found: dict[str, int] = {}
-    asked = {*tiles.cuts, *map(partial_of, tiles.cuts)}
+    asked = {*tiles.cuts, *(partial_of(plan.graph, out) for out in tiles.cuts)}
     for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
         out = product_of(kernel)
         device = options.device(plan.graph, out)
@@ -242,13 +246,16 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
     return found if any(parts > 1 for parts in found.values()) else {}
 
 
-def _copies(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> dict[str, str]:
-    """Which operands to copy for products that were not asked yet, where some are worth copying."""
+def _copies(
+    plan: Schedule, tiles: Tiles, options: Options, answers: Answers, wanted: Callable[[Kernel], object] = bool
+) -> dict[str, str]:
+    """Which operands to copy for products that were not asked yet, where some are worth copying, of the kernels that are
+    `wanted`. Whether an operand is computed comes first: into how many parts a sum is cut depends on that."""
     if not options.copies:
         return {}
     found: dict[str, str] = {}
-    twice = computations(tiles)
-    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts):
+    twice = computations(plan.graph, tiles)
+    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and wanted(one)):
         out = product_of(kernel)
         if out in tiles.copies or out in twice or tiles.cuts.get(out, 1) > 1:
             continue
@@ -266,7 +273,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
     template takes a product with the reductions on its tiles, these are refused, by their first results. No library call makes
     the parts of a sum that is cut."""
     refused: dict[str, Verdict] = {}
-    whole, twice = {partial_of(out): out for out in tiles.cuts}, computations(tiles)
+    whole, twice = {partial_of(plan.graph, out): out for out in tiles.cuts}, computations(plan.graph, tiles)
     for k, step in enumerate(plan.steps):
         if isinstance(step, Batch) and step.members[0].contracts:
             refused |= _updates_of_joint(step, plan.graph, options)
@@ -290,7 +297,22 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
             refused[second_of(twice[out])] = replace(chosen, producer=twice[out], outcome=Outcome.STORED)
         else:
             refused |= _without(step, chosen, plan) or {whole.get(out, out): chosen}
-    return refused
+    return _readers_first(refused, plan)
+
+
+def _readers_first(refused: dict[str, Verdict], plan: Schedule) -> dict[str, Verdict]:
+    """Without products that another refused one reads through its prologue: what was that prologue may become their epilogue,
+    with which they may be faster than the library."""
+    kernels = {product_of(step): step for step in plan.steps if isinstance(step, Kernel) and step.contracts}
+    read = {name: _read_by_prologue(kernels[name]) for name in refused if name in kernels}
+    waiting = {name for name in refused if any(name in found for other, found in read.items() if other != name)}
+    return {name: verdict for name, verdict in refused.items() if name not in waiting}
+
+
+def _read_by_prologue(kernel: Kernel) -> set[str]:
+    """Buffers that operands of a kernel's products are computed from."""
+    values = [v for s in kernel.statements if s.kind == "contraction" for v in (s.value, *s.factors)]
+    return {load.attr[0] for load in vs.loads([v for v in values if v.op != "load" or v.args])}
 
 
 def _updates_of_joint(step: Batch, graph: ir.Graph, options: Options) -> dict[str, Verdict]:
@@ -337,7 +359,7 @@ def _joining(graph: ir.Graph, tiles: Tiles, options: Options) -> Joining:
 
 
 def _pricing(graph: ir.Graph, tiles: Tiles, options: Options, answers: Answers) -> Pricing:
-    apart = {*map(partial_of, tiles.cuts), *computations(tiles)}
+    apart = {*(partial_of(graph, out) for out in tiles.cuts), *computations(graph, tiles)}
 
     def device(out: str) -> Device:
         return options.device(graph, out)
@@ -400,6 +422,7 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
         graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered,
         known.apart,
     )  # fmt: skip
+    defined_once((name for node in graph.nodes for name in _defines(graph, node)), "schedule")
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group
@@ -434,6 +457,12 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
         for o in ir.outs(g.call)  # may alias what they were given
     )
     return result
+
+
+def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
+    """The names that a node gives to buffers, those of what never leaves registers included."""
+    mine = isinstance(node, ir.Product) and node.vendor is None
+    return (*ir.outs(node), *(accumulators(graph, node) if mine and isinstance(node, ir.Product) else ()))
 
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
@@ -516,13 +545,14 @@ def _storage_shared(graph: ir.Graph) -> frozenset[str]:
 
 
 def _distinct_names(steps: list[Step]) -> list[Step]:
-    """Kernels with the same operators get a number."""
-    seen: dict[str, int] = {}
+    """Kernels with the same operators get a number, with which none has the name of another one."""
+    taken: set[str] = set()
     out: list[Step] = []
     for step in steps:
         if isinstance(step, Kernel):
-            count = seen[step.name] = seen.get(step.name, 0) + 1
-            step = replace(step, name=step.name if count == 1 else f"{step.name}_{count}")
+            names = itertools.chain((step.name,), (f"{step.name}_{number}" for number in itertools.count(2)))
+            step = replace(step, name=next(name for name in names if name not in taken))
+            taken.add(step.name)
         out.append(step)
     return out
 

@@ -34,7 +34,7 @@ DOUBT = 1.05
 
 def refusal_of(product: str) -> str:
     """The name by which sums of a product's operands are refused a place in its kernel."""
-    return f"{product}_side_sums"
+    return f"{product}:side_sums"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ AnyNode = TypeVar("AnyNode", bound=ir.Node)
 
 def refusal_of(out: str) -> str:
     """The name by which a buffer is refused its slices."""
-    return f"{out}_slices"
+    return f"{out}:slices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _forget(graph: ir.Graph) -> None:
 def _cut(graph: ir.Graph, slices: Slices) -> Iterator[ir.Pointwise]:
     whole = graph.buffers[slices.node.out]
     assert whole.strides is not None
-    names = tuple(f"{whole.name}_slice{n}" for n in range(len(slices.runs)))
+    names = tuple(ir.derived(graph, ir.Derived(whole.name, "slice", n)) for n in range(len(slices.runs)))
     graph.buffers[whole.name] = replace(whole, parts=names)
     for number, (name, (start, _)) in enumerate(zip(names, slices.runs, strict=True)):
         node = slices.node_of(number, name)

@@ -133,7 +133,9 @@ class _Split:
     def _partial(self, name: str, dtype: torch.dtype) -> str:
         sizes = (ix.constant(self.shares), *(v.extent for v in self.kernel.outer))
         device = self.graph.buffers[name].device
-        made = ir.Buffer(f"{name}_partial", dtype, device, sizes, ix.contiguous_strides(sizes))
+        made = ir.Buffer(
+            ir.derived(self.graph, ir.Derived(name, "partial")), dtype, device, sizes, ix.contiguous_strides(sizes)
+        )
         self.graph.buffers[made.name] = made
         return made.name
 
@@ -152,7 +154,7 @@ class _Split:
     def _joined_welford(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
         dtype = s.value.dtype
         mean, m2 = s.outs
-        total = self._local(f"{mean}_total", dtype)
+        total = self._local(ir.derived(self.graph, ir.Derived(mean, "total_of_shares")), dtype)
         filled = vs.cast(vs.index_value(self._filled()), dtype)
         weighted = vs.call("mul", self._load(partials[0]), filled)
         whole = vs.cast(vs.index_value(self.length), dtype)

@@ -27,9 +27,9 @@ TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
 ROUND = 64
 
 
-def partial_of(out: str) -> str:
+def partial_of(graph: ir.Graph, out: str) -> str:
     """The buffer of a product's parts."""
-    return f"{out}_cut"
+    return ir.derived(graph, ir.Derived(out, "cut"))
 
 
 def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
@@ -83,7 +83,8 @@ def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contracti
     chunk = ix.floordiv(k.extent, parts)
     part, step = ix.var("part", parts), ix.var("k", chunk)
     place: dict[Atom, Expr] = {k: part.expr() * chunk + step.expr()}
-    kind, name, total = ops.sum_dtype(node.operands), partial_of(node.out), f"{node.out}_total"
+    kind, name = ops.sum_dtype(node.operands), partial_of(graph, node.out)
+    total = ir.derived(graph, ir.Derived(node.out, "total"))
     whole = graph.buffers[node.out]
     sizes = (ix.constant(parts), *whole.sizes)
     graph.buffers[name] = ir.Buffer(name, kind, whole.device, sizes, ix.contiguous_strides(sizes))

@@ -133,7 +133,7 @@ def _step(step: Step, plan: Schedule, device: Device, pricing: Pricing) -> float
     products = [pricing.best(kernel) for kernel in members(step) if kernel.contracts]
     if products:
         return sum(best.seconds_of_template for best in products if best is not None)
-    joins = any(reduction_of(name) for name in reads(step))  # its launch is counted with the product
+    joins = any(reduction_of(plan.graph, name) for name in reads(step))  # its launch is counted with the product
     return streaming + (0.0 if joins else model.LAUNCH[device.kind])
 
 

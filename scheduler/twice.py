@@ -35,23 +35,22 @@ SMOOTH = frozenset({
 ELEMENT, OF_ROW, BOTH = 1, 2, 3
 
 
-_FIRST = "_first"
+_FIRST = "first"
 
 
-def first_of(name: str) -> str:
+def first_of(graph: ir.Graph, name: str) -> str:
     """The copy of a product, or of its elements, that only reductions read."""
-    return name + _FIRST
+    return ir.derived(graph, ir.Derived(name, _FIRST))
 
 
 def original_of(graph: ir.Graph, name: str) -> str:
     """What a buffer is a copy of, or the buffer."""
-    whole = name.removesuffix(_FIRST)
-    return whole if whole in graph.buffers and first_of(whole) == name else name
+    return ir.source_in(graph, name, _FIRST) or name
 
 
 def second_of(product: str) -> str:
     """The name by which a product is refused a second computation."""
-    return f"{product}_twice"
+    return f"{product}:twice"
 
 
 @dataclass(slots=True)
@@ -59,6 +58,7 @@ class Around:
     """What is made of a product: `early` elements, which wait for no reduction of it, the product among them; `reductions`, by
     their first results, with the values that they fold in terms of early elements; `late` elements, which wait for these."""
 
+    graph: ir.Graph = field(repr=False, compare=False)
     node: ir.Contraction
     early: set[str] = field(default_factory=set)
     late: set[str] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Around:
     @property
     def names(self) -> set[str]:
         """All buffers that change their kernel if the product is computed twice."""
-        return {*self.early, *self.late, *self.results, *map(first_of, self.early)}
+        return {*self.early, *self.late, *self.results, *(first_of(self.graph, name) for name in self.early)}
 
     def refuse(self, consumer: ir.Node | str, reason: Reason) -> None:
         name = consumer if isinstance(consumer, str) else "".join(ir.outs(consumer)[:1])
@@ -108,16 +108,16 @@ def computed_twice(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[
 
 def _copy(graph: ir.Graph, node: ir.Node, around: Around) -> ir.Node:
     assert isinstance(node, ir.Contraction | ir.Pointwise)
-    copy = replace(node, out=first_of(node.out))
+    copy = replace(node, out=first_of(graph, node.out))
     if isinstance(copy, ir.Pointwise):
         copy = replace(copy, value=_from_first(copy.value, around))
-    for name, new in zip(_buffers(node), _buffers(copy), strict=True):
+    for name, new in zip(_buffers(graph, node), _buffers(graph, copy), strict=True):
         graph.buffers[new] = replace(graph.buffers[name], name=new)
     return copy
 
 
-def _buffers(node: ir.Contraction | ir.Pointwise) -> tuple[str, ...]:
-    return (node.out, *accumulators(node)) if isinstance(node, ir.Contraction) else (node.out,)
+def _buffers(graph: ir.Graph, node: ir.Contraction | ir.Pointwise) -> tuple[str, ...]:
+    return (node.out, *accumulators(graph, node)) if isinstance(node, ir.Contraction) else (node.out,)
 
 
 def _from_first(value: Value, around: Around) -> Value:
@@ -125,7 +125,7 @@ def _from_first(value: Value, around: Around) -> Value:
 
     def first(load: Value) -> Value | None:
         name, index, dtype = load.attr
-        return vs.load(first_of(name), index, dtype, *load.args) if name in around.early else None
+        return vs.load(first_of(around.graph, name), index, dtype, *load.args) if name in around.early else None
 
     [renamed] = vs.replace_loads([value], first)
     return renamed
@@ -150,7 +150,7 @@ class _Elements(Search):
         early = {self.traced[name].product for name in ir.reads(node) if name in self.traced}
         late = frozenset().union(*(self.late.get(name, ()) for name in ir.reads(node)))
         if isinstance(node, ir.Contraction) and node.vendor is None:
-            self.around[node.out] = Around(node, {node.out})
+            self.around[node.out] = Around(self.graph, node, {node.out})
             if not all(v.extent.as_int() for v in (*node.out_vars, *node.reduced)):
                 self.around[node.out].refuse(node, Reason.UNKNOWN_SIZES)
         elif isinstance(node, ir.Reduction):
@@ -234,9 +234,9 @@ def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
 # ---- what fusion made of it -------------------------------------------------------------------------------------------
 
 
-def computations(tiles: Tiles) -> dict[str, str]:
+def computations(graph: ir.Graph, tiles: Tiles) -> dict[str, str]:
     """Both computations of the products that are computed twice, with the products."""
-    return {name: product for product in sorted(tiles.twice) for name in (product, first_of(product))}
+    return {name: product for product in sorted(tiles.twice) for name in (product, first_of(graph, product))}
 
 
 def stored(plan: Schedule, tiles: Tiles) -> dict[str, Verdict]:
@@ -247,11 +247,11 @@ def stored(plan: Schedule, tiles: Tiles) -> dict[str, Verdict]:
 
 def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | None:
     makers = {out: kernel for kernel in kernels for s in kernel.statements for out in s.outs}
-    first, again = makers.get(first_of(product)), makers.get(product)
+    first, again = makers.get(first_of(plan.graph, product)), makers.get(product)
     if first is None or again is None or first is again:
         return Verdict(product, "", Outcome.STORED, Reason.NOT_IN_TILES)
     kept = [out for s in first.statements if s.kind != "partial" for out, on in zip(s.outs, s.stored, strict=True) if on]
-    early = {name.removesuffix(_FIRST) for s in first.statements for name in s.outs}
+    early = {original_of(plan.graph, name) for s in first.statements for name in s.outs}
     kept += [out for s in again.statements for out, on in zip(s.outs, s.stored, strict=True) if on and out in early]
     if not kept and sum(s.kind == "contraction" for s in (*first.statements, *again.statements)) == 2:
         return None

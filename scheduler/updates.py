@@ -24,7 +24,7 @@ DOUBT = 1.05
 
 def refusal_of(update: str) -> str:
     """The name by which an update is refused a place in the kernel of a product."""
-    return f"{update}_update"
+    return f"{update}:update"
 
 
 def refused_updates(refused: Mapping[str, Verdict]) -> dict[str, Verdict]:

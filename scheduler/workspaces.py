@@ -80,8 +80,7 @@ def _symbol(graph: ir.Graph, definition: Expr) -> Size:
 
 def _buffer(kernel: Kernel, name: str, one: Workspace, length: Expr, graph: ir.Graph) -> ir.Buffer:
     place = next(graph.buffers[out].device for s in kernel.statements for out in s.outs)
-    names = (f"{kernel.name}_{name.lower()}", *(f"{kernel.name}_{name.lower()}_{k}" for k in range(2, len(graph.buffers) + 3)))
-    free = next(found for found in names if found not in graph.buffers)
+    free = ir.fresh(graph, f"{kernel.name}_{name.lower()}")
     graph.buffers[free] = ir.Buffer(free, one.dtype, place, (length,), (ix.ONE,))
     return graph.buffers[free]
 

@@ -23,7 +23,9 @@ class may define
 - ``grid(self, problem, config)``: the number of programs, in place of one for each tile of the first result;
 - ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
   their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
-- ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline.
+- ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline;
+- ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on such problems. The
+  library takes these problems in the default mode, until the template has been measured to be faster.
 
 Besides operands, results and knobs it may have memory of its own and numbers that the host works out before a launch:
 
@@ -283,6 +285,11 @@ class Template:
     def resources(self, problem: Any, config: Config) -> Resources:
         method = getattr(self.author, "resources", None)
         return method(problem, config) if method else Resources()
+
+    def uncalibrated(self, problem: Any) -> str | None:
+        """Why nothing is known of how long the template takes for a problem."""
+        method = getattr(self.author, "uncalibrated", None)
+        return method(problem) if method else None
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """An optional method of the author's."""

@@ -77,6 +77,12 @@ class Input:
     loops: Mapping[str, tuple[Var, ...]]
     unscaled: int = 0
 
+    @property
+    def identity(self) -> Hashable:
+        """Equal for operands that are one array. The interned value alone does not say that: ``t.expand(5, 4)`` and
+        ``t.expand(4, 6)`` are one value, over loops that it does not name."""
+        return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
+
 
 @dataclass(frozen=True, slots=True)
 class SideSum:
@@ -340,6 +346,23 @@ class Problem:
         """The axis along which the operand's neighbours are neighbours in memory, where it is one load."""
         return next((axis for axis in self.inputs[name].axes if self.stride(name, axis) == 1), None)
 
+    @cached_property
+    def uncalibrated(self) -> str | None:
+        """Why estimates of the template's time cannot be relied on; None where they can."""
+        return self.template.uncalibrated(self)
+
+    def is_window(self, name: str, number: int = 0) -> bool:
+        """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
+        rows and the taps of a convolution, or bounds guard its elements."""
+        one = self.members[number][name]
+        loops = [one.loops[axis] for axis in one.axes if self.template.block(axis)]
+        for load in vs.loads([one.value]):
+            index = load.attr[1][0]
+            found = ix.free_atoms(index)
+            if all(not found.isdisjoint(own) for own in loops) and (load.args or any(_jumps(index, own) for own in loops)):
+                return True
+        return False
+
     @property
     def flops(self) -> int:
         total = 2 * len(self.members)
@@ -408,6 +431,12 @@ class Problem:
         """Bytes that the epilogue writes."""
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in written)
+
+
+def _jumps(index: Expr, loops: tuple[Var, ...]) -> bool:
+    """Whether loops of an index do not walk through memory as one. Indices from data are gathers, and no windows."""
+    known = not any(isinstance(a, ix.Indirect) for a in ix.free_atoms(index))
+    return known and len(loops) > 1 and not _as_one(index, loops)
 
 
 def _as_one(expr: Expr, loops: tuple[Var, ...]) -> bool:

@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[STDERR] = os.dup(2)
     config.add_cleanup(lambda: os.close(config.stash[STDERR]))
     _share_cache_folder(config)
+    os.environ.setdefault("KGEN_STRICT", "1")  # a kernel that fails is a failure of its test
     _limit_threads()
 
 

@@ -176,6 +176,21 @@ def _scatters(x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def _scatters_into_one(x: Tensor) -> tuple[Tensor, ...]:
+    """What is added neither differs along the index nor has another place there."""
+    row = x.round().sum(1, keepdim=True)
+    everywhere = torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    column = (x[:1] * 4).round() + 1
+    return (
+        row.scatter_add(1, everywhere, row.expand_as(x)),
+        row.index_add(1, everywhere[0], row.expand_as(x)),
+        column.scatter_add(0, everywhere, column.expand_as(x)),
+        column.index_put((everywhere[:, 0],), column.expand_as(x), accumulate=True),
+        row.long().scatter_reduce(1, everywhere, row.long().expand_as(x), "amax"),
+        row.sum(0, keepdim=True).index_add(0, everywhere[:, 0], row.sum(0, keepdim=True).expand(x.shape[0], 1)),
+    )
+
+
 def _in_place(x: Tensor, v: Tensor) -> Tensor:
     x[1] = v
     x[:, 2:4] += 1
@@ -245,6 +260,8 @@ GRAPHS: dict[str, Graph] = {
     "in_place": Graph(_in_place, lambda m: [m(4, 6), m(6)], _kinds("points")),
     "gathers": Graph(_gathers, lambda m: [m(8, 6), m.ints(8, 5), m(5, 6)], _kinds("points")),
     "scatters": Graph(_scatters, lambda m: [m(8, 6), m.ints(8, 5), m(5, 6)], _kinds("points")),
+    "scatters_into_one": Graph(_scatters_into_one, lambda m: [m(9, 21)], _kinds("rows")),
+    "long_scatters_into_one": Graph(_scatters_into_one, lambda m: [m(9, 77)], _kinds("loop"), short=True),
     "empty": Graph(_empty, lambda m: [m(0, 5), m(3, 5)], _kinds("points")),
     # rows in registers
     "softmax": Graph(lambda x: x.softmax(-1), lambda m: [m(300, 77)], _kinds("rows")),

@@ -156,7 +156,42 @@ def _interpolate(mode: str, size: tuple[int, ...]) -> Callable[..., Any]:
     return lambda x: F.interpolate(x, size, mode=mode)
 
 
+def _into_one(reduced: Sequence[int], dim: int) -> Callable[..., Any]:
+    """Accumulation into a dimension of size 1 of a value that neither differs along it nor is stored before: every lane of a
+    vector adds the same number to the same place."""
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        total = x.sum(reduced, keepdim=True).to(x.dtype)
+        values, base = total.expand_as(x), total + 1
+        base = base.expand(*(1 if d == dim else n for d, n in enumerate(x.shape)))
+        lanes = torch.zeros(x.shape[dim], dtype=torch.int64)
+        index = torch.zeros(x.shape, dtype=torch.int64)
+        at = [lanes if d == dim else None for d in range(x.dim())]
+        reductions = ("sum", "prod", "amax", "amin", *(["mean"] if x.dtype.is_floating_point else []))
+        return [
+            base.scatter_add(dim, index, values),
+            base.index_add(dim, lanes, values, alpha=2),
+            _aten.index_put(base, at, values, True),
+            *(
+                base.scatter_reduce(dim, index, values, how, include_self=itself)
+                for how in reductions
+                for itself in (True, False)
+            ),
+        ]
+
+    return fn
+
+
+def _small(*shape: int) -> Callable[[torch.dtype], list[Any]]:
+    """Products of many of them are exact."""
+    return lambda dtype: [tensor(torch.float32, *shape).sign().to(dtype)]
+
+
 SCATTER = [
+    *[
+        Case(f"scatter_into_one_{dim}", _into_one(reduced, dim), _small(2, 3, 21), (torch.float32, torch.float64, torch.int64))
+        for reduced, dim in (((2,), 2), ((1,), 1), ((0, 1, 2), 0), ((0, 2), 2))
+    ],
     Case("index_put", lambda x, v: x.index_put((ints(0, 2),), v), two((4, 3), (2, 3)), ANY),
     Case("index_put_add", lambda x, v: x.index_put((ints(0, 2, 0),), v, True), two((4, 3), (3, 3)), ANY),
     Case("index_put_two", lambda x, v: x.index_put((ints(0, -1), ints(1, 2)), v), two((4, 3, 2), (2,)), ANY[:1]),

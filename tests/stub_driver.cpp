@@ -21,7 +21,7 @@ struct Kernel {
   void (*run)(const Config&, void** arguments);
 };
 
-int64_t driver_version = 12030, launches, loads, contexts_set, shared_limit, fail_next, encodes, refuse_maps;
+int64_t driver_version = 12030, launches, loads, contexts_set, shared_limit, most_threads, fail_next, encodes, refuse_maps;
 int64_t config_seen[10];  // grid, block along x, shared, stream, device of the context, attributes; the first and its value
 int64_t arguments_seen[80];
 int64_t encode_seen[32];  // the arguments of the last cuTensorMapEncodeTiled in order, arrays with as many numbers as counted
@@ -87,6 +87,7 @@ int64_t* stub_numbers(const char* name) {
   if (wanted == "loads") return &loads;
   if (wanted == "contexts_set") return &contexts_set;
   if (wanted == "shared_limit") return &shared_limit;
+  if (wanted == "most_threads") return &most_threads;
   if (wanted == "fail_next") return &fail_next;
   if (wanted == "encodes") return &encodes;
   if (wanted == "refuse_maps") return &refuse_maps;
@@ -165,6 +166,10 @@ int cuTensorMapEncodeTiled(Map* map, int type, uint32_t rank, void* address, con
   std::copy_n(strides, rank - 1, map->strides + 1);
   std::copy_n(box, rank, map->box);
   return 0;
+}
+int cuFuncGetAttribute(int* value, int attribute, void*) {
+  *value = static_cast<int>(most_threads);
+  return attribute == 0 ? 0 : 1;
 }
 int cuFuncSetAttribute(void*, int attribute, int value) { return shared_limit = value, attribute == 8 ? 0 : 1; }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }

@@ -52,7 +52,7 @@ def installed(path: Path) -> Iterator[Stub]:
     made = Stub(ctypes.CDLL(str(path)))
     for name in ("launches", "loads", "contexts_set", "shared_limit", "fail_next", "encodes", "refuse_maps"):
         made[name] = 0
-    made["driver_version"] = DRIVER_VERSION
+    made["driver_version"], made["most_threads"] = DRIVER_VERSION, 1024
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "DRIVER", str(path))
         forget()

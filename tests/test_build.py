@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,28 @@ def test_failure_names_the_kernel_and_keeps_the_source(empty_cache):
     assert details["source"].read_text() == source
     done = subprocess.run(details["command"].split(), capture_output=True, text=True, cwd=empty_cache, check=False)
     assert "nonsense" in done.stderr
+
+
+def test_a_compiler_that_does_not_end_is_killed_with_its_children(empty_cache, tmp_path):
+    """The driver waits for a compiler of its own, which would hold the pipes open, and a core."""
+    slow = tmp_path / "slow"
+    slow.write_text('#!/bin/sh\ncase "$*" in *-shared*) sleep 77 & echo $! > "$0.child"; wait;; esac\nexec g++ "$@"\n')
+    slow.chmod(0o755)
+    start = time.monotonic()
+    with config.override(compiler=str(slow), compile_seconds=1):
+        with pytest.raises(KernelBuildFailed, match=r"\(not done after 1 s\)"):
+            cpp.build_unit("a", RETURN.format(8), include_dirs=[])
+        assert time.monotonic() - start < 30
+    child = Path(f"{slow}.child").read_text().strip()
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().split()[2] in "ZX"
+
+
+def test_broken_units_are_all_found(empty_cache):
+    units = [cpp.Unit("good", RETURN.format(1)), *(cpp.Unit(f"bad{k}", f"int wrong = not_here{k};") for k in range(2))]
+    found = cpp.broken_units(units)
+    assert list(found) == ["bad0", "bad1"]
+    assert "not_here1" in found["bad1"].details["output"]
 
 
 def test_load_and_addresses(empty_cache):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import errno
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,32 @@ def test_unwritable_folder_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(CacheNotWritable, match="set KGEN_CACHE_DIR"):
         cache.put("graph", "k", b"")
+
+
+def test_a_folder_that_may_only_be_read_serves_what_it_has(monkeypatch, folder):
+    """An image with a warmed cache: nothing is written there, and what is missing is kept for the process alone."""
+    place = cache.put("graph", "old", b"data")
+    before = sorted(folder.rglob("*"))
+
+    def refuse(root):
+        raise CacheNotWritable(path=root, cause="Read-only file system") from OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache, "_require_writable", refuse)
+    monkeypatch.setattr(cache, "_usable", set())
+    monkeypatch.setattr(cache, "_instead", {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cache.get("graph", "old") == b"data"
+        assert cache.find("graph", "old") == place
+        assert cache.get("graph", "new") is None
+    with pytest.warns(RuntimeWarning, match="Read-only file system"):
+        cache.put("graph", "new", b"more")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.put("graph", "newer", b"")
+    assert cache.get("graph", "new") == b"more"
+    assert cache.get("graph", "old") == b"data"
+    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("damage", ["truncate", "empty", "flip", "append"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -311,3 +312,33 @@ def test_cached_graph_serves_other_sizes(tmp_path: Path, monkeypatch: pytest.Mon
     assert call(10, 16) == (1, 0)  # another size under the same guards
     assert call(6, 2) == (0, 1)  # the rows of the result are one: a guard of the first graph fails
     assert call(10, 16) == (1, 0)
+
+
+def _numbers_of_sizes(x: Tensor) -> tuple[Any, ...]:
+    n, m = x.shape
+    return (
+        x * round(n / 2 * 123.4567, 1), x + round(m / 7, 3), torch.add(x, x, alpha=round(n / 3, 1)),
+        x + n % -4, x + n // -4, x + n % (3 - m), x + n // (3 - m), x * (n * 0.5 % 2), x * abs(3 - n), x * abs(3.5 - n),
+        x * math.asinh(n), round(m / 7, 2), x.new_zeros(abs(n - m) + 1),
+    )  # fmt: skip
+
+
+@pytest.mark.cpu
+def test_functions_of_sizes_are_pythons() -> None:
+    run = torch.compile(_numbers_of_sizes, backend=kgen_backend, dynamic=True)
+    for shape in ((9, 7), (11, 6), (14, 30)):
+        x = torch.randn(shape)
+        assert_same(run(x), _numbers_of_sizes(x))
+
+
+@pytest.mark.cpu
+def test_decimals_are_rounded_as_python_rounds() -> None:
+    cases = [
+        (2.675, 2), (0.5, 0), (1.5, 0), (25.0, -1), (35.0, -1), (-25.0, -1), (1e300, 3), (1234.5, -5), (6000.0, -4), (0.15, 1),
+        (-0.04, 1), (5e-324, 323), (math.inf, 2), (123456789.123456, 4),
+    ]  # fmt: skip
+    registers = [ix.float_bits(float(number)) for case in cases for number in case] + [0] * len(cases)
+    made = range(2 * len(cases), 3 * len(cases))
+    computes = tuple(hp.Compute(out, "frounddec", 2 * k, 2 * k + 1) for k, out in enumerate(made))
+    outputs = tuple(hp.OutInt(out, "float") for out in made)
+    assert load(hp.Program((), tuple(registers), (), (), outputs, computes=computes))([]) == [round(*case) for case in cases]

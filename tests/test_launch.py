@@ -144,6 +144,17 @@ def test_errors_name_the_kernel_and_say_what_the_driver_says(stub):
         launch.load_kernel(compiled("record", (), cubin=b"damaged\0"), [0])
 
 
+def test_a_block_of_too_many_threads_is_found_when_the_kernel_is_loaded(stub):
+    stub["most_threads"] = 127
+    with pytest.raises(
+        LaunchFailed, match=r"loading kernel my_record: it is launched with 128 threads a block, .* 127"
+    ) as caught:
+        launch.load_kernel(compiled("record", ()), [0])
+    assert caught.value.details["kernel"] == "my_record"
+    stub["most_threads"] = 128
+    launch.load_kernel(compiled("record", ()), [0])
+
+
 def test_a_thread_without_a_context_gets_one(stub):
     kernel = launch.load_kernel(compiled("record", ()), [2])
     stub.expect("")

@@ -59,7 +59,8 @@ def plan_of(fn: Callable[..., Any], *args: Any, options: Options = GPU) -> Sched
 def copies_in(plan: Schedule) -> list[ir.Buffer]:
     """The copies that the plan's kernels make."""
     made = {out for k in plan.kernels for one in members(k) for s in one.statements for out in s.outs}
-    return [buffer for name, buffer in plan.graph.buffers.items() if name in made and name.endswith(aligned_of(""))]
+    copies = {name for name, what in plan.graph.provenance.items() if what.role == "aligned"}
+    return [buffer for name, buffer in plan.graph.buffers.items() if name in made & copies]
 
 
 def rows_of(buffer: ir.Buffer) -> list[int]:
@@ -90,7 +91,7 @@ def test_products_of_copies_are_right(name: str) -> None:
     assert len(made) == (2 if copies == BOTH else 1)
     assert all(row % 128 == 0 for buffer in made for row in rows_of(buffer))
     said = [v for v in plan.verdicts if v.reason is Reason.ROWS_IN_LINES]
-    assert [aligned_of(v.producer) for v in said] == [buffer.name for buffer in made]
+    assert [aligned_of(plan.graph, v.producer) for v in said] == [buffer.name for buffer in made]
 
 
 def test_a_dynamic_number_of_rows() -> None:

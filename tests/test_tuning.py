@@ -212,7 +212,7 @@ def test_candidates_that_do_not_compile_are_dropped(file: Path) -> None:
 
         def building(blueprint: Blueprint) -> object:
             if next(count) == 2:
-                raise KernelBuildFailed(kernel="x", source="x", status=1, output="no", command="g++")
+                raise KernelBuildFailed(kernel="x", source="x", how="exit 1", output="no", command="g++")
             return build(blueprint)
 
         return building

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 import kgen
 from kgen import errors, pipeline
 from kgen.explain import watching
-from kgen.host.compiled import Blueprint, HostGraph, check_shared
+from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
 from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
 
-OPTIONS = {"gpu_interpreter": True, "cache": False}
+OPTIONS = {"gpu_interpreter": True, "cache": False, "strict": False}
 
 
 def product(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -51,25 +52,49 @@ def too_large() -> Exception:
     return errors.KernelTooLarge(kernel="k", needed=300_000, available=232_448, device="a GPU")
 
 
+def spilled() -> Exception:
+    return errors.KernelSpills(kernel="k", stack=728, most=256)
+
+
 def not_compiled() -> Exception:
     return errors.TritonBuildFailed(kernel="k", arch=90, how="exit 1", source="s", output="o", log="l")
 
 
 @pytest.mark.interpret
 @pytest.mark.cpu
-@pytest.mark.parametrize(("failure", "reason"), [(too_large, Reason.FAILED), (not_compiled, Reason.NOT_COMPILED)])
+@pytest.mark.parametrize(
+    ("failure", "reason", "warned"),
+    [(too_large, Reason.FAILED, 0), (spilled, Reason.FAILED, 0), (not_compiled, Reason.NOT_COMPILED, 2)],
+)
 def test_another_configuration_takes_over(
-    monkeypatch: pytest.MonkeyPatch, failure: Callable[[], Exception], reason: Reason
+    monkeypatch: pytest.MonkeyPatch, failure: Callable[[], Exception], reason: Reason, warned: int
 ) -> None:
+    """That a configuration needs too much is foreseen; that one does not compile is an error, with a warning."""
     args = arguments()
     texts = failing(monkeypatch, lambda attempt: failure() if attempt <= 2 else None)
-    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen:
+    with kgen.require_fused("aten.mm", "aten.relu"), watching() as seen, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         got = torch.compile(product, backend="kgen", options=OPTIONS)(*args)
+    said = [str(w.message) for w in caught if w.category is errors.FallbackWarning]
+    assert len(said) == warned
+    assert all("aten.mm.default" in text and "BLOCK_M=" in text for text in said)
     torch.testing.assert_close(got, product(*args), atol=2e-2, rtol=2e-2)
     assert len(texts) == len(set(texts)) == 3
     dropped = [v for v in seen.report().verdicts if v.outcome is Outcome.DROPPED]
     assert [v.reason for v in dropped] == [reason, reason]
     assert all(v.producer.startswith("triton_") and "BLOCK_M=" in v.consumer for v in dropped)
+
+
+@pytest.mark.interpret
+@pytest.mark.cpu
+def test_strict_leaves_out_only_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    args, strict = arguments(), {**OPTIONS, "strict": True}
+    texts = failing(monkeypatch, lambda attempt: too_large() if attempt == 1 else None)
+    torch.compile(product, backend="kgen", options=strict)(*args)
+    assert len(texts) == 2
+    failing(monkeypatch, lambda attempt: not_compiled())
+    with pytest.raises(Exception, match="Triton failed"):
+        torch.compile(product, backend="kgen", options=strict)(*args)
 
 
 @pytest.mark.interpret
@@ -129,3 +154,12 @@ def test_configurations_suit_the_shared_memory_there_is(monkeypatch: pytest.Monk
     torch.testing.assert_close(got, product(*args), atol=2e-2, rtol=2e-2)
     assert seen
     assert max(seen) <= small["shared"]
+
+
+def test_spilled_registers_count_where_a_limit_is_given() -> None:
+    def kernel(**known: Any) -> Any:
+        return SimpleNamespace(name="k", **known)
+
+    check_spills([kernel(most_stack=None), kernel(most_stack=256)], [kernel(stack=4096), kernel(stack=256)])
+    with pytest.raises(errors.KernelSpills, match="728 bytes"):
+        check_spills([kernel(most_stack=256)], [kernel(stack=728)])

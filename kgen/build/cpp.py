@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -25,20 +26,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import torch
 
-from kgen import cache
+from kgen import cache, config
 from kgen.build import toolchain
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
 
 __all__ = [
-    "Unit", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library", "load_library", "math_library",
-    "precompiled_header", "prepare", "runtime_library",
+    "Unit", "broken_units", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library", "load_library",
+    "math_library", "precompiled_header", "prepare", "runtime_library",
 ]  # fmt: skip
 
 _KERNEL_HEADER = "kgen/kernel.h"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,10 @@ class Unit:
 
 @dataclass(eq=False, slots=True)  # not frozen: a context manager that it passes through writes its traceback
 class _Failure(Exception):
-    status: int
+    how: str
     output: str
     command: str
+    late: bool = False
 
 
 # ---- kernels --------------------------------------------------------------------------------------------------------
@@ -88,7 +92,21 @@ def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = 
     return [path for path in (paths[key] for key in keys) if path is not None]
 
 
-def _in_parallel(jobs: Sequence[Callable[[], Path | None]]) -> list[Path | None]:
+def broken_units(units: Sequence[Unit]) -> dict[str, KernelBuildFailed]:
+    """By name, those of `units` that do not compile; every unit is tried."""
+    found = _in_parallel([functools.partial(_problem_of, unit) for unit in units])
+    return {unit.name: failure for unit, failure in zip(units, found, strict=True) if failure is not None}
+
+
+def _problem_of(unit: Unit) -> KernelBuildFailed | None:
+    try:
+        build_units([unit])
+    except KernelBuildFailed as failure:
+        return failure
+    return None
+
+
+def _in_parallel(jobs: Sequence[Callable[[], T]]) -> list[T]:
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
     if workers == 1:
         return [job() for job in jobs]
@@ -126,8 +144,8 @@ def _compile_unit(source: Path, folders: tuple[Path, ...], header: Path | None, 
         return _compile_with(source, folders, None, None)
     try:
         return _compile_with(source, folders, header, found)
-    except _Failure:
-        if header is None and not found:
+    except _Failure as failure:
+        if failure.late or (header is None and not found):
             raise
     # Damaged files in the cache also fail the compiler, so only a failure without them is the source's.
     made = _compile_with(source, folders, None, None)
@@ -162,7 +180,7 @@ def _kept(unit: Unit, key: str, failure: _Failure) -> KernelBuildFailed:
     # The scratch folder is gone: the command must name the source that is kept.
     command = [str(place) if part.endswith(f"/{name}.cpp") else part for part in failure.command.split(" ")]
     return KernelBuildFailed(
-        kernel=unit.name, status=failure.status, source=place, output=_head(failure.output), command=" ".join(command)
+        kernel=unit.name, how=failure.how, source=place, output=_head(failure.output), command=" ".join(command)
     )
 
 
@@ -360,7 +378,7 @@ def _once_per_machine(name: str, source: Path, flags: tuple[str, ...], link: tup
         try:
             _run(_shared(source, made, (*flags, *link)), "cpp.runtimes")
         except _Failure as failure:
-            raise RuntimeBuildFailed(status=failure.status, output=_head(failure.output), command=failure.command) from None
+            raise RuntimeBuildFailed(how=failure.how, output=_head(failure.output), command=failure.command) from None
         return made
 
     return cache.find("runtime", key, ".so") or _once("runtime", key, ".so", make)
@@ -433,10 +451,25 @@ def _once(kind: str, key: str, suffix: str, make: Callable[[Path], Path]) -> Pat
 
 def _run(command: list[str], counter: str) -> None:
     counters.add(counter)
-    # LC_ALL: messages in a report should be in one language.
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}, check=False)
-    if done.returncode != 0:
-        raise _Failure(done.returncode, done.stderr or done.stdout, " ".join(command))
+    limit = config.current().compile_seconds
+    # LC_ALL: messages in a report should be in one language. A session: the driver starts compilers of its own, which must
+    # not outlive the time limit, or this process' interruption.
+    environment = {**os.environ, "LC_ALL": "C"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, env=environment, start_new_session=True, stdout=pipe, stderr=pipe) as process:
+        try:
+            output, errors = process.communicate(timeout=limit or None)
+        except subprocess.TimeoutExpired:
+            raise _Failure(f"not done after {limit:g} s", "", " ".join(command), late=True) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise _Failure(_how(process.returncode), errors or output, " ".join(command))
+
+
+def _how(status: int) -> str:
+    return f"exit {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
 
 
 def _templates() -> Path:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from kgen import cache
+from kgen import cache, config
 from kgen.build import child
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.build.tensor_map import MapFormat
@@ -32,8 +32,6 @@ from kgen.counters import counters
 from kgen.errors import TritonBuildFailed, TritonNotFound
 
 __all__ = ["begin", "compile_kernels", "prestart", "resource_usage", "version"]
-
-TIME_LIMIT_S = 300
 
 
 def compile_kernels(kernels: Sequence[TritonKernel], arch: int) -> list[CompiledKernel]:
@@ -108,7 +106,7 @@ def dumped(cubin: bytes, what: str) -> str:
 # ---- keys -----------------------------------------------------------------------------------------------------------
 
 
-_STORED = 3  # changes with what is kept of a kernel
+_STORED = 4  # changes with what is kept of a kernel, and with what is repaired in it
 
 
 def _key(kernel: TritonKernel, arch: int) -> str:
@@ -204,7 +202,7 @@ def _write_job(folder: Path, kernel: TritonKernel, arch: int) -> None:
         "num_stages": kernel.num_stages,
         "options": kernel.options,
         "arch": arch,
-        "time_limit_s": TIME_LIMIT_S,
+        "time_limit_s": _time_limit(),
     }
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
 
@@ -235,9 +233,13 @@ def _reasons(log: str) -> str:
     return "\n".join(found[:3] + lines[-15:])
 
 
+def _time_limit() -> float:
+    return config.current().compile_seconds
+
+
 def _how(status: int) -> str:
     if status == -signal.SIGALRM:
-        return f"not done after {TIME_LIMIT_S} s"
+        return f"not done after {_time_limit():g} s"
     if status == _SERVER_GONE:
         return "the compile server died"
     return f"exit {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
@@ -318,4 +320,3 @@ def _server() -> _Server:
             return _running[0]
         _running[:] = [_Server()]
         return _running[0]
-

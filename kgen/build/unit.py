@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
@@ -27,15 +27,15 @@ class Rendered:
 
 @dataclass(slots=True)
 class UnitPlan:
-    """Sources of the graph's units with their keys, and how each kernel step is called (GPU kernels stand there)."""
+    """Sources of the graph's units with their keys, how each kernel step is called (GPU kernels stand there), and the C++
+    functions by name."""
 
     sources: list[tuple[str, str]]  # (text, key)
     calls: dict[str, KernelCall]  # by the names of `kgen.plan.variants`
+    functions: dict[str, str] = field(default_factory=dict)
 
 
-def plan_units(
-    schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int
-) -> UnitPlan:
+def plan_units(schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
     gives a C++ function, or the call of a GPU kernel. What packs operands is a function like any other."""
     functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
@@ -53,7 +53,7 @@ def plan_units(
         canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
         known = functions.setdefault(canonical, (symbol, made.text))
         calls[step.name] = KernelCall(known[0], made.buffers, made.sizes)
-    return UnitPlan(_units(functions, workers), calls)
+    return UnitPlan(_units(functions, workers), calls, dict(functions.values()))
 
 
 def canonical_text(text: str, names: frozenset[str]) -> str:

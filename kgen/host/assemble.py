@@ -59,6 +59,7 @@ class _Assembler:
         self.schedule, self.graph = schedule, schedule.graph
         self.calls = kernels
         self.interpret = interpret
+        self.roots: dict[str, str] = {}  # buffer -> the one that owns its memory, as far as asked for
         self.aligned, self.written = self._demands_on_memory()
         self.registers = Registers(self.graph.derived)
         self.code: list[hp.Instruction] = []
@@ -97,9 +98,17 @@ class _Assembler:
         return frozenset((*found, *map(self._root, found)))
 
     def _root(self, name: str) -> str:
-        """The buffer that owns the memory."""
-        base = self.graph.buffers[name].alias_of
-        return name if base is None else self._root(base)
+        """The buffer that owns the memory. A loop of writes makes a chain of as many versions."""
+        passed = []
+        while name not in self.roots:
+            base = self.graph.buffers[name].alias_of
+            if base is None:
+                self.roots[name] = name
+            else:
+                passed.append(name)
+                name = base
+        self.roots.update(dict.fromkeys(passed, self.roots[name]))
+        return self.roots[name]
 
     def run(self) -> Assembled:
         inputs = self._inputs()
@@ -186,16 +195,18 @@ class _Assembler:
 
     def _slot(self, name: str) -> int:
         """The slot of a buffer that exists, defining aliases on the way."""
-        found = self.slot_of.get(name)
-        if found is not None:
-            return found
-        base = self.graph.buffers[name].alias_of
-        if base is None:
-            raise errors.InvalidIR(stage="host", node=name, problem="used before it is made")
-        source = self._slot(base)
-        slot = self._new_slot(name)
-        self.code.append(hp.Alias(slot, source))
-        return slot
+        aliases = []
+        while name not in self.slot_of:
+            base = self.graph.buffers[name].alias_of
+            if base is None:
+                raise errors.InvalidIR(stage="host", node=name, problem="used before it is made")
+            aliases.append(name)
+            name = base
+        found = self.slot_of[name]
+        for alias in reversed(aliases):
+            source, found = found, self._new_slot(alias)
+            self.code.append(hp.Alias(found, source))
+        return found
 
     def _define(self, name: str) -> int:
         """The slot of a buffer that the next kernel writes."""

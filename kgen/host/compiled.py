@@ -14,19 +14,20 @@ from kgen import torch_adapter
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
-from kgen.errors import KernelTooLarge, MixedCapabilities
+from kgen.errors import KernelSpills, KernelTooLarge, MixedCapabilities
 from kgen.host import program as hp
 from kgen.host.cudagraph import Recording, recorded
 from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
+from kgen.tuning import only
 
 
 @dataclass(slots=True)
 class Blueprint:
     """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, the
     GPU kernels that the program launches by number, how it is recorded as a CUDA graph, if it is, and what is computed once
-    of frozen arguments."""
+    of frozen arguments. Of a graph in which something was `replaced` after a failure, nothing is kept on disk."""
 
     units: list[tuple[str, str]]  # (source, key)
     program: hp.Program
@@ -35,10 +36,16 @@ class Blueprint:
     launches: list[TritonKernel] = field(default_factory=list)
     recording: Recording | None = None
     setup: Setup | None = None
+    replaced: bool = False
 
     def cpp_units(self) -> list[cpp.Unit]:
         """What the C++ compiler gets."""
-        return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(self.units)]
+        return cpp_units(self.units)
+
+
+def cpp_units(sources: Sequence[tuple[str, str]]) -> list[cpp.Unit]:
+    """Sources with their keys as what the C++ compiler gets."""
+    return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(sources)]
 
 
 class HostGraph:
@@ -63,6 +70,8 @@ class HostGraph:
     def serialize(self) -> bytes:
         if self.callables:
             raise NotSerializable("the graph calls Python functions")
+        if self.blueprint.replaced:
+            raise NotSerializable("another process may be able to compile all of it")
         out = io.BytesIO()
         try:
             pickle.dump(self.blueprint, out)
@@ -78,7 +87,7 @@ class HostGraph:
 def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
     """The GPU kernels, compiled for the devices that the program names (a look-up when the cache has them) and loaded there.
 
-    Raises MixedCapabilities, KernelTooLarge and TritonBuildFailed."""
+    Raises MixedCapabilities, KernelTooLarge, KernelSpills, TritonBuildFailed and LaunchFailed."""
     if not blueprint.launches:
         return []
     program = blueprint.program
@@ -89,9 +98,18 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
         raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
     major, minor = capabilities[devices[0]]
     kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
+    if only.current() is None:  # nobody measures how long they take
+        check_spills(blueprint.launches, kernels)
     for device in devices:
         check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
     return [load_kernel(kernel, devices) for kernel in kernels]
+
+
+def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel]) -> None:
+    """Raises KernelSpills for the first kernel with more spilled registers than its author puts up with."""
+    for launch, kernel in zip(launches, kernels, strict=True):
+        if launch.most_stack is not None and kernel.stack > launch.most_stack:
+            raise KernelSpills(kernel=kernel.name, stack=kernel.stack, most=launch.most_stack)
 
 
 def check_shared(kernels: Sequence[CompiledKernel], available: int, device: str) -> None:

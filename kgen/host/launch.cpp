@@ -70,6 +70,16 @@ struct InContext {
 
 std::string naming(const Kernel& kernel, const char* action) { return std::string(action) + " kernel " + kernel.name; }
 
+// A launch with more threads than the function's registers allow fails. While a graph is compiled something else can still be
+// found; in the middle of a call it is too late.
+void check_threads(const Kernel& kernel, CUfunction function, const std::string& what) {
+  int most = 0;
+  check(driver.cuFuncGetAttribute(&most, kMaxThreadsPerBlock, function), what);
+  if (static_cast<unsigned>(most) < kernel.threads)
+    throw Failure{what + ": it is launched with " + std::to_string(kernel.threads) + " threads a block, and can have " +
+                  std::to_string(most)};
+}
+
 CUfunction load(Kernel& kernel, int device) {
   if (device < 0 || device >= kMaxDevices)
     throw Failure{naming(kernel, "loading") + ": there is no device " + std::to_string(device)};
@@ -86,6 +96,7 @@ CUfunction load(Kernel& kernel, int device) {
   if (!made.module) check(driver.cuModuleLoadData(&made.module, kernel.image.data()), what);
   CUfunction function;
   check(driver.cuModuleGetFunction(&function, made.module, kernel.function.c_str()), what);
+  check_threads(kernel, function, what);
   if (kernel.shared > 48 * 1024)  // more than any kernel may use unasked
     check(driver.cuFuncSetAttribute(function, kMaxDynamicSharedSize, static_cast<int>(kernel.shared)), what);
   made.function.store(function, std::memory_order_release);

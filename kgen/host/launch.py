@@ -44,7 +44,7 @@ def load_kernel(kernel: CompiledKernel, devices: Iterable[int]) -> GpuKernel:
     library = _library(DRIVER)
     for device in devices:
         if library.kgen_load_kernel(ctypes.c_void_p(made.handle), device):
-            raise LaunchFailed(problem=_error(library))
+            raise LaunchFailed(problem=_error(library), kernel=kernel.name)
     return made
 
 

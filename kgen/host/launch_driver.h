@@ -18,6 +18,7 @@ using CUstream = struct CUstr*;
 
 constexpr CUresult kSuccess = 0, kInvalidContext = 201;
 constexpr int kMaxDynamicSharedSize = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kMaxThreadsPerBlock = 0;    // CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
 constexpr int kRelaxedCapture = 2;        // CU_STREAM_CAPTURE_MODE_RELAXED
 
 constexpr int kSerializeByProgram = 6;      // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -53,6 +54,7 @@ struct Driver {
   CUresult (*cuCtxSetCurrent)(CUcontext);
   CUresult (*cuModuleLoadData)(CUmodule*, const void*);
   CUresult (*cuModuleGetFunction)(CUfunction*, CUmodule, const char*);
+  CUresult (*cuFuncGetAttribute)(int*, int, CUfunction);
   CUresult (*cuFuncSetAttribute)(CUfunction, int, int);
   CUresult (*cuThreadExchangeStreamCaptureMode)(int*);
   CUresult (*cuTensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
@@ -99,6 +101,7 @@ void open_driver(const char* path) {
   KGEN_FIND(cuCtxSetCurrent);
   KGEN_FIND(cuModuleLoadData);
   KGEN_FIND(cuModuleGetFunction);
+  KGEN_FIND(cuFuncGetAttribute);
   KGEN_FIND(cuFuncSetAttribute);
   KGEN_FIND(cuThreadExchangeStreamCaptureMode);
   KGEN_FIND(cuTensorMapEncodeTiled);

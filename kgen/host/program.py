@@ -39,6 +39,7 @@ COMPUTE_OPS = (
     "add", "sub", "mul", "floordiv", "mod", "min", "max", "pow", "shl", "shr", "and", "or", "xor", "lt", "le", "eq", "select",
     "float", "fadd", "fmul", "fdiv", "fpow", "fmin", "fmax", "flt", "fle", "feq", "ftrunc", "ffloor", "fceil", "fround",
     "fsqrt", "fexp", "flog", "flog2", "fsin", "fcos", "ftan", "fasin", "facos", "fatan", "fsinh", "fcosh", "ftanh",
+    "fasinh", "fmod", "frounddec",
 )  # fmt: skip
 NUMBER_KINDS = ("int", "bool", "float")
 
@@ -163,7 +164,8 @@ class Alias:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Calls ``int name(void** ptrs, const int64_t* ints, int threads)`` with the slots' data pointers (offset included).
-    A result other than 0 says that an index read from memory was out of range: the call raises IndexError."""
+    A result other than 0 is one of `ops.FAILURES`: of an index out of range, the call raises IndexError, of an integer divided
+    by zero RuntimeError, as eager does."""
 
     index: int
     slots: tuple[int, ...]

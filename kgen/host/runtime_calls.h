@@ -12,7 +12,9 @@ C10_ALWAYS_INLINE void Frame::arguments(const Instruction& item, void** ptrs, in
 
 void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const {
   arguments(item, ptrs, ints);
-  TORCH_CHECK_INDEX(item.kernel(ptrs, ints, threads) == 0, "index out of range in a kernel of a compiled graph");
+  const int failure = item.kernel(ptrs, ints, threads);  // one of kgen.ops.FAILURES
+  TORCH_CHECK(failure != 2, "ZeroDivisionError");
+  TORCH_CHECK_INDEX(failure == 0, "index out of range in a kernel of a compiled graph");
 }
 
 IValue number(int64_t value, TypeKind as, Number kind) {

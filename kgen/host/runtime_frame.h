@@ -22,6 +22,29 @@ int64_t floor_div(int64_t a, int64_t b) {
   return (a % b != 0 && (a < 0) != (b < 0)) ? quotient - 1 : quotient;
 }
 
+// As Python's %: the result has the divisor's sign.
+double python_mod(double a, double b) {
+  const double rest = std::fmod(a, b);
+  if (rest == 0) return std::copysign(0.0, b);
+  return (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+// As Python's round(x, digits): the exact decimal value is rounded, ties to even.
+double round_decimal(double x, int digits) {
+  if (!std::isfinite(x) || digits > 323) return x;
+  if (digits < -308) return std::copysign(0.0, x);
+  if (digits < 0) {
+    const double unit = std::pow(10.0, -digits), rest = std::fmod(std::abs(x), unit), below = std::abs(x) - rest;
+    const bool odd = std::fmod(below, 2 * unit) != 0;
+    return std::copysign(rest > unit / 2 || (rest == unit / 2 && odd) ? below + unit : below, x);
+  }
+  char text[700];
+  const auto written = std::to_chars(text, text + sizeof text, x, std::chars_format::fixed, digits);
+  double rounded = x;
+  std::from_chars(text, written.ptr, rounded);
+  return rounded;
+}
+
 void compute(const Compute& item, int64_t* regs) {
   const int64_t a = regs[item.a], b = regs[item.b];
   const double x = std::bit_cast<double>(a), y = std::bit_cast<double>(b);
@@ -72,6 +95,9 @@ void compute(const Compute& item, int64_t* regs) {
     case ComputeOp::FSinh: out = bits(std::sinh(x)); break;
     case ComputeOp::FCosh: out = bits(std::cosh(x)); break;
     case ComputeOp::FTanh: out = bits(std::tanh(x)); break;
+    case ComputeOp::FAsinh: out = bits(std::asinh(x)); break;
+    case ComputeOp::FMod: out = bits(python_mod(x, y)); break;
+    case ComputeOp::FRoundDec: out = bits(round_decimal(x, static_cast<int>(y))); break;
   }
 }
 

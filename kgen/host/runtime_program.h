@@ -12,6 +12,7 @@
 #include <torch/csrc/Dtype.h>
 
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -169,7 +170,7 @@ struct Input {
 enum class ComputeOp {  // the order of COMPUTE_OPS in program.py
   Add, Sub, Mul, FloorDiv, Mod, Min, Max, Pow, Shl, Shr, And, Or, Xor, Lt, Le, Eq, Select,
   Float, FAdd, FMul, FDiv, FPow, FMin, FMax, FLt, FLe, FEq, FTrunc, FFloor, FCeil, FRound, FSqrt,
-  FExp, FLog, FLog2, FSin, FCos, FTan, FAsin, FAcos, FAtan, FSinh, FCosh, FTanh
+  FExp, FLog, FLog2, FSin, FCos, FTan, FAsin, FAcos, FAtan, FSinh, FCosh, FTanh, FAsinh, FMod, FRoundDec
 };
 
 enum class Number { Int, Bool, Float };  // what a register holds; a float is held by its bits

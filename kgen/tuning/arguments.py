@@ -99,12 +99,22 @@ def _values(part: ir.Graph) -> Iterable[vs.Value]:
 def _tops(part: ir.Graph, sizes: Sizes) -> dict[str, int]:
     """How large indices may be, by the buffers that hold them."""
     found: dict[str, int] = {}
-    atoms = {a for v in _values(part) for e in vs.index_exprs(v) for a in ix.free_atoms(e) if isinstance(a, ix.Indirect)}
-    for atom in atoms:
-        limit = max(1, sizes.of(atom.size))
-        for load in vs.loads([atom.value]):
+    for value, extent in dict.fromkeys(_indices(part)):
+        limit = max(1, sizes.of(extent))
+        for load in vs.loads([value]):
             found[load.attr[0]] = min(limit, found.get(load.attr[0], limit))
     return found
+
+
+def _indices(part: ir.Graph) -> Iterable[tuple[vs.Value, ix.Expr]]:
+    """Values with the extents that they index, in accesses and in assertions."""
+    for v in _values(part):
+        for e in vs.index_exprs(v):
+            yield from ((a.value, a.size) for a in ix.free_atoms(e) if isinstance(a, ix.Indirect))
+        if v.op == "assert" and v.attr == "index":
+            below = [c for c in vs.topological([v.args[1]]) if c.op == "lt"]
+            yield from ((c.args[0], ix.constant(c.args[1].attr)) for c in below if c.args[1].op == "const")
+            yield from ((c.args[0], c.args[1].attr) for c in below if c.args[1].op == "index")
 
 
 def _scales(part: ir.Graph, sizes: Sizes) -> dict[str, float]:

@@ -55,11 +55,10 @@ _warned: set[Path] = set()
 class TuningFile:
     """A file of entries, which need not exist.
 
-    A `shipped` one is read only: broken, it is reported and stays where it is. Raises TuningFileNotAFile."""
+    Who reads a broken one reports it and leaves it where it is; who writes sets it aside. Raises TuningFileNotAFile."""
 
-    def __init__(self, path: str | os.PathLike[str], *, shipped: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).resolve()  # a link stays one, and what it names is replaced
-        self.shipped = shipped
         if self.path.exists() and not self.path.is_file():
             raise TuningFileNotAFile(path=self.path, kind="a folder" if self.path.is_dir() else "a device, pipe or socket")
 
@@ -127,21 +126,11 @@ class TuningFile:
 
     def _report(self, loaded: _Loaded) -> None:
         if loaded.malformed:
-            aside = self._moved_aside()
-            _warn(f"the tuning file {self.path} is not used: {loaded.malformed}{f'; it is now {aside}' if aside else ''}")
+            _warn(f"the tuning file {self.path} is not used: {loaded.malformed}")  # a reader leaves it where it is
         elif loaded.unreadable:
             _warn(f"the tuning file {self.path} is not used: it cannot be read ({loaded.unreadable})")
         elif loaded.contents.problems:
             _warn(f"the tuning file {self.path} has entries that are not used: {'; '.join(loaded.contents.problems)}")
-
-    def _moved_aside(self) -> Path | None:
-        """Where a malformed file went: left in its place, every process would report it, and the next write would end it."""
-        if self.shipped:
-            return None
-        with contextlib.suppress(TuningFileNotWritable), self._locked():
-            # whoever had the lock before may have moved it already, and written another one
-            return _set_aside(self.path) if _read(self.path).malformed else None
-        return None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -202,7 +191,7 @@ def read_file(path: str | os.PathLike[str]) -> text.Contents:
 
 @cache
 def _shipped() -> tuple[TuningFile, ...]:
-    return tuple(TuningFile(path, shipped=True) for path in sorted(SHIPPED.glob("*.json")))
+    return tuple(TuningFile(path) for path in sorted(SHIPPED.glob("*.json")))
 
 
 def _is_current(entry: Entry, versions: Mapping[str, str]) -> bool:

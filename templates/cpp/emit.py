@@ -72,6 +72,7 @@ class Emitter:
         self.inner_locals: set[str] = set()
         self.pointers: dict[str, None] = {}
         self.sizes: dict[str, None] = {}
+        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.includes_check = False
         self.made_names: set[str] = set()
         self.counter = 0
@@ -83,6 +84,15 @@ class Emitter:
         self.walked: dict[tuple[str, Expr], tuple[str, str]] = {}  # the texts of the first row and of the distance between rows
         self._levels: dict[Value, bool] = {}
         self._varying: dict[Value, bool] = {}
+
+    def scalar(self, expr: Expr) -> str:
+        """The text of one place, outside of all loops; `lines` hold what it needs."""
+        return self._index(expr).scalar(expr)
+
+    @property
+    def lines(self) -> list[str]:
+        """Statements outside of all loops."""
+        return [*self.task.lines, *self.outer.lines]
 
     # ---- driver -----------------------------------------------------------------------------------------------------
 
@@ -269,9 +279,9 @@ class Emitter:
         pointer = self._pointer(s.outs[0])
         offset = s.store[0]
         printer = self._index(offset)
-        varies = printer.depends(offset) or (
-            self._in_lanes() and (self._varies(s.value) or (s.mask is not None and self._varies(s.mask)))
-        )
+        differs = printer.depends(offset) or self._varies(s.value) or (s.mask is not None and self._varies(s.mask))
+        # lanes that are all alike set an element once, but each of them combines with it
+        by_lane = self._in_lanes() and (differs or s.op != "set")
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
         suffix = "" if mask is None else "_masked"
@@ -281,10 +291,10 @@ class Emitter:
                 f"{name}{suffix}{combine}({pointer} + {printer.scalar(offset)}, {value}{given}, {self._active()});"
             )
             return
-        index = printer.vectorized(offset) if varies else f"int64_t({printer.scalar(offset)})"
-        if varies and not printer.depends(offset):
+        index = printer.vectorized(offset)
+        if by_lane and not printer.depends(offset):
             index = f"splat<L>({index})"
-        active = self._active() if varies else "one"
+        active = self._active() if by_lane else "one"
         name = "scatter_combine" if combine else "scatter"
         self.scope.lines.append(f"{name}{suffix}{combine}({pointer}, {index}, {value}{given}, {active});")
 
@@ -369,18 +379,26 @@ class Emitter:
         if value.op == "truediv" and self._is_shared_divisor(value):
             return f"divide_by({self.emit(value.args[0])}, {self._divisor(value.args[1])})"
         args = [self.emit(a) for a in value.args]
-        if value.op == "cast":
-            return f"cast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
-        if value.op == "bitcast":
-            return f"bitcast_<{CPP_TYPES[value.attr].compute}>({args[0]})"
+        if value.op == "assert":
+            return self._assert(value, *args)
+        if value.op in ("cast", "bitcast"):
+            return f"{value.op}_<{CPP_TYPES[value.attr].compute}>({args[0]})"
         if value.op == "round_to":
-            return f"round_to_<{CPP_TYPES[value.attr].storage}>({args[0]})"
+            kind = CPP_TYPES[value.attr].storage
+            return args[0] if vs.is_stored(value, self.given) else f"round_to_<{kind}>({args[0]})"
         if value.op in ops.RANDOM:
             return f"{value.op}_({args[0]}, {args[1]})"
         row = CPP_OPS.get(value.op)
         if row is None:
             raise errors.MissingOp(backend="cpp", op=value.op)
         return row.format(*args)
+
+    def _assert(self, value: Value, name: str, holds: str) -> str:
+        body, condition = value.args
+        self.includes_check = True
+        active = "w" if self._in_lanes() and self._varies(condition) else "one"
+        self.scope.lines.append(f"assert_({holds}, {active}, {ops.FAILURES[value.attr]}, failed);")
+        return name if not self._in_lanes() or self._varies(body) or not self._varies(condition) else f"splat<L>({name})"
 
     def _is_shared_divisor(self, value: Value) -> bool:
         """Whether lanes that differ are divided by one number."""

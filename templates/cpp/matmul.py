@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kgen.templates import calibration
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp import estimate
 from kgen.templates.cpp.blocking import FEW_ROWS
@@ -32,6 +33,8 @@ class Matmul:
     )
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
+
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.main_dtype not in TYPES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -61,6 +61,11 @@ class Rectangle:
     local: Mapping[str, torch.dtype] = field(default_factory=dict)
     start: Expr = ix.ZERO
 
+    @property
+    def own(self) -> frozenset[str]:
+        """Buffers that are no memory of the graph."""
+        return frozenset((*self.buffers, *self.local))
+
 
 @dataclass(slots=True)
 class Nests:
@@ -77,7 +82,18 @@ class Nests:
         for atom in sorted(ix.free_atoms(expr), key=lambda a: a.order):
             if isinstance(atom, ix.Size) and atom.name not in self.variables:
                 self.parameters.sizes.setdefault(atom.name)
-        return IndexText(None, 1, lambda value, extent: ("", False)).scalar(expr)
+        return IndexText(None, 1, _no_data).scalar(expr)
+
+    def place(self, expr: Expr, name: str) -> tuple[list[str], str]:
+        """Statements before the text of an expression, and the text. What takes part in it from data is read and checked by the
+        statements, which name the place."""
+        if not any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(expr)):
+            return [], self.text(expr)
+        emitter = Emitter(Nest(Kernel(name, (), (), 0, ()), None, self.problem.device.lanes), self.problem.graph)
+        found = emitter.scalar(expr)
+        self._note(emitter, frozenset())
+        self.parameters.made_names.add(name)
+        return [f"const int64_t {name} = [&] {{", *_indented([*emitter.lines, f"return {found};"]), "}();"], name
 
     def block(self, statement: Statement, over: Rectangle) -> list[str]:
         """Computes all of a rectangle."""
@@ -129,7 +145,7 @@ class Nests:
     def _walk(self, walk: Walk, over: Rectangle) -> list[str]:
         if walk.vertical:
             return self._columns(over, [self._folded(s, over, walk.cut) for s in walk.down])
-        names = [f"{s.outs[0]}_total" for s in walk.down]
+        names = [ir.fresh(self.problem.graph, f"{s.outs[0]}_total") for s in walk.down]
         kinds = [ops.compute_dtype(s.value.dtype) for s in walk.down]
         over = replace(over, local=dict(zip(names, kinds, strict=True)))
         at = (_loop(over.fast, self.problem).expr(),)
@@ -212,7 +228,7 @@ class Nests:
         else:
             emitter = self._emitter(over, Kernel("block", (r, j), (), 0, tuple(points)), j)
         head, sections = emitter.run()
-        self._note(emitter, over)
+        self._note(emitter, over.own)
         section = sections[0] if sections else Section(body=head)
         before = [*head, *section.before] if sections else emitter.task.lines
         return [
@@ -227,7 +243,7 @@ class Nests:
         inside = tuple(replace(s, inner=True, section=0) for s in folds)
         emitter = self._emitter(over, Kernel("block", (j,), (r,), 1, inside), j)
         head, (section,) = emitter.run()
-        self._note(emitter, over)
+        self._note(emitter, over.own)
         rows = [*_opened(over.slow), *_indented(section.body), "}"]
         return [*emitter.task.lines, *_vector(over.fast, [*head, *section.before, *rows, *section.after])]
 
@@ -238,7 +254,7 @@ class Nests:
         j = _loop(over.fast, self.problem)
         emitter = self._emitter(over, Kernel("block", (j,), (), 0, tuple(points)), j)
         head, _ = emitter.run()
-        self._note(emitter, over)
+        self._note(emitter, over.own)
         return ["{", *_indented([*emitter.task.lines, *_vector(over.fast, head)]), "}"]
 
     def _emitter(self, over: Rectangle, kernel: Kernel, lanes: Var) -> Emitter:
@@ -247,9 +263,8 @@ class Nests:
             graph.buffers[name] = ir.Buffer(name, kind, torch.device("cpu"), (), ())
         return Emitter(Nest(kernel, lanes, self.problem.device.lanes), graph)
 
-    def _note(self, emitter: Emitter, over: Rectangle) -> None:
-        """What a nest needs from outside."""
-        own = {*over.buffers, *over.local}
+    def _note(self, emitter: Emitter, own: Container[str]) -> None:
+        """What a nest needs from outside: not the buffers that are its `own`."""
         self.parameters.pointers.update(dict.fromkeys(p for p in emitter.pointers if p not in own))
         self.parameters.sizes.update(dict.fromkeys(s for s in emitter.sizes if s not in self.variables))
         self.parameters.made_names |= emitter.made_names
@@ -302,6 +317,10 @@ def _loop(side: Block, problem: Problem) -> Var:
 
 def _point(out: str, value: Value, at: tuple[Expr, ...]) -> Statement:
     return Statement("pointwise", (out,), value, at, False, -1, (True,))
+
+
+def _no_data(value: Value, extent: Expr) -> tuple[str, bool]:
+    raise AssertionError(f"an index from data below {extent} has no text without statements that read and check it")
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ CPP_OPS: dict[str, str] = {
 }
 
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
-# emitter itself knows what const, index and load mean.
+# emitter itself knows what const, index, load and assert mean.
 CPP_STRUCTURAL: dict[str, str] = {
     "cast": "cast_<{type}>({0})",
     "round_to": "round_to_<{type}>({0})",

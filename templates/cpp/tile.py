@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kgen import index as ix
+from kgen import ir
 from kgen import values as vs
 from kgen.index import Atom, Expr, Var
 from kgen.plan import Statement
@@ -48,7 +49,7 @@ class Slots:
             return [self._packed(one, name, fixed, array)]
         strides = [self.problem.stride(operand, axis, number) for axis in (own, summed)]
         if one.load is not None and None not in strides:
-            return [self._strided(one, name, fixed, [s for s in strides if s is not None])]
+            return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
 
     def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
@@ -64,15 +65,17 @@ class Slots:
             start += f" + ({self.text(number)}) * {words}"
         return f"const Packed<{kind}> {name}{{{start}, {self.size(summed)}}};"
 
-    def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> str:
+    def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> list[str]:
         assert one.load is not None
         buffer, (offset,), _ = one.load.attr
         zero: dict[Atom, Expr] = {v: ix.ZERO for axis in one.axes for v in one.loops[axis]}
-        start = ix.substitute(offset, {**zero, **fixed}, {})
+        at = {**zero, **fixed}
+        start = ix.substitute(offset, at, {}, lambda value: vs.substitute(value, at))
         kind = CPP_TYPES[one.dtype].storage
         self.parameters.pointers.setdefault(buffer)
-        where = f"p_{clean(buffer)}" + (f" + {self.text(start)}" if start.terms else "")
-        return f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"
+        lines, text = self.nests.place(start, f"{name}_start")
+        where = f"p_{clean(buffer)}" + (f" + {text}" if start.terms else "")
+        return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
 
     def _along(self, one: Input, own: str) -> str:
         """The axis along which most of the operand's memory is contiguous: neighbours in a vector."""
@@ -90,12 +93,12 @@ class Slots:
         own, summed = self.problem.sides(one.name)
         sides = {own: Block(own, one.loops[own], "i0", "ni", "i"), summed: Block(summed, one.loops[summed], "k0", "nk", "k")}
         slow, fast = (sides[a] for a in ((own, summed) if along == summed else (summed, own)))
-        buffer = f"{name}_block"
+        buffer = ir.fresh(self.problem.graph, f"{name}_block")
         kind = CPP_TYPES[one.dtype].storage
         statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
         body = self.nests.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
-        arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{buffer}, int64_t ld"
+        arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
@@ -107,7 +110,7 @@ class Slots:
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
         found = self.problem.side_sum(operand, number)
-        total = f"{found.statements[0].outs[0]}_total"
+        total = ir.fresh(self.problem.graph, f"{found.statements[0].outs[0]}_total")
         self.parameters.made_names.add(f"p_{clean(total)}")
         side = Block(own, self.problem.loops[own], first, count, "j")
         return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]

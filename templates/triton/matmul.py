@@ -10,6 +10,7 @@ import torch
 
 from kgen import index as ix
 from kgen import values as vs
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Input, Problem
 from kgen.templates.triton import estimate
@@ -148,6 +149,7 @@ class Matmul:
         return Resources(shared, count * area // (config.WARPS * 32) + sums.registers + 64)
 
     order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
@@ -172,6 +174,8 @@ class Matvec:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
     longest: ClassVar = {"m": 1}
     WARPS, STAGES = knob(4, 8), knob(1)
+
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse_empty(problem)

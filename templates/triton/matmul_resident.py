@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
@@ -78,6 +79,7 @@ class ResidentMatmul:
         return Resources(tiles + _staged_bytes(problem) * area + 1024, count * area // (config.WARPS * 32) + 64)
 
     order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
     grid = staticmethod(grid_of_walks)
 
     def seconds(self, problem: Problem, config: Config) -> float:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from kgen import values as vs
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton import estimate
@@ -50,6 +51,8 @@ class RowsMatmul:
     PROGRAMS, SENT = knob(2), knob(True, False)  # groups of warps; whether results leave through the copy engine
     language, LOADING = "gluon", 24  # registers of a thread that loads
     longest: ClassVar = {"n": 1024, "k": 128}
+
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.device.interpreted:

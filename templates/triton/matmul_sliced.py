@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from kgen import index as ix
 from kgen import values as vs
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
@@ -46,6 +47,8 @@ class SlicedMatmul:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(32, 64, 16, 128), knob(256, 512, 128, 64)
     SLICES, WARPS, STAGES = knob(4, 8, 2), knob(4, 8, 2), knob(4, 3, 5, 6)
     longest: ClassVar = {"m": MOST_ROWS}
+
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.exact_float32:

@@ -12,6 +12,7 @@ from typing import Any
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
@@ -165,6 +166,7 @@ class SpecializedMatmul:
     refuse = staticmethod(refuse)
     refuse_joint, stores_by_pointers = staticmethod(refuse_joint), staticmethod(stores_by_pointers)
     order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS", "TOGETHER")

@@ -14,6 +14,7 @@ from typing import Any
 
 from kgen import index as ix
 from kgen.index import Expr
+from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
@@ -163,6 +164,7 @@ class PersistentMatmul:
     seconds = staticmethod(seconds)
     sides = staticmethod(sides)
     order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE", "FLATTEN", "GROUP", "PROGRAMS")
@@ -203,6 +205,7 @@ class TilesMatmul:
     seconds = staticmethod(seconds)
     sides = staticmethod(sides)
     order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")

@@ -33,6 +33,8 @@ from kgen.values import Value
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
+# What a kernel says of a failure of `ops.FAILURES`.
+_FAILURES = {"index": "index out of range", "division": "an integer divided by zero"}
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class PointEmitter:
         self.sizes: dict[str, None] = {}
         self.variables: set[Atom] = set()  # loop variables that some text names
         self.made_names: set[str] = set()
+        self.given = {name for name, buffer in graph.buffers.items() if buffer.kind != "intermediate"}
         self.checks = False
         self.counter = 0
         self.guard: tuple[str, Axes] | None = None  # mask of the access that is being printed
@@ -177,14 +180,14 @@ class PointEmitter:
         if value.op == "index":
             return f"({self.text(value.attr)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
+        if value.op == "assert":
+            return self._assert(value, *args)
         if value.op in ops.RANDOM and not self.axes(value.args[0]):
             shared = self._shared_random(value)
             if shared is not None:
                 return shared.format(*args)
         if value.op in STRUCTURAL:
-            kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
-            target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
-            return STRUCTURAL[value.op].format(*args, type=target)
+            return self._structural(value, *args)
         row = TRITON_OPS.get(value.op)
         if value.op in FAST_OPS and value.dtype is torch.float32 and value not in self.exact:
             if value.op == "truediv" and self.axes(value.args[1]) < self.axes(value):
@@ -193,6 +196,13 @@ class PointEmitter:
         if row is None:
             raise errors.MissingOp(backend="triton", op=value.op)
         return row.format(*args)
+
+    def _structural(self, value: Value, *args: str) -> str:
+        if value.op == "round_to" and vs.is_stored(value, self.given):
+            return args[0]
+        kind = TRITON_TYPES[value.attr] if value.op in ("cast", "round_to", "bitcast") else None
+        target = "" if kind is None else kind.storage if value.op == "round_to" else kind.compute
+        return STRUCTURAL[value.op].format(*args, type=target)
 
     def _reciprocal(self, value: Value) -> str:
         """One over a divisor that many points share, made where the divisor is."""
@@ -259,17 +269,25 @@ class PointEmitter:
             found = self._fresh("at")
             lines = scope.lines
             inside = f"({name} >= 0) & ({name} < {self.text(extent)})"
-            outside = [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
-            outside += [f"~{self.guard[0]}"] if self.guard else []
-            lines.append(self._checked(" | ".join([f"({inside})", *outside])))
+            outside = [*self._outside(axes), *([f"~{self.guard[0]}"] if self.guard else [])]
+            lines.append(self._checked(" | ".join([f"({inside})", *outside]), "index"))
             lines.append(f"{found} = {name}" + ("" if self.wide else ".to(tl.int32)"))
             scope.names[key] = found
         return found
 
-    def _checked(self, condition: str) -> str:
-        """A statement that ends the kernel where an index is not what it has to be."""
+    def _assert(self, value: Value, name: str, holds: str) -> str:
+        body, condition = (self.axes(a) for a in value.args)
+        self._line(self._checked(" | ".join([holds, *self._outside(condition)]), value.attr))
+        return name if condition <= body else f"tl.broadcast_to({name}, {self._shape(self.axes(value))})"
+
+    def _outside(self, axes: Axes) -> list[str]:
+        """Masks of the points past the ends of axes."""
+        return [f"~{self.inside(axis)}" for axis in self.order if axis in axes and axis in self.masked()]
+
+    def _checked(self, condition: str, failure: str) -> str:
+        """A statement that ends the kernel where a condition does not hold."""
         self.checks = True
-        return f'tl.device_assert({condition}, "index out of range")'
+        return f'tl.device_assert({condition}, "{_FAILURES[failure]}")'
 
     # ---- axes ----------------------------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ FAST_OPS: dict[str, str] = {
 }
 
 # The structural operations that are calls; `type` is a storage type for round_to and a compute type for the others. The
-# emitter itself knows what const, index and load mean.
+# emitter itself knows what const, index, load and assert mean.
 STRUCTURAL: dict[str, str] = {
     "cast": "lib.cast({0}, {type})",
     "round_to": "lib.round_to({0}, {type}" + _OVERFLOW + ")",

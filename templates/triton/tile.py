@@ -206,7 +206,7 @@ class TileEmitter(PointEmitter):
             return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
         return [tile]
 
-    def _checked(self, condition: str) -> str:
+    def _checked(self, condition: str, failure: str) -> str:
         return f"lib.trap_unless({condition})"
 
     def _value_text(self, value: Value) -> str:

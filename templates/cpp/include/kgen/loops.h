@@ -126,11 +126,21 @@ KGEN_FN auto logaddexp_(A a, B b) {
   return where_(and_(eq_(a, b), isinf_(high)), high, sum);
 }
 
-// Any thread may raise it. Not std::atomic: that header alone costs every unit 0.1 s, precompiled as it is.
+// What went wrong, if anything did. Any thread may raise it. Not std::atomic: that header alone costs every unit 0.1 s, precompiled as it is.
 struct Flag {
   int raised = 0;
-  KGEN_FN void raise() { __atomic_store_n(&raised, 1, __ATOMIC_RELAXED); }
+  KGEN_FN void raise(int failure) { __atomic_store_n(&raised, failure, __ATOMIC_RELAXED); }
 };
+
+// Reports a failure (a number of kgen.ops.FAILURES) where a condition does not hold in a real lane.
+template <class C, class W>
+KGEN_FN void assert_(C holds, W w, int failure, Flag& failed) {
+  if constexpr (lanes_of<C> == 1) {
+    if (__builtin_expect(!holds, 0)) failed.raise(failure);
+  } else {
+    if (__builtin_expect(fold_any(and_(not_(holds), w.mask())), 0)) failed.raise(failure);
+  }
+}
 
 // An index that was read from data: reports the first one outside [0, size) and reads element 0 in its place. With a mask, only
 // indices where it holds count.
@@ -139,9 +149,9 @@ KGEN_FN auto checked_index(I index, int64_t size, M mask, W w, Flag& failed) {
   const auto bad = ge_(cast_<uint64_t>(index), uint64_t(size));  // negative ones are large: one comparison
   const auto counts = and_(bad, mask);
   if constexpr (lanes_of<I, M> == 1) {
-    if (__builtin_expect(counts, 0)) failed.raise();
+    if (__builtin_expect(counts, 0)) failed.raise(1);
   } else {
-    if (__builtin_expect(fold_any(and_(counts, w.mask())), 0)) failed.raise();
+    if (__builtin_expect(fold_any(and_(counts, w.mask())), 0)) failed.raise(1);
   }
   return where_(bad, int64_t(0), index);
 }

@@ -1,0 +1,1 @@
+"""What the choices of templates cost: `python -m bench.regret`."""
