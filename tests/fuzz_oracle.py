@@ -63,6 +63,8 @@ def check(program: Program, device: str = "cpu", backend: Any = "kgen") -> Findi
     if type(eager.error).__name__ != (program.raises or "NoneType"):
         return Finding("skipped", f"eager: {eager.error}")
     found = _difference(program, device, backend, eager)
+    if device_lost(found):
+        return Finding("crash", found.text)
     if not found.bad or backend != "kgen":
         return found
     if _same(found, _difference(program, device, "aot_eager", eager)):
@@ -74,9 +76,18 @@ def check(program: Program, device: str = "cpu", backend: Any = "kgen") -> Findi
     return found
 
 
+def device_lost(found: Finding) -> bool:
+    """Whether a kernel has failed on a GPU, after which this process can do nothing more there."""
+    return "CUDA error" in found.text
+
+
 def _same(found: Finding, other: Finding) -> bool:
-    """Whether another backend has the difference as well; of an error, the message counts."""
-    return found.kind == other.kind and (found.kind != "error" or _message(found.text) == _message(other.text))
+    """Whether another backend has the difference as well: of an error the same message, else of the same result."""
+    if found.kind != other.kind:
+        return False
+    if found.kind == "error":
+        return _message(found.text) == _message(other.text)
+    return found.text.partition(" (")[0] == other.text.partition(" (")[0]
 
 
 def _message(text: str) -> str:
