@@ -95,11 +95,17 @@ NATIVE: tuple[Any, ...] = (
 )
 
 
+def _huber_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta: float = 1.0) -> torch.Tensor:
+    """Eager's result has the type of `x`; torch's decomposition promotes."""
+    loss = core_decompositions()[aten.huber_loss.default](x, target, reduction, delta)
+    return loss.to(x.dtype)
+
+
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Operator overload -> decomposition, as AOTAutograd takes it."""
     native = set(_overloads(NATIVE))
-    chosen = {**core_decompositions(), **get_decompositions(EXTRA)}
+    chosen = {**core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss}
     return {op: rule for op, rule in chosen.items() if op not in native}
 
 

@@ -293,7 +293,7 @@ def vector_norm(
     if order == 0:
         hits = pointwise(lambda p: vs.cast(vs.call("ne", p, number(0, p)), p.dtype), x)
         return reduce(b, "sum", hits, dims, keepdim)
-    if order == 1:
+    if order == 1 or all(x.sizes[d] == 1 for d in dims):  # the norm of one element: no power of it may overflow
         return reduce(b, "sum", _absolute(x), dims, keepdim)
     if order == 2:
         squares = pointwise(lambda p: vs.call("mul", p, p), x)

@@ -535,17 +535,20 @@ WRITES = (
     "{x}[1:].mul_(3)", "{x}[..., ::2] = 1", "{x}.view(-1)[:3].zero_()",
     "{x}.masked_fill_({x} > 1, 1)", "{x}.diagonal().fill_(2)", "{x}.clamp_(-1, 1)", "{x}.copy_({x}.flip(0))", "{x} += {b}",
     "{x}.add_({b}, alpha=2)", "{x}[:1] = {x}[-1:]", "{x}[1:] = {x}[:-1].clone()",
-    "{x}[1:] += {x}[:-1]", "{x}.narrow({d}, 0, 1).fill_(0)", "{x}.unsqueeze(0)[0].neg_()", "{x}.zero_()", "{x}[{x} > 0] = 2",
+    "{x}[1:] += {x}[:-1].clone()", "{x}.narrow({d}, 0, 1).fill_(0)",
+    "{x}.unsqueeze(0)[0].neg_()", "{x}.zero_()", "{x}[{x} > 0] = 2",
     "{x}.index_fill_({d}, torch.zeros(1, dtype=i64, device=D), 3)",
-    "{x}.expand(2, *{x}.shape)[1].add_(1)", "{x}.copy_({b})", "{x}.sub_({x}.select({d}, 0).unsqueeze({d}))",
+    "{x}.expand(2, *{x}.shape)[1].add_(1)", "{x}.copy_({b})", "{x}.sub_({x}.select({d}, 0).unsqueeze({d}).clone())",
     "{x}.index_add_({d}, torch.zeros(1, dtype=i64, device=D), {x}.narrow({d}, 0, 1))",
-    "{x}.reshape(-1).add_(1)", "{x}.chunk(2, {d})[0].mul_(-1)", "{x}.t_()", "{x}.squeeze_()", "{x}.fill_(2)",
+    "{x}.reshape(-1).add_(1)", "{x}.chunk(2, {d})[0].mul_(-1)", "{x}.fill_(2)",
     "{x}[..., -1] = {x}[..., 0]", "{x}.where({x} > 0, {b}).clamp_(max=3)", "{x}.tril_()",
     "{x}.put_(torch.arange(2, device=D), {x}.reshape(-1)[:2] * 2)", "{x}.scatter_({d}, {x}.long() * 0, 1)",
-    "for t in {x}.unbind({d}): t.add_(t.sum())", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(0)",
+    "for t in {x}.unbind({d}): t.add_(t.sum())",
 )  # fmt: skip
+# Dynamo refuses these of an input.
+VIEW_WRITES = ("{x}.t_()", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(0)")
 FLOAT_WRITES = ("{x}.tanh_()", "{x}.addcmul_({b}, {b}, value=0.1)", "{x}.mul_({b})", "{x}.relu_()", "{x}.sigmoid_()",
-"{x}.div_(3)", "{x}.lerp_({x} * 2, 0.5)", "{x}[:, None].mul_(0.5)",
+                "{x}.div_(3)", "{x}.lerp_({x} * 2, 0.5)", "{x}[:, None].mul_(0.5)",
                 "{x}.sub_({x}.mean())", "{x}.div_({x}.abs().sum({d}, keepdim=True) + 1)", "{x}.copy_({x}.cumsum({d}) * 0.1)",
                 "F.relu({x}, inplace=True)", "{x}.softmax({d}).mul_(2)")  # fmt: skip
 
@@ -554,6 +557,8 @@ def _write(g: Grower, x: str) -> str:
     t = g[x]
     d = g.dim(x)
     forms = (*WRITES, *FLOAT_WRITES, *FLOAT_WRITES) if kind_of(t) == "float" else WRITES
+    if x.startswith("v"):
+        forms += VIEW_WRITES
     return g.rng.choice(forms).format(x=x, d=d, last=max(t.shape[d] - 1, 0), b=g.partner(x, kind_of(t)))
 
 

@@ -63,12 +63,35 @@ def check(program: Program, device: str = "cpu", backend: Any = "kgen") -> Findi
     if type(eager.error).__name__ != (program.raises or "NoneType"):
         return Finding("skipped", f"eager: {eager.error}")
     found = _difference(program, device, backend, eager)
-    if found.bad and backend == "kgen":
-        if _difference(program, device, "aot_eager", eager).kind == found.kind:
-            return Finding("torch", found.text)
-        if _difference(program, device, _decomposed(), eager).kind == found.kind:
-            return Finding(found.kind, f"{found.text}\n(the same with kgen's decompositions in eager)")
+    if device_lost(found):
+        return Finding("crash", found.text)
+    if not found.bad or backend != "kgen":
+        return found
+    if _same(found, _difference(program, device, "aot_eager", eager)):
+        return Finding("torch", found.text)
+    if _same(found, _difference(program, device, _decomposed(), eager)):
+        # torch's decompositions do not keep every layout, nor do the fake tensors that Dynamo traces with
+        kind = "torch" if found.kind == "strides" else found.kind
+        return Finding(kind, f"{found.text}\n(the same with torch's decompositions in eager)")
     return found
+
+
+def device_lost(found: Finding) -> bool:
+    """Whether a kernel has failed on a GPU, after which this process can do nothing more there."""
+    return "CUDA error" in found.text
+
+
+def _same(found: Finding, other: Finding) -> bool:
+    """Whether another backend has the difference as well: of an error the same message, else of the same result."""
+    if found.kind != other.kind:
+        return False
+    if found.kind == "error":
+        return _message(found.text) == _message(other.text)
+    return found.text.partition(" (")[0] == other.text.partition(" (")[0]
+
+
+def _message(text: str) -> str:
+    return text.split("raised:\n")[-1].split("\n")[0].rpartition(": ")[2]
 
 
 def _decomposed() -> Any:

@@ -34,7 +34,7 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).parent))  # for `python -m tests.fuzz_programs`
 import torch
 from fuzz_operations import OPERATIONS, RAISING
-from fuzz_oracle import Finding, check
+from fuzz_oracle import Finding, check, device_lost
 from fuzz_program import Operation, Program, grow, shrunk
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +120,12 @@ class Worker:
             self.stop()
             return Finding("hang", f"no answer in {patience} seconds")
         answer = self.process.stdout.readline()
-        return Finding(*json.loads(answer)) if answer else self._died()
+        if not answer:
+            return self._died()
+        found = Finding(*json.loads(answer))
+        if device_lost(found):
+            self.stop()
+        return found
 
     def _start(self) -> None:
         self.stop()
