@@ -79,6 +79,9 @@ NATIVE: tuple[Any, ...] = (
     aten.embedding_dense_backward,
     aten.gelu,
     aten.gelu_backward,
+    # torch 2.11's decomposition writes into memory that it has just made, which AOTAutograd then refuses
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
     aten.logsumexp,
     aten.max_pool2d_with_indices,
     aten.mm,

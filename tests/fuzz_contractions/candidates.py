@@ -165,7 +165,7 @@ class Kitchen:
 
     def _ways(self, kernel: Kernel, plan: Schedule) -> list[dict[str, Any]]:
         """How the sum of the only product may be cut, and which of its operands may be copied."""
-        options = pipeline._options(plan.graph, self.config)
+        options = pipeline.scheduler_options(plan.graph, self.config)
         device = options.device(plan.graph, product_of(kernel))
         found: list[dict[str, Any]] = []
         if may_cut(kernel, Sizes(plan.graph.size_hints), device):

@@ -91,7 +91,7 @@ def _checked(
     if len(steps) != 1 or not isinstance(steps[0], Kernel) or steps[0].choice is None:
         yield Checked(str(candidate), skipped="its plan has other steps than one kernel of a template")
         return
-    options = pipeline._options(plan.graph, kitchen.config)
+    options = pipeline.scheduler_options(plan.graph, kitchen.config)
     task = chosen_problem(steps[0], plan.graph, options.device(plan.graph, product_of(steps[0])))
     if any(s.kind != "pointwise" for s in task.epilogue) or task.side_sums:
         yield Checked(str(candidate), skipped="its epilogue is more than points")
