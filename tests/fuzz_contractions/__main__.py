@@ -23,7 +23,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from . import operands
 from .candidates import Candidate
 from .check import How
 from .crew import Checked, Worker, check_all
@@ -106,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check_operands(options: argparse.Namespace) -> int:
     """In this process: nothing runs that could end it."""
+    from . import operands  # which needs numpy; a GPU machine may have none
+
     outcomes, until = Counter[str](), time.monotonic() + 60 * options.minutes
     for problem in tqdm(problems_of(options), unit="problem", mininterval=0.1 if sys.stderr.isatty() else QUIET):
         if time.monotonic() > until:
