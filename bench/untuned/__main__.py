@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.measure import geomean, machine_facts, synchronize
+from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
 from bench.untuned.patterns import BLOCKS, Block
 
@@ -44,9 +45,13 @@ def block_call(block: Block, contender: str, device: str, dtype: torch.dtype) ->
     return lambda: torch.autograd.grad(fn(*args), args, seed)
 
 
+def models(device: str) -> dict[str, Callable[[], Any]]:
+    return CPU_MODELS if device == "cpu" else GPU_MODELS
+
+
 def model_call(name: str, contender: str, device: str, dtype: torch.dtype) -> Call:
     torch.manual_seed(0)
-    model, args = GPU_MODELS[name]()
+    model, args = models(device)[name]()
     model = model.to(device, dtype).eval()
     moved = [a.to(device, dtype) if a.is_floating_point() else a.to(device) for a in args]
     fn = COMPILE[contender](model)
@@ -132,10 +137,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    blocks = BLOCKS if options.device == "cuda" else ()  # their sizes are a GPU's
     jobs: dict[str, Callable[[str], Call]] = {
-        block.name: lambda c, block=block: block_call(block, c, options.device, dtype) for block in BLOCKS
+        block.name: lambda c, block=block: block_call(block, c, options.device, dtype) for block in blocks
     }
-    jobs |= {name: lambda c, name=name: model_call(name, c, options.device, dtype) for name in GPU_MODELS}
+    jobs |= {name: lambda c, name=name: model_call(name, c, options.device, dtype) for name in models(options.device)}
     rows: list[dict[str, Any]] = []
     for name, make in jobs.items():
         if options.only and not any(part in name for part in options.only):
