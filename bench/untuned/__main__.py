@@ -102,7 +102,7 @@ def _in_turns(ready: dict[str, Call], options: argparse.Namespace) -> dict[str, 
     samples: dict[str, list[float]] = {name: [] for name in ready}
     repeats = {name: max(1, min(30, int(0.01 / once(call, options.device, 2)))) for name, call in ready.items()}
     names, deadline, turn = list(ready), time.perf_counter() + options.seconds * len(ready), 0
-    while turn < 7 or time.perf_counter() < deadline:
+    while names and (turn < 7 or time.perf_counter() < deadline):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             samples[name].append(once(ready[name], options.device, repeats[name]))
         turn += 1

@@ -102,7 +102,7 @@ IMAGE_MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": _image("ResNet", layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512]),
     "resnet50": _image("ResNet"),
     "convnext": _image("ConvNext", depths=[1, 1, 2, 1], hidden_sizes=[48, 96, 192, 384]),
-    "efficientnet": _image("EfficientNet", width_coefficient=1.0, depth_coefficient=1.0),
+    "efficientnet": _image("EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280),
     "segformer": _image("Segformer", depths=[1, 1, 1, 1]),
 }
 
