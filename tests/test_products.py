@@ -20,7 +20,8 @@ from tests.kernels import plans
 from tests.products import compiled, forced
 
 pytestmark = [
-    pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("templates_win"),
+    pytest.mark.interpret, pytest.mark.cpu, pytest.mark.usefixtures("templates_win"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
 ]  # fmt: skip
 
 BACK_ENDS = {"cpp": {"cache": False}, "triton": {"cache": False, "gpu_interpreter": True}}
