@@ -17,7 +17,7 @@ from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.interpret import Interpreted
 from kgen.scheduler import aligned, trials
 from kgen.templates import registry
-from kgen.templates.contract import Config, Resources
+from kgen.templates.contract import Config, Resources, Template
 from kgen.tuning import model
 
 Pick = Callable[[Sequence[Config]], Sequence[Config]]
@@ -54,6 +54,7 @@ def forced(name: str, pick: Pick = lambda configs: configs[:1], runs: bool = Tru
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "every", lambda device=None: [template])
         patch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+        patch.setattr(Template, "uncalibrated", lambda template, problem: None)
         patch.setattr(model, "feasible", feasible)
         patch.setattr(trials, "may_be_twice", lambda *args: [])
         patch.setattr(aligned, "best_copies", lambda *args: aligned.NONE)  # of one configuration estimates say little

@@ -19,16 +19,12 @@ from kgen.tuning import model
 from tests.kernels import plans
 from tests.products import compiled, forced
 
-pytestmark = [pytest.mark.interpret, pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.interpret, pytest.mark.cpu, pytest.mark.usefixtures("templates_win"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]  # fmt: skip
 
 BACK_ENDS = {"cpp": {"cache": False}, "triton": {"cache": False, "gpu_interpreter": True}}
-
-
-@pytest.fixture(autouse=True)
-def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Templates win over the library, whatever the cost model says of products as small as these."""
-    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
-    torch._dynamo.reset()
 
 
 def r(*sizes: int) -> Tensor:

@@ -70,6 +70,7 @@ def test_bounds_checks_of_padded_convolutions_are_repaired():
     x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
     with forced("triton_matmul_tiles", _small, runs=False) as made, torch.no_grad():
         compiled(lambda x, w: F.relu(F.conv2d(x, w, padding=1)), x, w)
+    assert made.products
     built = triton.compile_kernels(made.kernels, 90)
     assert not any("VIADD.16x2" in triton.dumped(kernel.cubin, "-sass") for kernel in built)
 
