@@ -151,7 +151,7 @@ class _Writer:
         constants = (f"{self.slots[slot]} = p.constant({k}, {self.geometry(slot)})" for slot, k in program.constants)
         out += self.titled("constants", constants)
         out += self.titled("steps", (self.instruction(item) for item in with_frees(program)))
-        return out + self.titled("outputs", (f"p.output({self.result(item)})" for item in program.outputs))
+        return out + self.titled("outputs", map(self.output, program.outputs))
 
     def titled(self, title: str, lines: Iterable[str]) -> list[str]:
         found = list(lines)
@@ -247,7 +247,12 @@ class _Writer:
         geometry = f"{item.dtype}, {self.numbers(item.sizes)}, {self.numbers(item.strides)}, {self.number(item.offset)}"
         return f"View({self.slots[item.slot]}, {geometry})"
 
-    def result(self, item: hp.Output) -> str:
+    def output(self, item: hp.Output) -> str:
+        if isinstance(item, hp.OutArgument):
+            return f"p.output_argument({item.position}, {item.factor})"
+        return f"p.output({self.result(item)})"
+
+    def result(self, item: hp.OutTensor | hp.OutInt | hp.OutConst) -> str:
         if isinstance(item, hp.OutTensor):
             return self.view(item)
         return self.typed(item) if isinstance(item, hp.OutInt) else repr(item.value)

@@ -28,7 +28,7 @@ from kgen.values import Value, loads
 
 __all__ = ["EXACT", "FAST", "Policy", "evaluate_graph", "evaluate_value"]
 
-Result = Union[Tensor, int, float, bool, None]
+Result = Union[Tensor, int, float, bool, torch.SymInt, None]
 
 
 def evaluate_graph(graph: Graph, inputs: Sequence[Any], *, policy: Policy = FAST) -> list[Any]:
@@ -52,6 +52,7 @@ class _Machine:
         self.graph, self.policy = graph, policy
         self.sizes: dict[Size, int] = {}
         self.tensors: dict[str, Tensor] = {}
+        self.arguments: Sequence[Any] = ()
         self.widened = _widened(graph) if policy.float64 else frozenset()
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
@@ -60,6 +61,7 @@ class _Machine:
         if len(inputs) != len(self.graph.inputs):
             actual, expected = f"{len(inputs)} arguments in all", f"{len(self.graph.inputs)}"
             raise errors.InputMismatch(position=len(inputs), actual=actual, expected=expected)
+        self.arguments = inputs
         equations: list[tuple[Expr, int, int]] = []
         for position, (declared, actual) in enumerate(zip(self.graph.inputs, inputs, strict=True)):
             expr = declared.expr if declared.expr is not None or declared.symbol is None else declared.symbol.expr()
@@ -383,6 +385,8 @@ class _Machine:
     def output(self, result: Any) -> Result:
         if isinstance(result, TensorArg):
             return _narrowed(self.view(result), result.dtype)
+        if isinstance(result, ir.ArgumentMultiple):
+            return self.arguments[result.position] * result.factor  # type: ignore[no-any-return]
         return self.number(result) if isinstance(result, Expr | ir.Number) else result
 
     def number(self, item: Expr | ir.Number) -> int | float | bool:

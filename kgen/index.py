@@ -674,6 +674,14 @@ def free_atoms(expr: Expr) -> frozenset[Atom]:
     return expr._atoms
 
 
+def as_factor(expr: Expr, of: Expr) -> int | None:
+    """The integer `k` for which ``expr == k * of`` whatever the sizes; None where there is none."""
+    if not of.terms or not expr.terms:
+        return None if expr.terms else 0
+    factor, rest = divmod(expr.terms[0][1], of.terms[0][1])
+    return factor if rest == 0 and of * factor is expr else None
+
+
 def is_static(expr: Expr) -> bool:
     return expr.as_int() is not None
 

@@ -71,6 +71,7 @@ from kgen.index import Expr, Indirect, Size, Var, free_atoms
 from kgen.values import Index, Value, index_exprs, loads, topological
 
 Sizes = tuple[Expr, ...]
+Output = Union["TensorArg", Expr, "Number", "ArgumentMultiple", int, float, bool, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,22 @@ class GraphInput:
     static: bool = False
     frozen: bool = False
 
+    @property
+    def is_ignored(self) -> bool:
+        return self.buffer is None and self.symbol is None and self.expr is None
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentMultiple:
+    """A graph output: the argument at `position` as the caller gave it, times `factor`. For the nested int of a jagged
+    tensor, which stands for a ragged size and has no value as an integer."""
+
+    position: int
+    factor: int = 1
+
+    def __str__(self) -> str:
+        return f"argument {self.position}" + (f" * {self.factor}" if self.factor != 1 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
@@ -324,7 +341,7 @@ class Derived:
 
 @dataclass(slots=True)
 class Graph:
-    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, or None. `derived` defines size symbols
+    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, ArgumentMultiple, or None. `derived` defines size symbols
     that stand for a function of other sizes with no form as an index: the host computes them, and for the rest of the
     compiler they are symbols like any other. `provenance` says of each name that the scheduler made (`derived`) what the buffer
     is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example inputs, until the
@@ -334,7 +351,7 @@ class Graph:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     inputs: list[GraphInput] = field(default_factory=list)
-    outputs: list[TensorArg | Expr | Number | int | float | bool | None] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     size_hints: dict[Size, int] = field(default_factory=dict)
     derived: dict[Size, Expr] = field(default_factory=dict)

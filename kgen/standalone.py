@@ -222,6 +222,10 @@ class Script:
         else:
             self.outputs.append(hp.OutInt(arg.reg, arg.kind) if isinstance(arg, hp.ArgInt) else hp.OutConst(value))
 
+    def output_argument(self, position: int, factor: int = 1) -> None:
+        """An argument that is ignored otherwise, times a factor."""
+        self.outputs.append(hp.OutArgument(position, factor))
+
     def _arg(self, value: Any) -> hp.Arg:
         if isinstance(value, Slot):
             return hp.ArgTensor(value.number)
@@ -287,7 +291,7 @@ def _draw(example: _Example, values: list[int]) -> Any:
     if isinstance(spec, hp.InputInt):
         return values[spec.reg]
     if not isinstance(spec, hp.InputTensor):
-        return None
+        return 0
     sizes = [values[reg] for reg in spec.sizes if reg is not None]
     strides = [values[reg] for reg in spec.strides or () if reg is not None]
     span = 0 if 0 in sizes else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))

@@ -69,6 +69,9 @@ class _Verifier:
             self.node = f"output {position}"
             if isinstance(result, TensorArg):
                 self.tensor_arg(result)
+            elif isinstance(result, ir.ArgumentMultiple):
+                ignored = 0 <= result.position < len(self.graph.inputs) and self.graph.inputs[result.position].is_ignored
+                self.require(ignored, f"{result} is not an argument that the graph leaves as it is")
             else:
                 self._scalars(result)
 

@@ -69,6 +69,7 @@ class _Lowering:
         self.builder.symbols = self.symbols
         self.env = self.builder.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
+        self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
         self.results = Results(self.builder, context.in_inputs, _origin)
 
@@ -96,13 +97,18 @@ class _Lowering:
             inputs.append(GraphInput(buffer.name, static=static, frozen=frozen))
             self.env[node] = self.builder.load(buffer)
         elif isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
-            expr = self.symbols.expr(value)
-            atom = expr.atom()
-            inputs.append(GraphInput(symbol=atom if isinstance(atom, ix.Size) else None, expr=expr))
-            self.env[node] = expr
+            expr = self.env[node] = self.symbols.expr(value)
+            inputs.append(self._integer_input(expr, value))
         else:
             inputs.append(GraphInput())
             self.env[node] = value
+
+    def _integer_input(self, expr: Expr, value: Any) -> GraphInput:
+        if is_nested_int(value):
+            self.nested[expr] = self.position - 1
+            return GraphInput()
+        atom = expr.atom()
+        return GraphInput(symbol=atom if isinstance(atom, ix.Size) else None, expr=expr)
 
     def _input_buffer(self, name: str, value: torch.Tensor, kind: str) -> Buffer:
         sizes, strides = self.symbols.sizes(value.shape), self.symbols.sizes(value.stride()) if _is_strided(value) else None
@@ -299,7 +305,7 @@ class _Lowering:
         used = {a for e in attr[1] for a in ix.free_atoms(e)}
         return any(isinstance(a, ix.Indirect) for a in used) or all(v in used for v in tensor.axes if v.extent != 1)
 
-    def _output(self, result: Any, position: int) -> TensorArg | Expr | ir.Number | int | float | bool | None:
+    def _output(self, result: Any, position: int) -> ir.Output:
         if not isinstance(result, Node):
             return self._number(fallback.symbolic(self.symbols, result), result) if _is_symbolic(result) else result
         lowered = self.env[result]
@@ -310,7 +316,26 @@ class _Lowering:
     def _number(self, lowered: Any, value: Any) -> Any:
         if isinstance(lowered, Tensor):
             return number_of(lowered)
+        if is_nested_int(value):
+            return self._argument_multiple(lowered)
         return ir.Number(lowered, "bool") if isinstance(value, torch.SymBool) and isinstance(lowered, Expr) else lowered
+
+    def _argument_multiple(self, wanted: Expr) -> ir.ArgumentMultiple:
+        """A nested int has no arithmetic but multiplication by integers."""
+        for given, position in self.nested.items():
+            factor = ix.as_factor(wanted, given)
+            if factor is not None:
+                return ir.ArgumentMultiple(position, factor)
+        raise errors.LoweringFailed(
+            operator="output",
+            cause=f"{wanted} is no multiple of a nested int among the arguments",
+            line=self.builder.origin.line,
+        )
+
+
+def is_nested_int(value: Any) -> bool:
+    """Whether a number is the size of a ragged dimension of a jagged tensor, or a multiple of it."""
+    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
 
 
 def meta_value(node: Node) -> Any:

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import CallMethodKey, ConvertIntKey
 from torch.utils._pytree import key_get
 
 from kgen import index as ix
+from kgen.check_index import check_index
 from kgen.index import Expr, Size
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor, reindex
@@ -129,12 +130,13 @@ def check_bound(b: Builder, node: Node) -> None:
                     check(b, condition, f"Runtime assertion failed for expression {one.expr}")
 
 
-def check(b: Builder, condition: Expr, message: str) -> None:
-    """Raises RuntimeError at run time where the condition does not hold, before anything that needs its numbers."""
+def check(b: Builder, condition: Expr, message: str, operator: Any = torch.ops.aten._assert_scalar.default) -> None:
+    """Raises an error at run time where the condition does not hold, before anything that needs its numbers: RuntimeError, or
+    what another operator raises."""
     if condition.as_int() or condition in b.checked:
         return
     b.checked.add(condition)
-    b.extern(torch.ops.aten._assert_scalar.default, (condition, message), {}, [None], "a check at run time", effect=True)
+    b.extern(operator, (condition, message), {}, [None], "a check at run time", effect=True)
 
 
 def checked_index(b: Builder, index: Any, extent: Expr) -> Expr:
@@ -142,5 +144,5 @@ def checked_index(b: Builder, index: Any, extent: Expr) -> Expr:
     e = ix.as_expr(index)
     if b.symbols.depends_on_data(e):
         inside = ix.product([ix.apply("le", -extent, e), ix.apply("lt", e, extent)])
-        check(b, inside, f"index {e} is out of range for a dimension of size {extent}")
+        check(b, inside, f"index {e} is out of range for a dimension of size {extent}", check_index)
     return wrapped(e, extent)

@@ -380,6 +380,8 @@ class _Assembler:
             return hp.OutInt(self._reg(item))
         if isinstance(item, ir.Number):
             return hp.OutInt(self._reg(item.expr), item.kind)
+        if isinstance(item, ir.ArgumentMultiple):
+            return hp.OutArgument(item.position, item.factor)
         return hp.OutConst(item)
 
 

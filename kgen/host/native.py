@@ -37,6 +37,7 @@ from kgen.host.program import (
     Instruction,
     Kernel,
     Launch,
+    OutArgument,
     OutInt,
     Output,
     OutTensor,
@@ -255,6 +256,8 @@ class Encoder:
     def output(self, out: Output) -> Encoded:
         if isinstance(out, OutTensor):
             return (0, *self.view(out))
+        if isinstance(out, OutArgument):
+            return 3, out.position, out.factor
         return (1, out.reg, NUMBER_KINDS.index(out.kind)) if isinstance(out, OutInt) else (2, out.value)
 
 

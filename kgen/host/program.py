@@ -27,7 +27,8 @@ from kgen.errors import InvalidProgram
 
 __all__ = [
     "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
-    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutConst", "OutInt", "OutTensor", "Pick",
+    "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutArgument", "OutConst", "OutInt",
+    "OutTensor", "Pick",
     "Program", "PythonCall", "Regs", "Reuse", "SlotSpec", "each", "verify",
 ]  # fmt: skip
 
@@ -263,7 +264,15 @@ class OutConst:
     value: Any
 
 
-Output = Union[OutTensor, OutInt, OutConst]
+@dataclass(frozen=True, slots=True)
+class OutArgument:
+    """The argument at `position` as the caller gave it, times `factor`. The program ignores it otherwise."""
+
+    position: int
+    factor: int = 1
+
+
+Output = Union[OutTensor, OutInt, OutConst, OutArgument]
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,3 +483,7 @@ class Verifier:
             self.view(where, out)
         elif isinstance(out, OutInt):
             self.registers(where, (out.reg,))
+        elif isinstance(out, OutArgument):
+            inputs = self.program.inputs
+            if not (0 <= out.position < len(inputs) and isinstance(inputs[out.position], InputIgnored)):
+                self.fail(where, f"returns an argument that nothing else uses, got {out.position}")

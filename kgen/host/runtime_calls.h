@@ -170,7 +170,14 @@ void Frame::execute(Gil& gil) {
   }
 }
 
+// Outputs are made in order, so the next of `returned_` is this one's.
+PyObject* Frame::argument(const Output& out) {
+  Object given = std::move(returned_[next_returned_++]);
+  return out.object.ptr ? PyNumber_Multiply(given.ptr, out.object.ptr) : given.release();
+}
+
 PyObject* Frame::output(const Output& out) {
+  if (out.kind == Output::Argument) return argument(out);
   if (out.kind == Output::Int) return python_number(regs_[out.reg], out.number);
   if (out.kind == Output::Const) return Py_NewRef(out.object.ptr);
   at::Tensor tensor = out.last ? give(out.view) : view(out.view);

@@ -192,12 +192,15 @@ class Frame {
   void take(const Call& call, size_t position, at::Tensor tensor);
   void take_integer(const Call& call, size_t position, int64_t value);
   PyObject* output(const Output& out);
+  PyObject* argument(const Output& out);
 
   const Program& program_;
   // On the stack for small graphs: a block this large from the heap makes malloc sort all its small ones.
   c10::SmallVector<int64_t, 64> regs_;
   c10::SmallVector<Slot, 32> slots_;
   c10::SmallVector<Object, 16> lent_;  // inputs that the caller keeps anyway
+  std::vector<Object> returned_;       // inputs that are outputs as they are, in the order of these outputs
+  size_t next_returned_ = 0;
   std::vector<Moved> moved_;
   // Of a GPU graph: the device that is current for this call, and the stream that its caller works on.
   c10::OptionalDeviceGuard device_guard_;
@@ -311,6 +314,8 @@ bool is_aligned(const at::Tensor& tensor) { return reinterpret_cast<uintptr_t>(t
 // An input that somebody besides the list refers to outlives the call whatever we do, so a Python reference is enough for kernels.
 // A second C++ reference is dear: torch then locks the interpreter to keep the Python object alive, and again to let it go.
 void Frame::take_inputs(PyObject* const* args) {
+  for (const Output& out : program_.outputs)
+    if (out.kind == Output::Argument) returned_.push_back(Object::borrow(args[out.argument]));
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const Input& input = program_.inputs[i];
     if (input.kind != Input::Tensor) continue;

@@ -239,12 +239,13 @@ struct Instruction {
 };
 
 struct Output {
-  enum Kind { Tensor, Int, Const } kind;
+  enum Kind { Tensor, Int, Const, Argument } kind;
   View view;
   bool last = false;  // no later output is of the same slot
   int32_t reg = -1;
   Number number = Number::Int;
-  Object object;
+  Object object;         // of a Const; the factor of an Argument, null for 1
+  int32_t argument = -1;  // which of the inputs
 };
 
 struct Program {
@@ -492,6 +493,9 @@ Output parse_output(PyObject* tuple) {
   else if (out.kind == Output::Int) {
     out.reg = static_cast<int32_t>(integer(tuple, 1));
     out.number = static_cast<Number>(integer(tuple, 2));
+  } else if (out.kind == Output::Argument) {
+    out.argument = static_cast<int32_t>(integer(tuple, 1));
+    if (integer(tuple, 2) != 1) out.object = Object::borrow(item(tuple, 2));
   } else
     out.object = Object::borrow(item(tuple, 1));
   return out;
