@@ -251,7 +251,11 @@ def search(g: Grower, name: str) -> str:
     b = g.partner(a, "float", "int")
     right = g.rng.choice(("", ", right=True", ", out_int32=True"))
     own = DTYPE_NAMES[g[b].dtype]
-    line = f"{a}.reshape(-1).sort()[0]" if g.rng.random() < 0.7 else f"torch.arange(-3, 6, device=D).to({own})"
+    line = (
+        f"{a}.reshape(-1).sort()[0]"
+        if g.rng.random() < 0.7
+        else f"torch.arange({0 if own == 'u8' else -3}, 6, device=D).to({own})"
+    )
     return f"{name} = " + g.rng.choice((f"torch.searchsorted({line}, {b}{right})", f"torch.bucketize({b}, {line}{right})"))
 
 
