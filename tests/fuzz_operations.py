@@ -109,6 +109,51 @@ def compare(g: Grower, name: str) -> str:
     return f"{name} = {a} {sign} {g.rng.choice((0, 1, 2, 0.3, -1.5))}"
 
 
+def scalar(g: Grower, name: str) -> str:
+    """Python numbers, with their rules of promotion: some do not fit the tensor's type."""
+    a = g.pick("int", "bool")
+    forms = (
+        "{a} + 300", "{a} > 300", "{a} == -1", "{a} + 1.5", "{a} * True", "{a} % 0.7", "{a} // 0.5", "{a} * 2", "{a} + 1",
+        "2 - {a}.long()",
+        "{a} != 1", "{a} / 3", "{a}.float() - 0.5", "{a} >= -1.5", "torch.where({a} > 0, {a}, -1)", "{a}.clamp(-1.5, 2.5)",
+        "3 // ({a}.abs() % 5 + 1)",
+        "{a} * 100000", "torch.maximum({a}, torch.tensor(3, device=D))", "{a} + torch.tensor(2.5, dtype=f64, device=D)",
+        "{a} ** 3", "2 ** ({a} % 5)",
+        "{a}.to(f32) / {a}.shape[0]", "{a} < {a}.shape[-1]", "torch.full_like({a}, 1.5, dtype=f32)",
+        "{a}.masked_fill({a} > 1, 7)",
+    )  # fmt: skip
+    return f"{name} = " + g.rng.choice(forms).format(a=a)
+
+
+def rare(g: Grower, name: str) -> str:
+    a = g.pick("float", rank=1)
+    d = g.dim(a)
+    b = g.partner(a, "float")
+    row = f"{a}.reshape(-1, {a}.shape[-1])"
+    forms = (
+        "torch.lerp({a}, {b}, {b}.sigmoid())", "torch.renorm({row}, 2, 0, 1.0)", "torch.trace({row})",
+        "torch.cov({row}) * 0.1", "torch.addmv({row}[:, 0], {row}, {row}[0], alpha=0.1)",
+        "{a}.index_reduce({d}, torch.zeros(1, dtype=i64, device=D), {a}.narrow({d}, 0, 1), 'amax')",
+        "torch.vander({row}[0].tanh())", "torch.trapezoid({a}, dim={d})",
+        "torch.frexp({a})[0]", "torch.hypot({a}, {b})", "torch.polygamma(1, {a}.abs() + 1)", "torch.special.i0e({a})",
+        "torch.special.erfcx({a}.abs())", "torch.lgamma({a}.abs() + 0.5)",
+        "torch.digamma({a}.abs() + 0.5)", "torch.special.ndtri({a}.sigmoid())", "torch.erfinv({a}.tanh() * 0.9)",
+        "F.pairwise_distance({row}, {row}.flip(0))", "torch.addr({row}, {row}[:, 0], {row}[0], alpha=0.1)",
+        "torch.cross({row}[:, :3], {row}[:, :3].flip(0), dim=1)", "{a}.view({bits}).bitwise_and(-256).view({own})",
+        "torch.cumulative_trapezoid({a}, dim={d})", "{a}.std({d}, correction=0)",
+        "F.grid_sample({row}[None, None], torch.tanh({row}[:2, :2].reshape(1, 1, 2, 2)), align_corners=False)",
+        "F.upsample({row}[None], scale_factor=2.5)", "torch.bucketize({a}.abs(), {row}[0].abs().sort()[0])",
+        "torch.clamp({a}, min={b})", "torch.quantile({a}.to({own}), 0.5, dim={d})", "torch.histc({a}, 5, -2, 2)",
+        "{a}.sum({d}).unsqueeze({d}).expand({a}.shape)",
+        "torch.softmax({row}.masked_fill(torch.ones_like({row}, dtype=boolean).triu(1), float('-inf')), -1)",
+        "({row} - {row}.mean(0)) / ({row}.var(0, correction=0) + 0.1).sqrt() * {row}[0]",
+        "torch.where({a} > {b}, {a}, {b}).sum({d}) * 0.1", "{a}.unfold({d}, 1, 1).sum(-1)",
+    )  # fmt: skip
+    own = DTYPE_NAMES[g[a].dtype]
+    bits = {"f32": "i32", "f64": "i64"}.get(own, "i16")
+    return f"{name} = " + g.rng.choice(forms).format(a=a, b=b, d=d, row=row, own=own, bits=bits)
+
+
 def logic(g: Grower, name: str) -> str:
     a = g.pick("bool")
     b = g.partner(a, "bool")
@@ -251,7 +296,11 @@ def search(g: Grower, name: str) -> str:
     b = g.partner(a, "float", "int")
     right = g.rng.choice(("", ", right=True", ", out_int32=True"))
     own = DTYPE_NAMES[g[b].dtype]
-    line = f"{a}.reshape(-1).sort()[0]" if g.rng.random() < 0.7 else f"torch.arange(-3, 6, device=D).to({own})"
+    line = (
+        f"{a}.reshape(-1).sort()[0]"
+        if g.rng.random() < 0.7
+        else f"torch.arange({0 if own == 'u8' else -3}, 6, device=D).to({own})"
+    )
     return f"{name} = " + g.rng.choice((f"torch.searchsorted({line}, {b}{right})", f"torch.bucketize({b}, {line}{right})"))
 
 
@@ -726,7 +775,8 @@ def by_zero(g: Grower, name: str) -> str:
 
 #: Operation -> how often it is tried.
 OPERATIONS: dict[Operation, float] = {
-    unary: 8, jump: 2, integer_unary: 4, binary: 8, special_binary: 2, integer_binary: 4, compare: 3, logic: 1.5, classify: 1,
+    unary: 8, jump: 2, integer_unary: 4, binary: 8, special_binary: 2, integer_binary: 4, compare: 3, scalar: 3, rare: 3,
+    logic: 1.5, classify: 1,
     select: 3, cast: 4, same_type: 1, bits: 0.5,
     reduction: 6, integer_reduction: 2, positions: 2, ordered: 1.5, search: 1, scan: 2.5, normalise: 4, loss: 1, view: 9,
     rearrange: 3, join: 4, pad: 1.5, index: 4, gather: 3,

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 
 MAX_NUMEL = 2500
+# Elements that loops on several threads share, in one program of twelve.
+LARGE_NUMEL = 60_000
 # Finite in every float type, with room for a product of two.
 MAX_VALUE = 200.0
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 33)
+LARGE_SIZES = (1, 2, 3, 8, 16, 31, 64, 100, 129, 256, 517)
 FLOATS = {"f32": 10, "bf16": 4, "f16": 3, "f64": 3}
 INTEGERS = {"i64": 6, "i32": 3, "i8": 2, "u8": 2, "i16": 1}
 DTYPES = {
@@ -238,6 +241,7 @@ class Grower:
     gradients: bool
     special: bool
     floats: tuple[str, ...]
+    most: int = MAX_NUMEL
     bases: list[tuple[str, str]] = field(default_factory=list)
     inputs: list[tuple[str, str]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -347,8 +351,11 @@ def _with_inputs(seed: int, rng: random.Random, gradients: bool) -> Grower:
     floats = tuple(dict.fromkeys(rng.choices(list(FLOATS), list(FLOATS.values()), k=rng.choice((1, 1, 2)))))
     g = Grower(seed, rng, gradients, not gradients and rng.random() < 0.2, floats)
     exec(PRELUDE.format(device="cpu"), g.space)
-    shape = [rng.choice(SIZES) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4)))]
-    while _product(shape) > MAX_NUMEL // 2:
+    sizes = SIZES
+    if rng.random() < 1 / 12:
+        g.most, sizes = LARGE_NUMEL, LARGE_SIZES
+    shape = [rng.choice(sizes) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4)))]
+    while _product(shape) > g.most // 2:
         shape[rng.randrange(len(shape))] = rng.choice((1, 2, 3, 5))
     if shape and rng.random() < 0.06:
         shape[rng.randrange(len(shape))] = 0
@@ -497,7 +504,7 @@ def _tensors(g: Grower, name: str) -> list[torch.Tensor]:
 
 
 def _is_tame(g: Grower, t: torch.Tensor) -> bool:
-    if t.numel() > MAX_NUMEL or t.dim() > 5 or t.dtype not in DTYPE_NAMES:
+    if t.numel() > g.most or t.dim() > 5 or t.dtype not in DTYPE_NAMES:
         return False
     if g.special or kind_of(t) != "float":
         return True
