@@ -353,13 +353,15 @@ class Problem:
 
     def is_window(self, name: str, number: int = 0) -> bool:
         """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
-        rows and the taps of a convolution, or bounds guard its elements."""
+        rows and the taps of a convolution, or bounds guard what several loops count."""
         one = self.members[number][name]
         loops = [one.loops[axis] for axis in one.axes if self.template.block(axis)]
         for load in vs.loads([one.value]):
             index = load.attr[1][0]
             found = ix.free_atoms(index)
-            if all(not found.isdisjoint(own) for own in loops) and (load.args or any(_jumps(index, own) for own in loops)):
+            if all(not found.isdisjoint(own) for own in loops) and any(
+                len(own) > 1 and (load.args or _jumps(index, own)) for own in loops
+            ):
                 return True
         return False
 
