@@ -1,8 +1,8 @@
 """C++ sources to loaded shared libraries, each compiled once per content and found in the cache from then on.
 
-Five things are built: a graph's kernels (in units, with a precompiled header), the loops of matrix products that units link, the
-native runtime that interprets host programs, the launcher of GPU kernels, and the library of vector math. All but the first are
-compiled once per machine, torch and compiler.
+Five things are built: a graph's kernels (in units, with a precompiled header), the loops of matrix products that units link,
+the native runtime that interprets host programs, the launcher of GPU kernels, and the library of vector math. All but the first
+are compiled once per machine, torch and compiler.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kgen.counters import counters
 from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
 
 __all__ = [
-    "Unit", "broken_units", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library", "load_library",
-    "math_library", "precompiled_header", "prepare", "runtime_library",
+    "Unit", "broken_units", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library",
+    "load_library", "math_library", "precompiled_header", "prepare", "runtime_library",
 ]  # fmt: skip
 
 _KERNEL_HEADER = "kgen/kernel.h"

@@ -15,9 +15,9 @@ __all__ = ["CompiledKernel", "TritonKernel"]
 class TritonKernel:
     """One GPU kernel: the text of a Python module with one ``@triton.jit`` function `name`.
 
-    `key` is the canonical text (comments and made-up names dropped), which is what the cache key covers. `signature` is the Triton
-    type of each run-time parameter in order: "*fp32", "*i1", ... for pointers, "tensordesc<bf16[128, 64]>" for TMA descriptors
-    (`kgen.build.tensor_map.TensorMap.type`; they need compute capability 9.0), "i32" or "i64" for sizes. `divisible` says of
+    `key` is the canonical text (comments and made-up names dropped), which is what the cache key covers. `signature` is the
+    Triton type of each run-time parameter in order: "*fp32", "*i1", ... for pointers, "tensordesc<bf16[128, 64]>" for TMA
+    descriptors (`kgen.build.tensor_map.TensorMap.type`; they need compute capability 9.0), "i32" or "i64" for sizes. `divisible` says of
     each parameter whether it is a multiple of 16 (of a pointer: its address; of a descriptor: never). `options` are further
     compile options, such as ("enable_fp_fusion", False); their values are None, booleans, numbers or text. With more bytes of
     spilled registers than `most_stack`, another kernel had better compute the same.
@@ -50,8 +50,8 @@ class CompiledKernel:
 
     `shared` is dynamic shared memory in bytes, `warps` the warps of a block. After the kernel's own parameters come pointers to
     scratch memory: `scratch` has the bytes that each needs per block, 0 for a null pointer. `registers` and `stack` (bytes) are
-    those of one thread; a stack means that registers were spilled. `maps` are the formats of its TMA descriptors in order. `early`:
-    it waits for the kernel before it on its stream by itself, and may be launched while that one still runs.
+    those of one thread; a stack means that registers were spilled. `maps` are the formats of its TMA descriptors in order.
+    `early`: it waits for the kernel before it on its stream by itself, and may be launched while that one still runs.
     """
 
     name: str

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kgen.index import ZERO, Expr
 from kgen.errors import InvalidTensorMap
+from kgen.index import ZERO, Expr
 
 __all__ = ["MAX_RANK", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "widths"]
 
@@ -25,8 +25,8 @@ class TensorMap:
     """`buffer` as a tensor that a kernel reads or writes in blocks; what lies outside reads as 0 and is not written.
 
     `dtype` is Triton's name of the element type ("bf16"), `block` the block's sizes as in the kernel's ``load`` and ``store``.
-    Sizes, strides and `offset` count elements; the offset is from where a pointer to `buffer` would point. The last stride is 1.
-    When the kernel is launched, the others and the address must be multiples of 16 bytes (TensorMapRefused). A tensor
+    Sizes, strides and `offset` count elements; the offset is from where a pointer to `buffer` would point. The last stride
+    is 1. When the kernel is launched, the others and the address must be multiples of 16 bytes (TensorMapRefused). A tensor
     without elements is fine as long as the kernel leaves it alone."""
 
     buffer: str

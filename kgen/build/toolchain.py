@@ -18,7 +18,8 @@ from kgen import config
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
 __all__ = [
-    "Compiler", "Isa", "available", "compiler", "cpu_name", "cpu_vendor", "isa", "kernel_flags", "kernel_link_flags", "openmp_link_flags", "torch_library_dir",
+    "Compiler", "Isa", "available", "compiler", "cpu_name", "cpu_vendor", "isa", "kernel_flags", "kernel_link_flags",
+    "openmp_link_flags", "torch_library_dir",
 ]  # fmt: skip
 
 
@@ -105,7 +106,8 @@ _ISAS = {
     "avx2": Isa("avx2", tuple(f"-m{feature}" for feature in _AVX2)),
     "generic": Isa("generic", ()),
 }
-# Dot products of narrow types, which not every AVX-512 machine has: compiled for where they are, and nothing else depends on them.
+# Dot products of narrow types, which not every AVX-512 machine has: compiled for where they are, and nothing else depends on
+# them.
 _DOT = ("avx512vnni", "avx512bf16", "amx-tile", "amx-bf16")
 _KERNEL_NAMES = {  # where /proc/cpuinfo says it differently
     "bmi": "bmi1",

@@ -45,7 +45,7 @@ def _import_triton() -> str:
     """Everything that a child would otherwise import itself. Empty, or why Triton cannot be used."""
     try:
         import triton.backends.nvidia.compiler as nvidia  # noqa: PLC0415  the reason is sent to whoever asks for a kernel
-        import triton.compiler.code_generator  # noqa: PLC0415, F401
+        import triton.compiler.code_generator  # noqa: PLC0415
         import triton.language.extra.cuda.libdevice  # noqa: PLC0415, F401
 
         _skip_key()
