@@ -32,6 +32,7 @@ class Builder:
         self.current: Any = None
         self.symbols: Any = None  # the graph's SymbolTable
         self.env = NodeValues()
+        self.owners: frozenset[Any] = frozenset()  # computed FX nodes in whose storage eager has results of the graph
         self.roots: dict[str, str] = {}  # buffer -> the one that owns its storage, as far as asked for
         self.result_strides: Sizes | None = None
         self.versions: dict[str, str] = {}

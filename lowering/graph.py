@@ -21,7 +21,7 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
-from kgen.lowering.results import Results
+from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, number_of
 from kgen.symbols import SymbolTable
@@ -74,6 +74,7 @@ class _Lowering:
         self.results = Results(self.builder, context.in_inputs, _origin)
 
     def run(self) -> ir.Graph:
+        self.builder.owners = owners_of_results(self.gm)
         for node in self.gm.graph.nodes:
             self.builder.current = node
             self.builder.origin = _origin(node)

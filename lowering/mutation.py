@@ -200,7 +200,7 @@ def _settle_readers(b: Builder, name: str) -> None:
     """Stores what reads the storage of `name` and is still wanted after the current node, in its present state."""
     env = b.env
     for node in env.take_readers(root_of(b, name), partial(root_of, b)):
-        if _wanted_later(node, b.current):
+        if _wanted_later(node, b.current) or node in b.owners:
             env[node] = _copied(b, env[node], name)
 
 

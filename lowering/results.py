@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from kgen import index as ix
 from kgen.index import Expr
@@ -21,6 +21,14 @@ from kgen.lowering.layout import fix_strides, is_storable, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of
 from kgen.lowering.tensor import Tensor, axes, indices
 from kgen.lowering.views import owner_of
+
+
+def owners_of_results(gm: GraphModule) -> frozenset[Node]:
+    """The computed nodes in whose storage results lie. A write must leave their contents alone although nothing after it
+    reads them: a result may be a view that was made before."""
+    (output,) = gm.graph.find_nodes(op="output")
+    owners = (owner_of(node) for node in output.all_input_nodes)
+    return frozenset(node for node in owners if node.op == "call_function")
 
 
 @dataclass(slots=True)

@@ -29,3 +29,10 @@ def test_norm_of_one_element_does_not_overflow(order: float) -> None:
 def test_huber_loss_has_the_type_of_its_first_argument(reduction: str) -> None:
     agrees(f"out = [F.huber_loss(x0, x1, reduction='{reduction}')]", b0="randn(1, 3, 5)", b1="randn(2).to(f64)")
     assert F.huber_loss(torch.ones(2, dtype=torch.bfloat16), torch.ones(())).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("view", ["y.t()", "y[1:]", "y"])
+def test_a_view_made_before_a_write_to_a_clone_keeps_its_elements(view: str) -> None:
+    """The write went to the storage of `y`, which nothing reads later but a result that is a view of it."""
+    lines = f"y = x0.sum(-1)\n    v = {view}\n    z = y.clone()\n    z[:, torch.tensor([0], device=D)] = 7.0\n    out = [v, z]"
+    agrees(lines.replace("\n    ", "\n"), b0="randn(1, 3, 3, 2)")
