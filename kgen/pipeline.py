@@ -148,6 +148,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
 
     def build(blueprint: Blueprint) -> None:
         cpp.build_units(blueprint.cpp_units())
+        cpp.wait()  # else the process that measures does, and would count as hung
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 

@@ -248,7 +248,7 @@ def test_what_is_computed_first_where_a_faster_template_reads_it() -> None:
 
 def dynamic_plan(monkeypatch: pytest.MonkeyPatch, fn: Callable[..., Tensor], *args: Tensor) -> Schedule:
     """For a GPU that is not here, with a number of rows that the call says."""
-    monkeypatch.setattr(pipeline, "_options", lambda graph, config: GPU)
+    monkeypatch.setattr(pipeline, "scheduler_options", lambda graph, config: GPU)
     monkeypatch.setattr(Interpreted, "__call__", lambda self, *args: ())
     torch._dynamo.reset()
     torch._dynamo.mark_dynamic(args[0], 0)

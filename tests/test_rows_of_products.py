@@ -153,7 +153,7 @@ def test_symbolic_rows_and_batches_compile(monkeypatch: pytest.MonkeyPatch) -> N
         return ()
 
     options = Options(gpu_everywhere=True, gpu=Gpu(arch=90), only=Only(NAME, lambda configs: configs[0]))
-    monkeypatch.setattr(pipeline, "_options", lambda graph, config: options)
+    monkeypatch.setattr(pipeline, "scheduler_options", lambda graph, config: options)
     monkeypatch.setattr(Interpreted, "__call__", called)
     torch._dynamo.reset()
     torch.compile(scores, backend="kgen", options={"gpu_interpreter": True, "cache": False})(q, k, mask)

@@ -181,7 +181,9 @@ def test_sums_of_a_length_of_the_call() -> None:
         return ()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_options", lambda graph, config: Options(gpu_everywhere=True, only=Only(NAME, lambda c: c[0])))
+        patch.setattr(
+            pipeline, "scheduler_options", lambda graph, config: Options(gpu_everywhere=True, only=Only(NAME, lambda c: c[0]))
+        )
         patch.setattr(Interpreted, "__call__", keep)
         torch._dynamo.reset()
         torch.compile(gradients, backend="kgen", options={"gpu_interpreter": True, "cache": False})(dy, x)

@@ -19,6 +19,7 @@ from torch import Tensor
 from kgen import index as ix
 from kgen import ir, pipeline
 from kgen import values as vs
+from kgen.build import cpp
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed
@@ -322,6 +323,21 @@ def test_a_template_that_raises_is_dropped(file: Path) -> None:
     with cooking(make=raising):
         graph = compiled(layer, *ARGS, file=file)
     assert set(dropped(graph).values()) == {Reason.FAILED}
+
+
+def test_what_every_graph_loads_is_built_before_measuring(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that measures would wait for it, and be taken for hung on a busy machine."""
+    seen: list[str] = []
+
+    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (seen.append(name), real(*args))[1]
+
+    monkeypatch.setattr(cpp, "prepare", lambda: None)
+    monkeypatch.setattr(cpp, "runtime_library", noting("runtime", cpp.runtime_library))
+    monkeypatch.setattr(tuner, "measure", noting("measure", tuner.measure))
+    compiled(layer, *ARGS, file=file)
+    assert "measure" in seen[1:]
+    assert seen[0] == "runtime"
 
 
 # ---- candidates -------------------------------------------------------------------------------------------------------

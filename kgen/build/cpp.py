@@ -37,7 +37,7 @@ from kgen.errors import KernelBuildFailed, RuntimeBuildFailed
 
 __all__ = [
     "Unit", "broken_units", "build_unit", "build_units", "function_address", "kernel_include_dir", "launcher_library",
-    "load_library", "math_library", "precompiled_header", "prepare", "runtime_library",
+    "load_library", "math_library", "precompiled_header", "prepare", "runtime_library", "wait",
 ]  # fmt: skip
 
 _KERNEL_HEADER = "kgen/kernel.h"
@@ -308,6 +308,12 @@ def prepare() -> None:
     for job in (runtime_library, _default_header, math_library):
         run = functools.partial(contextvars.copy_context().run, _quietly, job)
         threading.Thread(target=run, daemon=True, name="kgen-prepare").start()
+
+
+def wait() -> None:
+    """Until what every graph loads is built. Raises RuntimeBuildFailed."""
+    runtime_library()
+    math_library()
 
 
 def _quietly(job: Callable[[], object]) -> None:
