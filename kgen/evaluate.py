@@ -386,7 +386,7 @@ class _Machine:
         if isinstance(result, TensorArg):
             return _narrowed(self.view(result), result.dtype)
         if isinstance(result, ir.ArgumentMultiple):
-            return self.arguments[result.position] * result.factor  # type: ignore[no-any-return]
+            return self.arguments[result.position] * result.factor
         return self.number(result) if isinstance(result, Expr | ir.Number) else result
 
     def number(self, item: Expr | ir.Number) -> int | float | bool:

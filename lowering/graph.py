@@ -15,7 +15,7 @@ from kgen import errors, failures, ir, ops
 from kgen import index as ix
 from kgen import values as vs
 from kgen.index import Expr
-from kgen.ir import Buffer, GraphInput, Origin, TensorArg
+from kgen.ir import Buffer, GraphInput, Origin
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
