@@ -341,12 +341,11 @@ class Derived:
 
 @dataclass(slots=True)
 class Graph:
-    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, ArgumentMultiple, or None. `derived`
-    defines size symbols that stand for a function of other sizes with no form as an index: the host computes them, and for
-    the rest of the compiler they are symbols like any other. `provenance` says of each name that the scheduler made
-    (`derived`) what the buffer is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example
-    inputs, until the scheduler puts other ones in place of those that products depend on. `seen` keeps the first ones, for
-    reports."""
+    """A lowered graph. `outputs` holds TensorArg, Expr (a SymInt result), Number, ArgumentMultiple, or None. `derived` defines
+    size symbols that stand for a function of other sizes with no form as an index: the host computes them, and for the rest
+    of the compiler they are symbols like any other. `provenance` says of each name that the scheduler made (`derived`) what
+    the buffer is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example inputs, until the
+    scheduler puts other ones in place of those that products depend on. `seen` keeps the first ones, for reports."""
 
     name: str
     buffers: dict[str, Buffer] = field(default_factory=dict)

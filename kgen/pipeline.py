@@ -27,7 +27,7 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
 from kgen.host.setup import setup_of
-from kgen.plan import Batch, Choice, Kernel, Launch, Packing, Schedule, members
+from kgen.plan import Batch, Choice, Kernel, Launch, Nest, Packing, Schedule, members
 from kgen.provenance import trace_origins
 from kgen.record import record
 from kgen.scheduler import (
@@ -39,6 +39,7 @@ from kgen.scheduler import (
     chosen_problem,
     pack_operands,
     product_of,
+    with_offsets_as_sizes,
 )
 from kgen.scheduler import schedule as make_schedule
 from kgen.sizes import Sizes
@@ -245,8 +246,21 @@ def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int,
     """The C++ function of one kernel or batch."""
     sizes = Sizes(graph.size_hints)
     nests = [choose_loops(kernel, graph, sizes, register_bytes, reorder) for kernel in members(step)]
-    made = render_batch(step, nests, graph, symbol) if isinstance(step, Batch) else render_kernel(nests[0], graph, symbol)
-    return Rendered(made.text, made.buffers, made.sizes, made.names)
+    if isinstance(step, Batch):
+        made = render_batch(step, nests, graph, symbol)
+        return Rendered(made.text, made.buffers, made.sizes, made.names)
+    return _rendered_nest(nests[0], graph, symbol)
+
+
+def _rendered_nest(nest: Nest, graph: ir.Graph, symbol: str) -> Rendered:
+    made = render_kernel(nest, graph, symbol)
+    general, offsets = with_offsets_as_sizes(nest)
+
+    def by_offset(symbol: str) -> Rendered:
+        made = render_kernel(general, graph, symbol)
+        return Rendered(made.text, made.buffers, tuple(offsets.get(name, name) for name in made.sizes), made.names)
+
+    return Rendered(made.text, made.buffers, made.sizes, made.names, by_offset if offsets else None)
 
 
 def render_choice(problems: Sequence[Problem], choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:

@@ -2,11 +2,12 @@
 
 from kgen.scheduler.choose import chosen_problem, product_of
 from kgen.scheduler.loops import choose_loops
+from kgen.scheduler.offsets import with_offsets_as_sizes
 from kgen.scheduler.packing import pack_operands
 from kgen.scheduler.schedule import Options, schedule
 from kgen.scheduler.tiles import Gpu, choose_batch_tiles, choose_tiles
 
 __all__ = [
     "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",
-    "product_of", "schedule",
+    "product_of", "schedule", "with_offsets_as_sizes",
 ]  # fmt: skip

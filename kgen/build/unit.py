@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +15,21 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
 
 
+# So many functions that differ in constant offsets alone become one. For fewer, the C++ compiler gets the numbers.
+MANY_ALIKE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One kernel's text. `names` are the identifiers that the text made up: they do not count in its key."""
+    """One kernel's text, and what it gets: buffers, then size symbols and literals. `names` are the identifiers that the text
+    made up: they do not count in its key. `general` renders the same kernel, under another symbol, with its constant offsets
+    among the literals."""
 
     text: str
     buffers: tuple[str, ...]
-    sizes: tuple[str, ...]
+    sizes: tuple[str | int, ...]
     names: frozenset[str]
+    general: Callable[[str], Rendered] | None = None
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class UnitPlan:
 def plan_units(schedule: Schedule, render: Callable[[Launch | Packing, str], Rendered | KernelCall], workers: int) -> UnitPlan:
     """Distinct kernels are told apart by their text without names and comments, so equal layers share one function. `render`
     gives a C++ function, or the call of a GPU kernel. What packs operands is a function like any other."""
-    functions: dict[str, tuple[str, str]] = {}  # canonical text -> (symbol, text)
+    functions: dict[str, Function] = {}  # by canonical text
     launches: dict[Any, TritonKernel] = {}
     calls: dict[str, KernelCall] = {}
     kernels = (one for kernel in schedule.kernels for one in variants(kernel))
@@ -50,10 +57,60 @@ def plan_units(schedule: Schedule, render: Callable[[Launch | Packing, str], Ren
             launch = launches.setdefault(made.launch.identity, made.launch)
             calls[step.name] = replace(made, symbol=launch.name, launch=launch)
             continue
-        canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
-        known = functions.setdefault(canonical, (symbol, made.text))
-        calls[step.name] = KernelCall(known[0], made.buffers, made.sizes)
-    return UnitPlan(_units(functions, workers), calls, dict(functions.values()))
+        functions.setdefault(_key(symbol, made), Function(symbol, made)).steps[step.name] = made
+    functions = _joined(functions)
+    for function in functions.values():
+        calls |= {name: KernelCall(function.symbol, made.buffers, made.sizes) for name, made in function.steps.items()}
+    return UnitPlan(_units(functions, workers), calls, {f.symbol: f.made.text for f in functions.values()})
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A C++ function, and what each step that calls it gives it."""
+
+    symbol: str
+    made: Rendered
+    steps: dict[str, Rendered] = field(default_factory=dict)
+
+
+def _joined(functions: Mapping[str, Function]) -> dict[str, Function]:
+    """The functions, where one takes the place of many that differ in constant offsets alone."""
+    able = [f for f in functions.values() if f.made.general is not None]
+    out = dict(functions)
+    if len(able) < MANY_ALIKE:
+        return out
+    for key, calls in _alike(able).items():
+        if len({id(call.function) for call in calls}) >= MANY_ALIKE:
+            out[key] = Function(calls[0].symbol, calls[0].made, {call.step: call.made for call in calls})
+            for call in calls:
+                del call.function.steps[call.step]
+    return {key: f for key, f in out.items() if f.steps}
+
+
+@dataclass(frozen=True, slots=True)
+class _GeneralCall:
+    """A step, the function with literal offsets that it calls, and what it may call in its place."""
+
+    function: Function
+    step: str
+    symbol: str
+    made: Rendered
+
+
+def _alike(functions: Iterable[Function]) -> dict[str, list[_GeneralCall]]:
+    """The steps that call the functions, by the canonical text of their kernels without constant offsets."""
+    found: dict[str, list[_GeneralCall]] = {}
+    for function in functions:
+        symbol = f"{function.symbol}_at"
+        for name, step in function.steps.items():
+            if step.general is not None:
+                made = step.general(symbol)
+                found.setdefault(_key(symbol, made), []).append(_GeneralCall(function, name, symbol, made))
+    return found
+
+
+def _key(symbol: str, made: Rendered) -> str:
+    return canonical_text(made.text.replace(symbol, "kernel"), made.names)
 
 
 def canonical_text(text: str, names: frozenset[str]) -> str:
@@ -68,18 +125,18 @@ def canonical_text(text: str, names: frozenset[str]) -> str:
     return _WORD.sub(rename, body)
 
 
-def _units(functions: dict[str, tuple[str, str]], workers: int) -> list[tuple[str, str]]:
+def _units(functions: Mapping[str, Function], workers: int) -> list[tuple[str, str]]:
     """Spreads the functions over at most `workers` units of similar size; small graphs make one."""
     if not functions:
         return []
-    total = sum(len(text) for _, text in functions.values())
+    total = sum(len(f.made.text) for f in functions.values())
     count = max(1, min(workers, total // 6000))
     bins: list[list[tuple[str, str, str]]] = [[] for _ in range(count)]
     loads = [0] * count
-    for canonical, (symbol, text) in sorted(functions.items(), key=lambda kv: -len(kv[1][1])):
+    for canonical, function in sorted(functions.items(), key=lambda kv: -len(kv[1].made.text)):
         at = loads.index(min(loads))
-        bins[at].append((symbol, canonical, text))
-        loads[at] += len(text)
+        bins[at].append((function.symbol, canonical, function.made.text))
+        loads[at] += len(function.made.text)
     out = []
     for group in bins:
         group.sort()

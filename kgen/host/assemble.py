@@ -22,13 +22,13 @@ from kgen.plan import Call, Launch, Schedule, members, variants
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """How a kernel is called: buffers in pointer order, size symbols in integer order. `symbol` names a C++ function; a GPU
-    kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any order; `maps`
-    are those of its signature that are TMA descriptors."""
+    """How a kernel is called: buffers in pointer order, size symbols and literals in integer order. `symbol` names a C++
+    function; a GPU kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any
+    order; `maps` are those of its signature that are TMA descriptors."""
 
     symbol: str
     buffers: tuple[str, ...]
-    sizes: tuple[str, ...]
+    sizes: tuple[str | int, ...]
     grid: tuple[Expr, ...] = ()
     launch: TritonKernel | None = None
     maps: tuple[TensorMap, ...] = ()
@@ -239,7 +239,7 @@ class _Assembler:
         if call.launch is not None:
             return self._launch(call, call.launch)
         slots = tuple(self._define(name) for name in call.buffers)
-        registers = tuple(self._symbol(name) for name in call.sizes)
+        registers = tuple(map(self._integer, call.sizes))
         if call.symbol not in self.symbols:
             self.symbols.append(call.symbol)
         return hp.Kernel(self.symbols.index(call.symbol), slots, registers)
@@ -273,13 +273,16 @@ class _Assembler:
                 slots.append(self._define(item.buffer))
                 registers += self._regs(item.numbers)
             else:
-                registers += map(self._symbol, islice(sizes, 1))
+                registers += map(self._integer, islice(sizes, 1))
         rest = (*buffers, *sizes, *maps)
         if rest:
             raise errors.InvalidProgram(
                 where=f"kernel {kernel.name}", rule=f"has parameters for all it is given, not for {rest}"
             )
         return tuple(slots), tuple(registers)
+
+    def _integer(self, given: str | int) -> int:
+        return self.registers.literal(given) if isinstance(given, int) else self._symbol(given)
 
     def _symbol(self, name: str) -> int:
         for symbol in self.graph.derived:

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import torch
 
-from kgen import check_index as _check_index  # noqa: F401  an operator that a stored program may call
 from kgen import torch_adapter
 from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, triton
