@@ -366,7 +366,7 @@ class ProductGraph:
         except Exception as cause:
             made.failed = failure(cause)
             return made, None
-        made.steps, made.products = steps_of(plan), self._estimates(plan, way.config)
+        made.steps, made.products = steps_of(plan), self.estimates(plan, way.config)
         made.verdicts = [str(v) for v in plan.verdicts] if way.name == CHOSEN else []
         made.blueprint = pickle.dumps(blueprint)
         made.compile_s = time.perf_counter() - started
@@ -386,7 +386,7 @@ class ProductGraph:
             kernels = triton.compile_kernels(blueprint.launches, self.job.facts["arch"])
             check_shared(kernels, self.job.facts["shared"], "cuda:0")
 
-    def _estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
+    def estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
         """What the model says of each product that has a template."""
         options = pipeline.scheduler_options(plan.graph, config)
         found: list[dict[str, Any]] = []

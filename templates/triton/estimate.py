@@ -35,9 +35,12 @@ SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.86, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
-# The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
-# computed, and passes through registers.
-POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
+# The same for pointers.
+POINTER_RATE = 0.6
+# Seconds of a warp for each element of an operand that passes through registers, as it is computed, or gathered within bounds;
+# for each element that a thread computes the place of, where it loads so many bytes at a time; and the most warps of a
+# processor that work at it side by side. H100, 2026-11-24 (bench.regret).
+COMPUTED, GATHERED, PLACED, WIDEST, ELEMENT_WARPS = 1.4e-9, 1.0e-9, {8: 0.7e-9, 4: 1.0e-9, 2: 1.4e-9, 1: 1.4e-9}, 16, 16
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
@@ -170,6 +173,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
+    step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     work = area * _epilogue_cost(problem) / ADDITIONS * waiting
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
@@ -233,24 +237,59 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
         rate = EXACT_RATE
     if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
         rate = min(rate, LOW_RATE)
-    whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
     for member in problem.members:
         for one in member.values():
-            if one.load is None:
-                rate = min(rate, COMPUTED_RATE)
-            elif problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str):
-                continue
-            else:
-                rate = min(rate, POINTER_RATE if whole and _aligned_rows(problem, one.name) else MISALIGNED_RATE)
+            if not _by_engine(problem, one):
+                rate = min(rate, POINTER_RATE)
     return rate
 
 
-def _aligned_rows(problem: Problem, name: str) -> bool:
-    """Whether each row of an operand begins at a multiple of 16 bytes, so that threads load as many at a time."""
+def _by_engine(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
+
+
+def _by_element(problem: Problem, config: Config) -> float:
+    """Seconds that warps spend on the elements of a step's operands, one by one: those that they compute, and those that no
+    wide load brings."""
+    total = 0.0
+    for one in _operands(problem):
+        sides = [config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes]
+        total += math.prod(sides) * _of_element(problem, one)
+    return total
+
+
+def _of_element(problem: Problem, one: Input) -> float:
+    """Seconds of a warp for an element of an operand's tile."""
+    if one.load is None:
+        return GATHERED if problem.is_window(one.name) else COMPUTED
+    if _by_engine(problem, one):
+        return 0.0
+    width = _width(problem, one.name)
+    return 0.0 if width >= WIDEST else PLACED[width]
+
+
+@once
+def _width(problem: Problem, name: str) -> int:
+    """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
+    each run begins."""
     one = problem.inputs[name]
-    strides = [problem.stride(name, axis) for axis in one.axes if problem.template.block(axis)]
-    others = [s for s in strides if s != 1]
-    return len(others) < len(strides) and all(s is not None and ix.mod(s * one.dtype.itemsize, 16) == 0 for s in others)
+    assert one.load is not None
+    index, size = one.load.attr[1][0], one.dtype.itemsize
+    loops = [v for axis in one.axes if problem.template.block(axis) for v in one.loops[axis]]
+    strides = {v: ix.stride_of(index, v) for v in loops}
+    runs = [v for v in loops if strides[v] == 1]
+    if len(runs) != 1:
+        return size
+    alone = any(own == (runs[0],) for own in one.loops.values())
+    steps = [s for v, s in strides.items() if v is not runs[0] and not _is_gathered(index, v)]
+    known = [problem.sizes.of(s) * size for s in steps if s is not None]
+    length = [] if alone else [problem.sizes.of(runs[0].extent) * size]
+    return math.gcd(WIDEST, *known, *length) if len(known) == len(steps) else size
+
+
+def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
+    """Whether data say where a row begins."""
+    return ix.stride_of(index, loop) is None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(index))
 
 
 def _tiles(problem: Problem, axis: str, block: int) -> int:
