@@ -411,8 +411,11 @@ class Problem:
         return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
-        """Bytes of the buffers from which an operand is made, each counted once."""
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
+        """Bytes of the buffers from which an operand is made, each counted once; of rows that data choose, no more than these."""
+        total = sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
+        load = self.inputs[name].load
+        chosen = load is not None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
+        return min(total, self.bytes_of_operand(name)) if chosen else total
 
     @once
     def _read(self, name: str) -> set[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -27,8 +28,12 @@ PACKING, CACHED = 1.35, 2 << 20
 EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# What is left of the bandwidth there (H100, 2026-11-24, bench.regret: ViT's and Whisper's attention).
+STREAMED_SHARE = {16: 1.0, 8: 0.55, 4: 0.4, 2: 0.33, 1: 0.33}
 # And where numbers have 8 bits.
 BYTE_SHARE = 0.93
+# Bytes of results that a GPU's L2 cache still holds when the next kernel reads them (H100, 2026-11-24, bench.regret).
+HELD = 16 << 20
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
 # Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
@@ -82,7 +87,7 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     waves = [problem.sizes.of(count) / problem.device.processors for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
-    return launch + busy * (math.ceil(total) / total if total else 1)
+    return max(*each, launch + busy * (math.ceil(total) / total if total else 1))  # no less than the longest of them alone
 
 
 def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
@@ -120,14 +125,19 @@ def vendor_seconds(problem: Problem) -> float:
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
     if problem.has_fused_call:
         total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
-    elif problem.finishing:  # the results are written, and read again, on a CPU from its caches
-        again = count * result if device.kind == "cuda" else 0
+    elif problem.finishing:  # the results are written, and read again, from caches where these hold them
+        again = count * result if device.kind == "cuda" and result > HELD else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
-        if read.load is None or read.unscaled:
+        if read.load is None or read.unscaled or _is_looked_up(read.load):
             apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
             total += apart / max(1, read.unscaled)
     return total + sums_seconds(problem)
+
+
+def _is_looked_up(load: vs.Value) -> bool:
+    """Whether data say which rows an operand has: the library reads a copy of these."""
+    return any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
 
 
 def sums_seconds(problem: Problem) -> float:
@@ -170,7 +180,9 @@ def _call(problem: Problem, streaming: float) -> float:
     device = problem.device
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
-        share *= ALIGNED_SHARE[_alignment(problem)] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        aligned = _alignment(problem)
+        share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        streaming /= STREAMED_SHARE[aligned]
         compute = problem.flops / len(problem.members) / problem.rate / share
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))

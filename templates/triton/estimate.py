@@ -18,9 +18,11 @@ from kgen.templates.triton.boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
-LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
-# Additions a second of one processor, in epilogues.
+LAUNCH, START, LATENCY = 1.5e-6, 0.4e-6, 1.0e-6
+# Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
+# that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 240 * 1.7e9
+LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 2.3
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
@@ -40,7 +42,9 @@ POINTER_RATE = 0.6
 # Seconds of a warp for each element of an operand that passes through registers, as it is computed, or gathered within bounds;
 # for each element that a thread computes the place of, where it loads so many bytes at a time; and the most warps of a
 # processor that work at it side by side. H100, 2026-11-24 (bench.regret).
-COMPUTED, GATHERED, PLACED, WIDEST, ELEMENT_WARPS = 1.4e-9, 1.0e-9, {8: 0.7e-9, 4: 1.0e-9, 2: 1.4e-9, 1: 1.4e-9}, 16, 16
+COMPUTED, GATHERED, PLACED, WIDEST, ELEMENT_WARPS = 0.75e-9, 0.5e-9, {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}, 16, 16
+# The same of rows in runs that are as wide as loads, but jump.
+JUMPING = 0.25e-9
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
@@ -50,8 +54,9 @@ LOW_TILE, LOW_RATE = 64, 0.45
 EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
-# How much more a row of an operand costs that begins in the middle of a line of the cache.
-STRADDLING = 2.2
+# How much more a row of an operand costs that begins in the middle of a line of the cache; and one that the copy engine brings
+# from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
+STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
@@ -200,7 +205,8 @@ def _stores_vectors(problem: Problem) -> bool:
 @once
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
-    return vs.total_cost([root for s in problem.epilogue for root in s.roots])
+    roots = [root for s in problem.epilogue for root in s.roots]
+    return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
 def _reads(problem: Problem) -> int:
@@ -220,9 +226,18 @@ def _own(problem: Problem, one: Input) -> bool:
 def _loaded(problem: Problem, one: Input, config: Config) -> float:
     """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
     size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
-    strides = [problem.stride(one.name, axis) for axis in one.axes]
-    whole = all(s is None or s == 1 or problem.sizes.of(s) * one.dtype.itemsize % LINE == 0 for s in strides)
-    return size if whole else size * STRADDLING
+    return size * _apart(problem, one.name)
+
+
+@once
+def _apart(problem: Problem, name: str) -> float:
+    """How much longer an operand's rows take than whole lines of the cache."""
+    one = problem.inputs[name]
+    strides = [problem.stride(name, axis) for axis in one.axes]
+    rows = [problem.sizes.of(s) * one.dtype.itemsize for s in strides if s is not None and s != 1]
+    if all(row % LINE == 0 for row in rows):
+        return 1.0
+    return SPLIT if any(row % SECTOR for row in rows) and _by_engine(problem, one) else STRADDLING
 
 
 def _share(problem: Problem, config: Config, area: int, together: int) -> float:
@@ -265,7 +280,7 @@ def _of_element(problem: Problem, one: Input) -> float:
     if _by_engine(problem, one):
         return 0.0
     width = _width(problem, one.name)
-    return 0.0 if width >= WIDEST else PLACED[width]
+    return PLACED[width] if width < WIDEST else JUMPING if problem.is_window(one.name) else 0.0
 
 
 @once
