@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kgen import index as ix
 from kgen import values as vs
-from kgen.templates.problem import Input, Problem, once
+from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
 LOAD, FEW_CHANNELS = 16, 4
@@ -30,7 +30,6 @@ def of_matrices(problem: Problem) -> str | None:
     return None
 
 
-@once
 def _is_known(problem: Problem, name: str) -> bool:
     one = problem.inputs[name]
     return len(problem.members) == 1 and (_is_read_once(problem, one) or _has_few_channels(problem, one))

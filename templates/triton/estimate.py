@@ -229,7 +229,6 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
     return size * _apart(problem, one.name)
 
 
-@once
 def _apart(problem: Problem, name: str) -> float:
     """How much longer an operand's rows take than whole lines of the cache."""
     one = problem.inputs[name]
@@ -283,7 +282,6 @@ def _of_element(problem: Problem, one: Input) -> float:
     return PLACED[width] if width < WIDEST else JUMPING if problem.is_window(one.name) else 0.0
 
 
-@once
 def _width(problem: Problem, name: str) -> int:
     """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
     each run begins."""
