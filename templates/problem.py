@@ -228,6 +228,13 @@ class Problem:
         fused = (node.fused for node in self.graph.nodes if isinstance(node, ir.Contraction))
         return len(self.members) == 1 and any(call is not None and call.outs == stored for call in fused)
 
+    @cached_property
+    def call(self) -> ir.Extern | None:
+        """The library call that computes the first product alone, if there is one."""
+        made = self.graph.provenance.get(self.mains[0].outs[0])
+        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Contraction))
+        return next((node.vendor for node in nodes if made is not None and node.out == made.source), None)
+
     @property
     def reduces_tiles(self) -> bool:
         """Whether the epilogue reduces each tile along an axis."""

@@ -18,33 +18,33 @@ from kgen.templates.triton.boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
-LAUNCH, START, LATENCY = 1.5e-6, 0.4e-6, 1.0e-6
+LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.35e-6
 # Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
-ADDITIONS = 240 * 1.7e9
+ADDITIONS = 220 * 1.7e9
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
-WARPS_OF_EPILOGUE, WAITING = 8, 2.3
+WARPS_OF_EPILOGUE, WAITING = 8, 1.0
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
 # which warps wait for each other; and for each reduction of whole rows, less of shorter ones than these.
-TURN, PART, FOLD, FOLDED = 0.5e-6, 0.05e-6, 1.5e-6, 256
+TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
 # The same of programs that keep an operand: a reduction of whole rows, and a number that an epilogue reads for each of its own.
-FOLD_BESIDE, READ_BESIDE = 0.5e-6, 50e-12
+FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
-LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.86, 0.82
+LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.93, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
 # The same for pointers.
-POINTER_RATE = 0.6
+POINTER_RATE = 0.79
 # Seconds of a warp for each element of an operand that passes through registers, as it is computed, or gathered within bounds;
 # for each element that a thread computes the place of, where it loads so many bytes at a time; and the most warps of a
 # processor that work at it side by side. H100, 2026-11-24 (bench.regret).
 COMPUTED, GATHERED, PLACED, WIDEST, ELEMENT_WARPS = 0.75e-9, 0.5e-9, {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}, 16, 16
 # The same of rows in runs that are as wide as loads, but jump.
-JUMPING = 0.25e-9
+JUMPING = 0.12e-9
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
@@ -61,11 +61,11 @@ STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
 # the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
-TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.75, 1.15, 25e-12
+TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
 # The share of it that is left where results leave through the copy engine, which no warp waits for.
 SENT = 0.88
 # How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other.
-APART = 0.05
+APART = 0.22
 # How much of the time in which only a part of the programs is left is lost.
 IDLE = 0.15
 
@@ -267,7 +267,7 @@ def _by_element(problem: Problem, config: Config) -> float:
     wide load brings."""
     total = 0.0
     for one in _operands(problem):
-        sides = [config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes]
+        sides = [min(config.get(f"BLOCK_{axis.upper()}", 1), problem.size(axis)) for axis in one.axes]
         total += math.prod(sides) * _of_element(problem, one)
     return total
 
