@@ -29,6 +29,8 @@ PACKING, CACHED = 1.35, 2 << 20
 EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# The role (`ir.Derived`) of copies in rows of whole lines, which are made for templates.
+ALIGNED_COPY = "aligned"
 # What is left of the bandwidth there (H100, 2026-11-24, bench.regret: ViT's and Whisper's attention).
 STREAMED_SHARE = {16: 1.0, 8: 0.55, 4: 0.4, 2: 0.33, 1: 0.33}
 # And where numbers have 8 bits.
@@ -37,8 +39,9 @@ BYTE_SHARE = 0.93
 HELD = 16 << 20
 # What templates' estimates may be wrong by, from their residuals (H100, 2026-11-24, bench.regret: standard deviations of the
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
-# computed, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere.
-DOUBT, FEW, HEAVY = {"computed": 1.25, "few": 1.15, "epilogue": 1.1, "plain": 1.05}, 32, 12
+# computed, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere. Less of
+# problems that take longer than `SHORT`, whose parts average out.
+DOUBT, FEW, HEAVY, SHORT = {"computed": 1.25, "few": 1.15, "epilogue": 1.1, "plain": 1.05}, 32, 12, 50e-6
 # Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
@@ -128,11 +131,14 @@ def vendor_seconds(problem: Problem) -> float:
     that to run."""
     if problem.template.implements.operator:
         return math.inf
-    return _apart_seconds(problem) / (doubt(problem) if problem.device.kind == "cuda" else 1.0)
+    total = _apart_seconds(problem)
+    if problem.device.kind != "cuda":
+        return total
+    return total / (1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
 
 
 def doubt(problem: Problem) -> float:
-    """How much faster than the library a template has to be by its estimate: as much as estimates of such problems scatter."""
+    """How much faster than the library a template has to be by its estimate, on a short problem: as much as estimates scatter."""
     if any(one.load is None for member in problem.members for one in member.values()):
         return DOUBT["computed"]
     if min(_sides(problem)[1]) <= FEW:
@@ -260,5 +266,9 @@ def _alignment(problem: Problem) -> int:
     lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
         strides = [problem.stride(name, axis) for axis in one.axes]
+        assert one.load is not None
+        source = problem.graph.provenance.get(one.load.attr[0])
+        if source is not None and source.role == ALIGNED_COPY:  # for templates: a library reads what it is a copy of
+            strides = list(problem.graph.buffers[source.source].strides or ())
         lengths += [problem.sizes.of(s) for s in strides if s is not None and s != 1]
     return math.gcd(16, *(length * problem.main_dtype.itemsize for length in lengths))

@@ -38,13 +38,14 @@ LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.93, 0.82
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
 # The same for pointers.
-POINTER_RATE = 0.79
-# Seconds of a warp for each element of an operand that passes through registers, as it is computed, or gathered within bounds;
-# for each element that a thread computes the place of, where it loads so many bytes at a time; and the most warps of a
-# processor that work at it side by side. H100, 2026-11-24 (bench.regret).
-COMPUTED, GATHERED, PLACED, WIDEST, ELEMENT_WARPS = 0.75e-9, 0.5e-9, {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}, 16, 16
-# The same of rows in runs that are as wide as loads, but jump.
-JUMPING = 0.12e-9
+POINTER_RATE = 0.72
+# Seconds of a warp that operands cost element by element: those that it computes, for each elementary operation; those of
+# windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
+# so few bytes at a time. The most bytes of a load, and the most warps of a processor that work at it side by side. Fitted to
+# measurements on an H100, 2026-11-24 (bench.regret).
+COMPUTED, GATHERED, JUMPING = 32e-12, 0.5e-9, 0.12e-9
+PLACED = {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}
+WIDEST, ELEMENT_WARPS = 16, 16
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
@@ -57,6 +58,8 @@ ONES = 32
 # How much more a row of an operand costs that begins in the middle of a line of the cache; and one that the copy engine brings
 # from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
 STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
+# Seconds of a step of a program that does nothing but read (H100, 2026-11-24, bench.regret: one token's attention).
+READ_STEP = 0.45e-6
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
@@ -113,9 +116,10 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
 
 
 def streamed(problem: Problem, config: Config) -> float:
-    """The time of a kernel that does nothing but read, with programs enough."""
-    wasted = math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K / problem.size("k")
-    return LAUNCH + _streaming(problem, 1.0) * wasted
+    """The time of a kernel that does nothing but read: as fast as memory, or as a program's steps, one after the other."""
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    wasted = steps * config.BLOCK_K / problem.size("k")
+    return LAUNCH + max(_streaming(problem, 1.0) * wasted, steps * READ_STEP)
 
 
 def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -275,7 +279,7 @@ def _by_element(problem: Problem, config: Config) -> float:
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
-        return GATHERED if problem.is_window(one.name) else COMPUTED
+        return GATHERED if problem.is_window(one.name) else COMPUTED * vs.total_cost([one.value])
     if _by_engine(problem, one):
         return 0.0
     width = _width(problem, one.name)
