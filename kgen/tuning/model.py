@@ -41,7 +41,7 @@ HELD = 16 << 20
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
 # computed, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere. Less of
 # problems that take longer than `SHORT`, whose parts average out.
-DOUBT, FEW, HEAVY, SHORT = {"computed": 1.25, "few": 1.15, "epilogue": 1.1, "plain": 1.05}, 32, 12, 50e-6
+DOUBT, FEW, HEAVY, SHORT = {"computed": 1.25, "few": 1.15, "epilogue": 1.1, "plain": 1.05}, 32, 12, 20e-6
 # Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16

@@ -34,11 +34,11 @@ FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
-LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.93, 0.82
+LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
 # The same for pointers.
-POINTER_RATE = 0.72
+POINTER_RATE = 0.76
 # Seconds of a warp that operands cost element by element: those that it computes, for each elementary operation; those of
 # windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
 # so few bytes at a time. The most bytes of a load, and the most warps of a processor that work at it side by side. Fitted to
@@ -58,8 +58,9 @@ ONES = 32
 # How much more a row of an operand costs that begins in the middle of a line of the cache; and one that the copy engine brings
 # from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
 STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
-# Seconds of a step of a program that does nothing but read (H100, 2026-11-24, bench.regret: one token's attention).
-READ_STEP = 0.45e-6
+# Seconds of a step of a program that does nothing but read, and how much longer it takes to read several operands (H100,
+# 2026-11-24, bench.regret: one token's attention, experts' SwiGLU).
+READ_STEP, READ_SEVERAL = 0.45e-6, 1.1
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
@@ -119,7 +120,8 @@ def streamed(problem: Problem, config: Config) -> float:
     """The time of a kernel that does nothing but read: as fast as memory, or as a program's steps, one after the other."""
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     wasted = steps * config.BLOCK_K / problem.size("k")
-    return LAUNCH + max(_streaming(problem, 1.0) * wasted, steps * READ_STEP)
+    several = READ_SEVERAL if len(problem.members) > 1 else 1.0
+    return LAUNCH + max(_streaming(problem, 1.0) * wasted * several, steps * READ_STEP)
 
 
 def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
