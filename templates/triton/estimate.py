@@ -68,8 +68,9 @@ STREAM_RATE = 0.92
 TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
 # The share of it that is left where results leave through the copy engine, which no warp waits for.
 SENT = 0.88
-# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other.
-APART = 0.22
+# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
+# the latter where programs come and go (H100, 2026-11-24, bench.regret).
+APART, BESIDE = 0.15, 0.45
 # How much of the time in which only a part of the programs is left is lost.
 IDLE = 0.15
 
@@ -104,7 +105,8 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
         multiplying = products + tile.bare + (0 if stays else START / together)
-        hiding = max(multiplying, tile.work) + APART * min(multiplying, tile.work)  # all programs add on the same units
+        apart = APART if stays else BESIDE
+        hiding = max(multiplying, tile.work) + apart * min(multiplying, tile.work)  # all programs add on the same units
         busy = each * hiding + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
         busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
