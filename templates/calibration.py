@@ -2,10 +2,11 @@
 
 Matrices in memory; and, of operands that are gathered tile by tile, two kinds for which a library has no good kernel:
 
-- Each element is read once, where it is: patches that do not overlap, heads that are merged, every second pixel. Templates take
-  .09 to .86 of the library's time (ViT's patches .09, ConvNeXt's stem .15, heads and projection .61 to .86, a shortcut .84).
-- Windows of so few channels that a tap is no whole load of 16 bytes, which the library's matrix units want: .21 to .23 (the stems
-  of ResNet-50, MobileNetV3 and EfficientNet).
+- Each element is read once, where it is: patches that do not overlap, heads that are merged, every second pixel. Templates
+  take .09 to .86 of the library's time (ViT's patches .09, ConvNeXt's stem .15, heads and projection .63 to .84, a shortcut
+  .84).
+- Windows of so few channels that a tap is no whole load of 16 bytes, which the library's matrix units want: .21 to .23 (the
+  stems of ResNet-50, MobileNetV3 and EfficientNet).
 
 Other windows stay with the library: 3x3 of many channels take 1.0 to 1.9 times its time, depthwise ones 3 to 20 times.
 """

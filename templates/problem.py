@@ -418,7 +418,7 @@ class Problem:
         return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
-        """Bytes of the buffers from which an operand is made, each counted once; of rows that data choose, no more than these."""
+        """Bytes of the buffers from which an operand is made, each counted once; of rows that data choose, only these."""
         total = sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
         load = self.inputs[name].load
         chosen = load is not None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))

@@ -39,9 +39,10 @@ BYTE_SHARE = 0.93
 HELD = 16 << 20
 # What templates' estimates may be wrong by, from their residuals (H100, 2026-11-24, bench.regret: standard deviations of the
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
-# computed, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere. Less of
+# computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere. Less of
 # problems that take longer than `SHORT`, whose parts average out.
-DOUBT, FEW, HEAVY, SHORT = {"computed": 1.25, "few": 1.15, "epilogue": 1.1, "plain": 1.05}, 32, 12, 20e-6
+DOUBT = {"computed": 1.3, "reduced": 1.25, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
+FEW, HEAVY, SHORT = 32, 12, 20e-6
 # Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
@@ -138,9 +139,11 @@ def vendor_seconds(problem: Problem) -> float:
 
 
 def doubt(problem: Problem) -> float:
-    """How much faster than the library a template has to be by its estimate, on a short problem: as much as estimates scatter."""
+    """How much faster than the library a template has to be by its estimate of a short problem: as much as these scatter."""
     if any(one.load is None for member in problem.members for one in member.values()):
         return DOUBT["computed"]
+    if problem.reduces_tiles:
+        return DOUBT["reduced"]
     if min(_sides(problem)[1]) <= FEW:
         return DOUBT["few"]
     heavy = vs.total_cost([root for s in problem.epilogue for root in s.roots]) > HEAVY
