@@ -18,7 +18,7 @@ from kgen.templates.triton.boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
-LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.35e-6
+LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
