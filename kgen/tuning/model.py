@@ -39,8 +39,8 @@ BYTE_SHARE = 0.93
 HELD = 16 << 20
 # What templates' estimates may be wrong by, from their residuals (H100, 2026-11-24, bench.regret: standard deviations of the
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
-# computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and elsewhere. Less of
-# problems that take longer than `SHORT`, whose parts average out.
+# computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and
+# elsewhere. Less of problems that take longer than `SHORT`, whose parts average out.
 DOUBT = {"computed": 1.3, "reduced": 1.25, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
 FEW, HEAVY, SHORT = 32, 12, 20e-6
 # Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
