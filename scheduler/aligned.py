@@ -50,7 +50,7 @@ class Copies:
 
 def aligned_of(graph: ir.Graph, name: str) -> str:
     """The copy of a buffer."""
-    return ir.derived(graph, ir.Derived(name, "aligned"))
+    return ir.derived(graph, ir.Derived(name, model.ALIGNED_COPY))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ reduction adds the parts up, with the epilogue. Two launches, and always the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kgen import index as ix
@@ -79,10 +80,9 @@ def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
 def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:
     """The product of the parts; their sum, and what is left to do for the result. Buffers are added to the graph."""
     assert node.operands is not None
-    (k,) = node.reduced
-    chunk = ix.floordiv(k.extent, parts)
+    chunk = ix.floordiv(math.prod((k.extent for k in node.reduced), start=ix.ONE), parts)
     part, step = ix.var("part", parts), ix.var("k", chunk)
-    place: dict[Atom, Expr] = {k: part.expr() * chunk + step.expr()}
+    place = unrolled(node.reduced, part.expr() * chunk + step.expr())
     kind, name = ops.sum_dtype(node.operands), partial_of(graph, node.out)
     total = ir.derived(graph, ir.Derived(node.out, "total"))
     whole = graph.buffers[node.out]
@@ -98,6 +98,16 @@ def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contracti
     sums = ir.Reduction((total,), node.out_vars, (part,), "sum", vs.load(name, (part.expr(), *row), kind), node.origin)
     value = vs.cast(finished(node, vs.load(total, row, kind)), ops.compute_dtype(whole.dtype))
     return product, [sums, ir.Pointwise(node.out, node.out_vars, value, node.origin)]
+
+
+def unrolled(loops: Sequence[Var], at: Expr) -> dict[Atom, Expr]:
+    """The loops at a point of one that walks through them all, the last one fastest. A kernel that is cut has one loop for its
+    sum; the product may have more, such as the taps of a 1x1 window."""
+    place: dict[Atom, Expr] = {}
+    for loop in reversed(loops):
+        place[loop] = ix.mod(at, loop.extent) if len(place) < len(loops) - 1 else at
+        at = ix.floordiv(at, loop.extent)
+    return place
 
 
 def finished(node: ir.Contraction, value: Value) -> Value:

@@ -1,8 +1,24 @@
-"""What estimates of templates have been compared with measurements on, and what not."""
+"""What estimates of templates have been compared with measurements on, and what not (`bench.regret`; H100, 2026-11-24).
+
+Matrices in memory; and, of operands that are gathered tile by tile, two kinds for which a library has no good kernel:
+
+- Each element is read once, where it is: patches that do not overlap, heads that are merged, every second pixel. Templates
+  take .09 to .86 of the library's time (ViT's patches .09, ConvNeXt's stem .15, heads and projection .63 to .84, a shortcut
+  .84).
+- Windows of so few channels that a tap is no whole load of 16 bytes, which the library's matrix units want: .21 to .23 (the
+  stems of ResNet-50, MobileNetV3 and EfficientNet).
+
+Other windows stay with the library: 3x3 of many channels take 1.0 to 1.9 times its time, depthwise ones 3 to 20 times.
+"""
 
 from __future__ import annotations
 
-from kgen.templates.problem import Problem
+from kgen import index as ix
+from kgen import values as vs
+from kgen.templates.problem import Input, Problem
+
+# Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
+LOAD, FEW_CHANNELS = 16, 4
 
 
 def of_matrices(problem: Problem) -> str | None:
@@ -10,6 +26,33 @@ def of_matrices(problem: Problem) -> str | None:
     that do not coalesce, and no prologue that runs again for each tap of a window."""
     for number, member in enumerate(problem.members):
         for name in member:
-            if problem.is_window(name, number):
+            if problem.is_window(name, number) and not _is_known(problem, name):
                 return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
     return None
+
+
+def _is_known(problem: Problem, name: str) -> bool:
+    one = problem.inputs[name]
+    return len(problem.members) == 1 and (_is_read_once(problem, one) or _has_few_channels(problem, one))
+
+
+def _is_read_once(problem: Problem, one: Input) -> bool:
+    """Whether an operand is elements of a buffer, none of them twice, and none guarded by bounds."""
+    if one.load is None or one.load.args:
+        return False
+    buffer = problem.graph.buffers[one.load.attr[0]]
+    return problem.bytes_of_operand(one.name) <= problem.sizes.bytes(buffer)
+
+
+def _has_few_channels(problem: Problem, one: Input) -> bool:
+    """Whether an operand is a window of one tensor with neighbouring channels, so few that a load would go beyond them."""
+    loads = vs.loads([one.value])
+    if len(loads) != 1 or problem.size("b") != 1:
+        return False
+    [load] = loads
+    index, size = load.attr[1][0], load.attr[2].itemsize
+    channels = [v for v in one.loops["k"] if ix.stride_of(index, v) == 1]
+    counts = [problem.sizes.of(v.extent) for v in channels]
+    others = (v for axis in one.axes if axis != "k" for v in one.loops[axis])
+    alone = all(ix.stride_of(index, v) != 1 for v in others)
+    return alone and len(counts) == 1 and counts[0] <= FEW_CHANNELS and counts[0] * size % LOAD != 0

@@ -228,6 +228,13 @@ class Problem:
         fused = (node.fused for node in self.graph.nodes if isinstance(node, ir.Contraction))
         return len(self.members) == 1 and any(call is not None and call.outs == stored for call in fused)
 
+    @cached_property
+    def call(self) -> ir.Extern | None:
+        """The library call that computes the first product alone, if there is one."""
+        made = self.graph.provenance.get(self.mains[0].outs[0])
+        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Contraction))
+        return next((node.vendor for node in nodes if made is not None and node.out == made.source), None)
+
     @property
     def reduces_tiles(self) -> bool:
         """Whether the epilogue reduces each tile along an axis."""
@@ -413,8 +420,11 @@ class Problem:
         return len(self.epilogue) > len(self.members)
 
     def bytes_read(self, name: str) -> int:
-        """Bytes of the buffers from which an operand is made, each counted once."""
-        return sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
+        """Bytes of the buffers from which an operand is made, each counted once; of rows that data choose, only these."""
+        total = sum(self.sizes.bytes(self.graph.buffers[b]) for b in self._read(name))
+        load = self.inputs[name].load
+        chosen = load is not None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
+        return min(total, self.bytes_of_operand(name)) if chosen else total
 
     @once
     def _read(self, name: str) -> set[str]:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bench.calibration import CLASSES, FAMILIES, SIZES, problems
 from bench.patterns import outputs_of
 from bench.regret import __main__ as command
+from bench.regret.replan import plan_job, replanned
 from bench.regret.report import by_class, regret_of, show, variant
 from bench.regret.variants import (
     CHOSEN,
@@ -227,3 +228,43 @@ def test_the_report_by_class() -> None:
     ]
     assert "e, chosen: it does not compile" in said
     assert "d: wrong 0 is off by 5.0e-01" in said
+
+
+# ---- what would be chosen today ----------------------------------------------------------------------------------------
+
+
+def test_a_choice_that_was_measured_has_that_time() -> None:
+    timed = [("chosen", "mm: a", 3.0), ("library", "aten.mm", 2.0), ("a 1", "mm: b", 1.0)]
+    row = {
+        "name": "one", "class": "matmul", "failed": {}, "products": [{}],
+        "variants": [{"name": n, "steps": [s], "products": [], "seconds": t, "error": 0.0} for n, s, t in timed],
+    }  # fmt: skip
+    found = replanned(row, ["mm: b"], [])
+    again = regret_of(found.row)
+    assert not found.choice
+    assert again is not None
+    assert (again.chosen, again.library, again.best) == (1.0, 2.0, 1.0)
+    assert replanned(row, ["mm: a"], []).row is row
+    assert replanned(row, ["mm: c"], []).choice == "mm: c"
+
+
+def steps_today(name: str) -> str:
+    return "; ".join(plan_job(job_of(name))[0])
+
+
+def test_windows_go_to_templates_where_the_library_has_no_good_kernel() -> None:
+    """Patches that do not overlap, and few channels; neither many channels nor one a group."""
+    for name in ("ViT-B: patches, bf16", "MobileNetV3: stem 3x3 stride 2 + hard swish, bf16"):
+        assert "triton_matmul" in steps_today(name)
+    for name in ("ResNet-50: 3x3 256 + relu at 14, bf16", "EfficientNet: depthwise 3x3 + silu, 192 to 1152 at 7, bf16"):
+        assert "triton" not in steps_today(name)
+
+
+def test_rows_that_threads_have_no_registers_for_are_no_candidates() -> None:
+    """The softmax's backward keeps its probabilities while it adds up: 32 rows of 512 columns for 8 warps spilled 352 bytes."""
+    job = job_of("BERT: scores' gradient, bf16")
+    with settled(job):
+        [product] = ProductGraph(job, traced(job.problem, job.device)).products()
+    tiles = [dict(offer.config) for offer in product.offers if offer.template == "triton_matmul_rows"]
+    assert tiles
+    assert {(knobs["BLOCK_M"], knobs["WARPS"]) for knobs in tiles} == {(16, 4)}

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "rows_by_rows": (F.linear, [r(33, LONG), r(50, LONG)]),
     "batch": (lambda x, w: torch.bmm(x, w) * 2, [r(2, 40, LONG), r(2, LONG, 64)]),
     "computed": (lambda x, w: (x * 2 + 1) @ w.to(h), [r(40, LONG), r(LONG, 64, dtype=torch.float32)]),
+    "one_tap": (lambda x, w: F.conv2d(x, w).relu(), [r(1, LONG, 6, 6), r(64, LONG, 1, 1)]),
     "integers": (torch._int_mm, [r(32, LONG).mul(30).to(torch.int8), r(LONG, 64).mul(30).to(torch.int8)]),
 }
 

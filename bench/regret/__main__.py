@@ -7,6 +7,7 @@ python -m bench.regret --models ResNet-50 ViT-B --classes conv3x3 matmul --shard
 python -m bench.regret --device cpu --json out/bench/regret-cpu.json
 python -m bench.regret --dry --limit 10                                   # compiles for a GPU that is not here
 python -m bench.regret --report out/bench/regret.json                     # only the tables
+python -m bench.regret --device cuda --replan out/bench/regret.json       # and what the cost model would choose today
 
 Processes that need no GPU compile all variants of a problem; this one times them in turns as they come, by the device's own
 clock. There is no tuning file: `chosen` is what the cost model says.
@@ -32,6 +33,7 @@ from bench.calibration import CLASSES, SIZES, problems
 from bench.contenders import failure
 from bench.measure import machine_facts, thread_count
 from bench.regret.measure import measure
+from bench.regret.replan import replan
 from bench.regret.report import regret_of, show
 from bench.regret.variants import H100, Compiled, Job, compile_job
 from kgen import torch_adapter
@@ -72,6 +74,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernels", action="store_true", help="on a GPU, profile each kernel of each variant as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
+    parser.add_argument(
+        "--replan", type=Path, nargs="+", metavar="JSON", help="only print what these files say of what would be chosen today"
+    )
     parser.add_argument("--report", type=Path, nargs="+", metavar="JSON", help="only print what these files say")
     return parser.parse_args(arguments)
 
@@ -237,6 +242,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=220)
     if options.report:
         show([row for path in options.report for row in json.loads(path.read_text())["rows"]], console)
+        return
+    if options.replan:
+        options.dry = True
+        measured = [row for path in options.replan for row in json.loads(path.read_text())["rows"]]
+        replan(measured, jobs_of(options, set()), console)
         return
     deadline = time.monotonic() + 60 * options.minutes
     found = Rows(options)

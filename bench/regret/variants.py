@@ -27,17 +27,19 @@ from kgen import ir, pipeline, torch_adapter
 from kgen.build import cpp, triton
 from kgen.config import Config
 from kgen.decompositions import table as decompositions
+from kgen.errors import KernelSpills, KernelTooLarge
 from kgen.host.assemble import assemble
-from kgen.host.compiled import Blueprint, check_shared
-from kgen.plan import Batch, Call, Launch, Schedule, members
+from kgen.host.compiled import Blueprint, check_shared, check_spills
+from kgen.plan import Batch, Call, Choice, Launch, Schedule, members
 from kgen.scheduler import chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import problem as templates
 from kgen.templates.contract import Config as Knobs
 from kgen.torch_adapter import GraphInfo
-from kgen.tuning import model
+from kgen.tuning import model, unusable
 from kgen.tuning.answer import Answer, Place, Question, place
 from kgen.tuning.only import Only, only
+from kgen.tuning.unusable import Unusable
 from kgen.verdict import Verdict
 
 CHOSEN, LIBRARY = "chosen", "library"
@@ -360,18 +362,34 @@ class ProductGraph:
         made, started = Variant(way.name), time.perf_counter()
         try:
             with _disable_current_modes():
-                plan = self.plan(way)
-                blueprint = self._blueprint(plan, way.config)
-                self._build(blueprint)
+                plan, blueprint = self._built(way)
         except Exception as cause:
             made.failed = failure(cause)
             return made, None
-        made.steps, made.products = steps_of(plan), self._estimates(plan, way.config)
+        made.steps, made.products = steps_of(plan), self.estimates(plan, way.config)
         made.verdicts = [str(v) for v in plan.verdicts] if way.name == CHOSEN else []
         made.blueprint = pickle.dumps(blueprint)
         made.compile_s = time.perf_counter() - started
         calls = tuple(str(step.node.target) for step in plan.calls)
         return made, (tuple(launch.identity for launch in blueprint.launches), tuple(key for _, key in blueprint.units), calls)
+
+    def _built(self, way: Way) -> tuple[Schedule, Blueprint]:
+        """As users get it: without configurations that turn out not to fit the device, unless one is asked for."""
+        found: tuple[Unusable, ...] = ()
+        while True:
+            with unusable.without(found):
+                plan = self.plan(way)
+                blueprint = self._blueprint(plan, way.config)
+            try:
+                self._build(blueprint)
+            except (KernelSpills, KernelTooLarge) as cause:
+                choice = choice_of(plan, cause.details["kernel"])
+                one = None if choice is None else Unusable(choice, cause.text, compiled=True)
+                if one is None or one in found or way.only is not None:
+                    raise
+                found = (*found, one)
+                continue
+            return plan, blueprint
 
     def _blueprint(self, plan: Schedule, config: Config) -> Blueprint:
         _, _, units = pipeline.render((self.gm, plan), self.info, config)
@@ -385,8 +403,9 @@ class ProductGraph:
         if blueprint.launches and self.job.facts is not None:
             kernels = triton.compile_kernels(blueprint.launches, self.job.facts["arch"])
             check_shared(kernels, self.job.facts["shared"], "cuda:0")
+            check_spills(blueprint.launches, kernels)
 
-    def _estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
+    def estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
         """What the model says of each product that has a template."""
         options = pipeline.scheduler_options(plan.graph, config)
         found: list[dict[str, Any]] = []
@@ -402,6 +421,12 @@ class ProductGraph:
                 "estimate_library": sum(model.vendor_seconds(p) for p in own), "sizes": sizes_of(own[0]), "members": len(own),
             })  # fmt: skip
         return found
+
+
+def choice_of(plan: Schedule, symbol: str) -> Choice | None:
+    """What a kernel of a plan was chosen to be, by the kernel's symbol, which is numbered."""
+    name = symbol.partition("_")[2]
+    return next((members(step)[0].choice for step in plan.kernels if step.name == name), None)
 
 
 def steps_of(plan: Schedule) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+from kgen import index as ix
+from kgen import ir
 from kgen import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -27,8 +29,23 @@ PACKING, CACHED = 1.35, 2 << 20
 EMULATED_SHARE = 0.25
 # What is left of cuBLAS' rate where rows begin at multiples of so many bytes; only 16 and 2 are measured.
 ALIGNED_SHARE = {16: 1.0, 8: 0.7, 4: 0.45, 2: 0.14, 1: 0.14}
+# The role (`ir.Derived`) of copies in rows of whole lines, which are made for templates.
+ALIGNED_COPY = "aligned"
+# What is left of the bandwidth there (H100, 2026-11-24, bench.regret: ViT's and Whisper's attention).
+STREAMED_SHARE = {16: 1.0, 8: 0.55, 4: 0.4, 2: 0.33, 1: 0.33}
 # And where numbers have 8 bits.
 BYTE_SHARE = 0.93
+# Bytes of results that a GPU's L2 cache still holds when the next kernel reads them (H100, 2026-11-24, bench.regret).
+HELD = 16 << 20
+# What templates' estimates may be wrong by, from their residuals (H100, 2026-11-24, bench.regret: standard deviations of the
+# logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
+# computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and
+# elsewhere. Less of problems that take longer than `SHORT`, whose parts average out.
+DOUBT = {"computed": 1.3, "reduced": 1.25, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
+FEW, HEAVY, SHORT = 32, 12, 20e-6
+# Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
+# channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
+CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
 # Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
@@ -37,7 +54,7 @@ FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
 # Bytes a second that reach one processor of a GPU from the L2 cache, and bytes of a line of it.
-L2_RATE, LINE = 110e9, 128
+L2_RATE, LINE = 101e9, 128
 # Sums that one program of a GPU makes, column by column.
 SUMS_OF_PROGRAM = 64
 
@@ -82,7 +99,7 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     waves = [problem.sizes.of(count) / problem.device.processors for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
-    return launch + busy * (math.ceil(total) / total if total else 1)
+    return max(*each, launch + busy * (math.ceil(total) / total if total else 1))  # no less than the longest of them alone
 
 
 def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
@@ -110,24 +127,71 @@ def roofline(problem: Problem) -> float:
 
 
 def vendor_seconds(problem: Problem) -> float:
-    """The time of the library call, and of separate kernels for what the library does not fuse. Of an operator's own
-    implementation nothing is known: who registers a template for it wants that to run."""
+    """The time of the library call, and of separate kernels for what the library does not fuse, less what templates'
+    estimates may be wrong by. Of an operator's own implementation nothing is known: who registers a template for it wants
+    that to run."""
     if problem.template.implements.operator:
         return math.inf
+    total = _apart_seconds(problem)
+    if problem.device.kind != "cuda":
+        return total
+    return total / (1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
+
+
+def doubt(problem: Problem) -> float:
+    """How much faster than the library a template has to be by its estimate of a short problem: as much as these scatter."""
+    if any(one.load is None for member in problem.members for one in member.values()):
+        return DOUBT["computed"]
+    if problem.reduces_tiles:
+        return DOUBT["reduced"]
+    if min(_sides(problem)[1]) <= FEW:
+        return DOUBT["few"]
+    heavy = vs.total_cost([root for s in problem.epilogue for root in s.roots]) > HEAVY
+    return DOUBT["epilogue" if heavy else "plain"]
+
+
+def _apart_seconds(problem: Problem) -> float:
+    """The library call and the separate kernels."""
     device, result, count = problem.device, problem.size_of_result, len(problem.members)
     stream = device.bandwidth * STREAM_RATE
     moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
+    total += CONVOLUTION if device.kind == "cuda" and _convolves(problem) else 0.0
     if problem.has_fused_call:
         total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
-    elif problem.finishing:  # the results are written, and read again, on a CPU from its caches
-        again = count * result if device.kind == "cuda" else 0
+    elif problem.finishing:  # the results are written, and read again, from caches where these hold them
+        again = count * result if device.kind == "cuda" and result > HELD else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
-        if read.load is None or read.unscaled:
+        if read.load is None or read.unscaled or _is_looked_up(read.load) or _is_merged(problem, name):
             apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
             total += apart / max(1, read.unscaled)
     return total + sums_seconds(problem)
+
+
+def _is_merged(problem: Problem, name: str) -> bool:
+    """Whether a library that multiplies matrices reads a copy of an operand, whose loops along the sum jump."""
+    one = problem.inputs[name]
+    return len(one.loops.get("k", ())) > 1 and problem.is_window(name) and not _convolves(problem)
+
+
+def _convolves(problem: Problem) -> bool:
+    return problem.call is not None and "convolution" in str(problem.call.target)
+
+
+def _is_narrow(problem: Problem) -> bool:
+    """Whether a library's convolution has so few channels that its matrix units do not multiply them as they are."""
+    if not _convolves(problem):
+        return False
+    assert problem.call is not None
+    tensors = [one.buffer for one in problem.call.args[:2] if isinstance(one, ir.TensorArg)]
+    sizes = [problem.graph.buffers[name].sizes[1] for name in tensors]
+    return any(problem.sizes.of(channels) * problem.main_dtype.itemsize % LOAD for channels in sizes[-1:])
+
+
+def _is_looked_up(load: vs.Value) -> bool:
+    """Whether data say which rows an operand has: the library reads a copy of these."""
+    return any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
 
 
 def sums_seconds(problem: Problem) -> float:
@@ -170,7 +234,10 @@ def _call(problem: Problem, streaming: float) -> float:
     device = problem.device
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
-        share *= ALIGNED_SHARE[_alignment(problem)] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        aligned = _alignment(problem)
+        share *= NARROW_SHARE if _is_narrow(problem) else 1.0
+        share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
+        streaming /= STREAMED_SHARE[aligned]
         compute = problem.flops / len(problem.members) / problem.rate / share
         batch, sides = _sides(problem)
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
@@ -202,5 +269,9 @@ def _alignment(problem: Problem) -> int:
     lengths = [problem.size(problem.template.implements.results[0][-1])]
     for name, one in problem.inputs.items():
         strides = [problem.stride(name, axis) for axis in one.axes]
+        assert one.load is not None
+        source = problem.graph.provenance.get(one.load.attr[0])
+        if source is not None and source.role == ALIGNED_COPY:  # for templates: a library reads what it is a copy of
+            strides = list(problem.graph.buffers[source.source].strides or ())
         lengths += [problem.sizes.of(s) for s in strides if s is not None and s != 1]
     return math.gcd(16, *(length * problem.main_dtype.itemsize for length in lengths))

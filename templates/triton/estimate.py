@@ -18,26 +18,34 @@ from kgen.templates.triton.boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
-LAUNCH, START, LATENCY = 2.5e-6, 0.4e-6, 1.0e-6
-# Additions a second of one processor, in epilogues.
-ADDITIONS = 240 * 1.7e9
+LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
+# Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
+# that they count for elsewhere (H100, 2026-11-24, bench.regret).
+ADDITIONS = 220 * 1.7e9
+LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
-WARPS_OF_EPILOGUE, WAITING = 8, 2.3
+WARPS_OF_EPILOGUE, WAITING = 8, 1.0
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
 # which warps wait for each other; and for each reduction of whole rows, less of shorter ones than these.
-TURN, PART, FOLD, FOLDED = 0.5e-6, 0.05e-6, 1.5e-6, 256
+TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
 # The same of programs that keep an operand: a reduction of whole rows, and a number that an epilogue reads for each of its own.
-FOLD_BESIDE, READ_BESIDE = 0.5e-6, 50e-12
+FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
 # Shared memory and registers of a processor, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
 # Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
-LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.86, 0.82
+LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
 # And of small tiles of two programs on a processor.
 PAIR_RATE = 0.89
-# The same for pointers, where rows begin at multiples of 16 bytes and nothing is masked, and where not; for an operand that is
-# computed, and passes through registers.
-POINTER_RATE, MISALIGNED_RATE, COMPUTED_RATE = 0.6, 0.17, 0.45
+# The same for pointers.
+POINTER_RATE = 0.76
+# Seconds of a warp that operands cost element by element: those that it computes, for each elementary operation; those of
+# windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
+# so few bytes at a time. The most bytes of a load, and the most warps of a processor that work at it side by side. Fitted to
+# measurements on an H100, 2026-11-24 (bench.regret).
+COMPUTED, GATHERED, JUMPING = 32e-12, 0.5e-9, 0.12e-9
+PLACED = {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}
+WIDEST, ELEMENT_WARPS = 16, 16
 # What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
 BYTE_SHARE = 0.8
 # Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
@@ -47,17 +55,22 @@ LOW_TILE, LOW_RATE = 64, 0.45
 EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
-# How much more a row of an operand costs that begins in the middle of a line of the cache.
-STRADDLING = 2.2
+# How much more a row of an operand costs that begins in the middle of a line of the cache; and one that the copy engine brings
+# from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
+STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
+# Seconds of a step of a program that does nothing but read, and how much longer it takes to read several operands (H100,
+# 2026-11-24, bench.regret: one token's attention, experts' SwiGLU).
+READ_STEP, READ_SEVERAL = 0.45e-6, 1.1
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
 # Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
 # the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
-TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.75, 1.15, 25e-12
+TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
 # The share of it that is left where results leave through the copy engine, which no warp waits for.
 SENT = 0.88
-# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other.
-APART = 0.05
+# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
+# the latter where programs come and go (H100, 2026-11-24, bench.regret).
+APART, BESIDE = 0.15, 0.45
 # How much of the time in which only a part of the programs is left is lost.
 IDLE = 0.15
 
@@ -92,7 +105,8 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
     products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
         multiplying = products + tile.bare + (0 if stays else START / together)
-        hiding = max(multiplying, tile.work) + APART * min(multiplying, tile.work)  # all programs add on the same units
+        apart = APART if stays else BESIDE
+        hiding = max(multiplying, tile.work) + apart * min(multiplying, tile.work)  # all programs add on the same units
         busy = each * hiding + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
         busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
@@ -105,9 +119,11 @@ def seconds(problem: Problem, config: Config, shared: int, registers: int) -> fl
 
 
 def streamed(problem: Problem, config: Config) -> float:
-    """The time of a kernel that does nothing but read, with programs enough."""
-    wasted = math.ceil(problem.size("k") / config.BLOCK_K) * config.BLOCK_K / problem.size("k")
-    return LAUNCH + _streaming(problem, 1.0) * wasted
+    """The time of a kernel that does nothing but read: as fast as memory, or as a program's steps, one after the other."""
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    wasted = steps * config.BLOCK_K / problem.size("k")
+    several = READ_SEVERAL if len(problem.members) > 1 else 1.0
+    return LAUNCH + max(_streaming(problem, 1.0) * wasted * several, steps * READ_STEP)
 
 
 def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
@@ -170,6 +186,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
+    step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     work = area * _epilogue_cost(problem) / ADDITIONS * waiting
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
@@ -196,7 +213,8 @@ def _stores_vectors(problem: Problem) -> bool:
 @once
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
-    return vs.total_cost([root for s in problem.epilogue for root in s.roots])
+    roots = [root for s in problem.epilogue for root in s.roots]
+    return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
 def _reads(problem: Problem) -> int:
@@ -216,9 +234,17 @@ def _own(problem: Problem, one: Input) -> bool:
 def _loaded(problem: Problem, one: Input, config: Config) -> float:
     """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
     size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
-    strides = [problem.stride(one.name, axis) for axis in one.axes]
-    whole = all(s is None or s == 1 or problem.sizes.of(s) * one.dtype.itemsize % LINE == 0 for s in strides)
-    return size if whole else size * STRADDLING
+    return size * _apart(problem, one.name)
+
+
+def _apart(problem: Problem, name: str) -> float:
+    """How much longer an operand's rows take than whole lines of the cache."""
+    one = problem.inputs[name]
+    strides = [problem.stride(name, axis) for axis in one.axes]
+    rows = [problem.sizes.of(s) * one.dtype.itemsize for s in strides if s is not None and s != 1]
+    if all(row % LINE == 0 for row in rows):
+        return 1.0
+    return SPLIT if any(row % SECTOR for row in rows) and _by_engine(problem, one) else STRADDLING
 
 
 def _share(problem: Problem, config: Config, area: int, together: int) -> float:
@@ -233,24 +259,58 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
         rate = EXACT_RATE
     if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
         rate = min(rate, LOW_RATE)
-    whole = all(problem.size(a) % config.get(f"BLOCK_{a.upper()}") == 0 for a in "mnk")
     for member in problem.members:
         for one in member.values():
-            if one.load is None:
-                rate = min(rate, COMPUTED_RATE)
-            elif problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str):
-                continue
-            else:
-                rate = min(rate, POINTER_RATE if whole and _aligned_rows(problem, one.name) else MISALIGNED_RATE)
+            if not _by_engine(problem, one):
+                rate = min(rate, POINTER_RATE)
     return rate
 
 
-def _aligned_rows(problem: Problem, name: str) -> bool:
-    """Whether each row of an operand begins at a multiple of 16 bytes, so that threads load as many at a time."""
+def _by_engine(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
+
+
+def _by_element(problem: Problem, config: Config) -> float:
+    """Seconds that warps spend on the elements of a step's operands, one by one: those that they compute, and those that no
+    wide load brings."""
+    total = 0.0
+    for one in _operands(problem):
+        sides = [min(config.get(f"BLOCK_{axis.upper()}", 1), problem.size(axis)) for axis in one.axes]
+        total += math.prod(sides) * _of_element(problem, one)
+    return total
+
+
+def _of_element(problem: Problem, one: Input) -> float:
+    """Seconds of a warp for an element of an operand's tile."""
+    if one.load is None:
+        return GATHERED if problem.is_window(one.name) else COMPUTED * vs.total_cost([one.value])
+    if _by_engine(problem, one):
+        return 0.0
+    width = _width(problem, one.name)
+    return PLACED[width] if width < WIDEST else JUMPING if problem.is_window(one.name) else 0.0
+
+
+def _width(problem: Problem, name: str) -> int:
+    """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
+    each run begins."""
     one = problem.inputs[name]
-    strides = [problem.stride(name, axis) for axis in one.axes if problem.template.block(axis)]
-    others = [s for s in strides if s != 1]
-    return len(others) < len(strides) and all(s is not None and ix.mod(s * one.dtype.itemsize, 16) == 0 for s in others)
+    assert one.load is not None
+    index, size = one.load.attr[1][0], one.dtype.itemsize
+    loops = [v for axis in one.axes if problem.template.block(axis) for v in one.loops[axis]]
+    strides = {v: ix.stride_of(index, v) for v in loops}
+    runs = [v for v in loops if strides[v] == 1]
+    if len(runs) != 1:
+        return size
+    alone = any(own == (runs[0],) for own in one.loops.values())
+    steps = [s for v, s in strides.items() if v is not runs[0] and not _is_gathered(index, v)]
+    known = [problem.sizes.of(s) * size for s in steps if s is not None]
+    length = [] if alone else [problem.sizes.of(runs[0].extent) * size]
+    return math.gcd(WIDEST, *known, *length) if len(known) == len(steps) else size
+
+
+def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
+    """Whether data say where a row begins."""
+    return ix.stride_of(index, loop) is None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(index))
 
 
 def _tiles(problem: Problem, axis: str, block: int) -> int:

@@ -43,6 +43,11 @@ def order_of_dots(problem: Problem, config: Config) -> Hashable:
     return problem.device.arch >= HOPPER and config.BLOCK_M >= ASYNCHRONOUS and config.WARPS % 4 == 0
 
 
+# How much longer than its estimate it takes to ask for every tile of many rows by pointers (H100, 2026-11-24, bench.regret:
+# geomean of 131 configurations).
+BY_POINTERS = 1.05
+
+
 def block_of_row(problem: Problem) -> int:
     """Columns of a tile that holds whole rows, where the epilogue needs that; else 0."""
     row = problem.whole.get("n", 0)
@@ -153,7 +158,8 @@ class Matmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
-        return estimate.seconds(problem, config, needs.shared, needs.registers)
+        longer = BY_POINTERS if config.BLOCK_M >= ASYNCHRONOUS else 1.0
+        return longer * estimate.seconds(problem, config, needs.shared, needs.registers)
 
 
 def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:

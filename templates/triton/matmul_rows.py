@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from kgen import index as ix
 from kgen import values as vs
 from kgen.templates import calibration
 from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem
+from kgen.templates.problem import Problem, once
 from kgen.templates.triton import estimate
 from kgen.templates.triton.boxes import boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.matmul import HOPPER, refuse_empty
@@ -29,6 +30,8 @@ from kgen.templates.triton.matmul_tma import BARRIERS, epilogue_tiles
 # Rows of a tile and warps of a group, by the columns of a tile: 64 sums a thread.
 ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
 SHORTEST = min(ROWS)
+# Bytes of a number in registers.
+KEPT = 4
 # Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
 STEP, MIN_CHUNK = 64, 32
 
@@ -82,7 +85,9 @@ class RowsMatmul:
         read, _ = held_bytes(problem, config.AHEAD)
         held = read * config.STAGES + sent_bytes(problem) * config.SENT
         folds = 8 * config.BLOCK_M * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
-        registers = area // (config.WARPS * 32) + 56
+        registers = int(area // (config.WARPS * 32) * (1 + kept_bytes(problem) / KEPT)) + 56
+        if registers > self.registers(config):  # of this thread, not of the device
+            return Resources(shared=problem.device.shared + 1)
         return Resources(tiles + held * area + folds * config.PROGRAMS + BARRIERS, registers)
 
     def order(self, problem: Problem, config: Config) -> Hashable:
@@ -96,6 +101,39 @@ class RowsMatmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.rows(problem, config)
+
+
+@once
+def kept_bytes(problem: Problem) -> int:
+    """Bytes for each element of a tile that threads keep besides one number, while rows are reduced: what is known before, and
+    needed afterwards. Of ``p * (g - (p * g).sum(-1))`` those are p and p g; of a softmax with a bias, its argument alone."""
+    folds = [k for k, s in enumerate(problem.epilogue) if s.kind == "partial"]
+    return max((_across(problem, k) - KEPT for k in folds), default=0)
+
+
+def _across(problem: Problem, fold: int) -> int:
+    known = frozenset(vs.topological([root for s in problem.epilogue[: fold + 1] for root in s.roots]))
+    ahead = [root for s in problem.epilogue[fold + 1 :] for root in s.roots]
+    found: set[vs.Value] = set()
+    while ahead:
+        value = ahead.pop()
+        if value not in known:
+            ahead += value.args
+        elif _varies(problem, value):
+            found.add(value)
+    return sum(_size(value) for value in found)
+
+
+def _varies(problem: Problem, value: vs.Value) -> bool:
+    """Whether a value is another one in each column."""
+    columns = frozenset(problem.loops["n"])
+    return any(columns & ix.free_atoms(load.attr[1][0]) for load in vs.loads([value]))
+
+
+def _size(value: vs.Value) -> int:
+    """Bytes of a value in registers; what is read is kept as it was read."""
+    source = value.args[0] if value.op == "cast" and value.args[0].op == "load" else value
+    return min(KEPT, source.dtype.itemsize)
 
 
 def sent_bytes(problem: Problem) -> int:
