@@ -39,7 +39,7 @@ using TC = {c};
 template <class T, Along A>
 auto doubled(Strided<T> from, Flag& wrong) {{
   return filled<T, A>([from, &wrong](int64_t i0, int64_t ni, int64_t k0, int64_t nk, T* to, int64_t ld) {{
-    if (ni < 1 || nk < 1 || ld < (A == Along::k ? nk : ni) || uintptr_t(to) % 64 || ld * sizeof(T) % 64) wrong.raise();
+    if (ni < 1 || nk < 1 || ld < (A == Along::k ? nk : ni) || uintptr_t(to) % 64 || ld * sizeof(T) % 64) wrong.raise(1);
     for (int64_t i = 0; i < ni; ++i) {{
       for (int64_t k = 0; k < nk; ++k) {{
         const auto value = load<1>(from.data + (i0 + i) * from.i_stride + (k0 + k) * from.k_stride, one);
