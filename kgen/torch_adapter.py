@@ -30,6 +30,7 @@ from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen import aot_cache, decompositions
 from kgen.aot_cache import CachedGraph, CompiledGraph
@@ -255,7 +256,25 @@ def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _partition(joint_pass: JointPass, joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
-    return min_cut_rematerialization_partition(joint_pass(joint), inputs, **settings)
+    joint = joint_pass(joint)
+    _save_compared(joint)
+    return min_cut_rematerialization_partition(joint, inputs, **settings)
+
+
+def _save_compared(joint: GraphModule) -> None:
+    """Backward gets the operands of ``==`` from memory where it needs them. The gradient of amax divides by the number of
+    elements that equal the maximum. Recomputed from rounded tensors, elements would equal none that forward has found."""
+    for node in joint.graph.nodes:
+        if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+            for operand in map(_viewed, node.all_input_nodes):
+                operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """What the node is a view of, through all views."""
+    while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
 
 
 # ---- writing nodes -----------------------------------------------------------------------------------------------------
