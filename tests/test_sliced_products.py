@@ -130,14 +130,14 @@ def test_every_configuration_fits(name: str, arch: int) -> None:
         assert kernel.stack <= 16 or name == "columns first", config
 
 
-@pytest.mark.parametrize(("weights", "chosen"), [(torch.int8, NAME), (bf, "triton_matmul")])
-def test_where_weights_are_computed_it_is_the_choice(weights: torch.dtype, chosen: str) -> None:
-    """By the estimate: with weights as they are, the template that multiplies whole sums is faster."""
+@pytest.mark.parametrize("weights", [torch.int8, bf])
+def test_where_weights_are_computed_it_is_the_choice(weights: torch.dtype) -> None:
+    """By the estimate: with weights as they are, templates that multiply whole sums are faster, or the library."""
     x, w, s = torch.empty(16, 8192, dtype=bf), torch.empty(8192, 8192, dtype=weights), torch.empty(8192, dtype=bf)
     fn = linear if weights is torch.int8 else lambda x, w, s: torch.relu(F.linear(x, w) + s)
     plan = plans(fn, x, w, s, options=Options(gpu_everywhere=True, gpu=Gpu(arch=90))).forward
     choices = [members(step)[0].choice for step in plan.kernels]
-    assert [choice.template for choice in choices if choice is not None] == [chosen]
+    assert (NAME in [choice.template for choice in choices if choice is not None]) == (weights is torch.int8)
 
 
 def test_exact_products_are_left_to_others() -> None:
