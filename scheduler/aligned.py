@@ -117,7 +117,9 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     possible = possible_copies(kernel, graph, device)
     if not possible:
         return NONE
-    now = model.least_seconds(problems(kernel, graph, device, None)[0], vendor)
+    taken = problems(kernel, graph, device, None)[0]
+    library = min((model.apart_seconds(problem) for problem in taken[:1] if vendor), default=math.inf)
+    now = min(model.template_seconds(taken, vendor), library)
     found = {copies: model.template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
     best = min(found, key=lambda copies: found[copies])
     return best if found[best] * WORTH < now < math.inf else NONE

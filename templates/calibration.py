@@ -55,4 +55,6 @@ def _has_few_channels(problem: Problem, one: Input) -> bool:
     counts = [problem.sizes.of(v.extent) for v in channels]
     others = (v for axis in one.axes if axis != "k" for v in one.loops[axis])
     alone = all(ix.stride_of(index, v) != 1 for v in others)
-    return alone and len(counts) == 1 and counts[0] <= FEW_CHANNELS and counts[0] * size % LOAD != 0
+    steps = (ix.stride_of(index, v) for axis in one.axes for v in one.loops[axis] if v not in channels)
+    apart = all(step is None or step.terms == () or problem.sizes.of(step) >= counts[0] for step in steps) if counts else False
+    return apart and alone and len(counts) == 1 and counts[0] <= FEW_CHANNELS and counts[0] * size % LOAD != 0

@@ -359,9 +359,12 @@ class Problem:
         return self.template.uncalibrated(self)
 
     def is_window(self, name: str, number: int = 0) -> bool:
+        """Whether `reads_window` holds for an operand of one of the products."""
+        return self.reads_window(self.members[number][name])
+
+    def reads_window(self, one: Input) -> bool:
         """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
         rows and the taps of a convolution, or bounds guard what several loops count."""
-        one = self.members[number][name]
         loops = [one.loops[axis] for axis in one.axes if self.template.block(axis)]
         for load in vs.loads([one.value]):
             index = load.attr[1][0]

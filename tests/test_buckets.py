@@ -34,6 +34,7 @@ from kgen.scheduler import choose, chosen_problem
 from kgen.scheduler.buckets import Best, buckets_of
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem
+from kgen.templates.triton.template import MOST_STACK
 from kgen.tuning import model
 from kgen.verdict import Reason
 
@@ -523,7 +524,7 @@ def test_all_choices_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None
     kernels = [call.launch for call in graph.units.calls.values() if call.launch is not None]
     for done in triton.compile_kernels(kernels, 90):
         assert done.cubin
-        assert done.stack == 0
+        assert done.stack <= MOST_STACK
 
 
 @pytest.mark.gpu

@@ -338,7 +338,7 @@ def test_the_library_needs_the_scaled_operand(monkeypatch: pytest.MonkeyPatch) -
         kernel = next(k for step in plan.kernels for k in members(step) if k.contracts)
         assert isinstance(kernel, Kernel)
         device = gpu.device(plan.graph, kernel.statements[-1].outs[0])
-        return model.vendor_seconds(next(p for p in problems(kernel, plan.graph, device, None)[0]))
+        return model.apart_seconds(next(p for p in problems(kernel, plan.graph, device, None)[0]))
 
     bare = library(lambda x, w: x @ w)
     one, several = library(lambda x, w: rms(x) @ w), library(lambda x, w: (rms(x) @ w, rms(x) @ w.t()))

@@ -132,7 +132,7 @@ def vendor_seconds(problem: Problem) -> float:
     that to run."""
     if problem.template.implements.operator:
         return math.inf
-    total = _apart_seconds(problem)
+    total = apart_seconds(problem)
     if problem.device.kind != "cuda":
         return total
     return total / (1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
@@ -150,7 +150,7 @@ def doubt(problem: Problem) -> float:
     return DOUBT["epilogue" if heavy else "plain"]
 
 
-def _apart_seconds(problem: Problem) -> float:
+def apart_seconds(problem: Problem) -> float:
     """The library call and the separate kernels."""
     device, result, count = problem.device, problem.size_of_result, len(problem.members)
     stream = device.bandwidth * STREAM_RATE

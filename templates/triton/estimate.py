@@ -284,24 +284,23 @@ def _by_element(problem: Problem, config: Config) -> float:
 
 
 def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
-    bounded = one.load is None and problem.is_window(one.name)
+    bounded = one.load is None and problem.reads_window(one)
     return IN_STEPS if bounded and problem.size("k") > config.BLOCK_K else 1.0
 
 
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
-        return GATHERED if problem.is_window(one.name) else COMPUTED * vs.total_cost([one.value])
+        return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value])
     if _by_engine(problem, one):
         return 0.0
-    width = _width(problem, one.name)
-    return PLACED[width] if width < WIDEST else JUMPING if problem.is_window(one.name) else 0.0
+    width = _width(problem, one)
+    return PLACED[width] if width < WIDEST else JUMPING if problem.reads_window(one) else 0.0
 
 
-def _width(problem: Problem, name: str) -> int:
+def _width(problem: Problem, one: Input) -> int:
     """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
     each run begins."""
-    one = problem.inputs[name]
     assert one.load is not None
     index, size = one.load.attr[1][0], one.dtype.itemsize
     loops = [v for axis in one.axes if problem.template.block(axis) for v in one.loops[axis]]
