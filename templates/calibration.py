@@ -31,6 +31,14 @@ def of_matrices(problem: Problem) -> str | None:
     return None
 
 
+def of_matrices_on_cpus(problem: Problem) -> str | None:
+    """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time."""
+    for name in problem.inputs:
+        if problem.is_window(name) and not _is_read_once(problem, problem.inputs[name]):
+            return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
+    return None
+
+
 def _is_known(problem: Problem, name: str) -> bool:
     one = problem.inputs[name]
     return len(problem.members) == 1 and (_is_read_once(problem, one) or _has_few_channels(problem, one))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
@@ -364,16 +365,26 @@ class Problem:
 
     def reads_window(self, one: Input) -> bool:
         """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
-        rows and the taps of a convolution, or bounds guard what several loops count."""
-        loops = [one.loops[axis] for axis in one.axes if self.template.block(axis)]
+        rows and the taps of a convolution, bounds guard what several loops count, or elements are read by several points."""
+        loops = [one.loops[axis] for axis in one.axes if axis not in self.template.implements.batch]
         for load in vs.loads([one.value]):
             index = load.attr[1][0]
             found = ix.free_atoms(index)
-            if all(not found.isdisjoint(own) for own in loops) and any(
-                len(own) > 1 and (load.args or _jumps(index, own)) for own in loops
-            ):
+            if any(found.isdisjoint(own) for own in loops):
+                continue
+            if any(len(own) > 1 and (load.args or _jumps(index, own)) for own in loops):
+                return True
+            if self._overlaps(index, [v for own in loops for v in own]):
                 return True
         return False
+
+    def _overlaps(self, index: Expr, loops: Iterable[Var]) -> bool:
+        """Whether loops with steps of their own come to one place several times, as positions and taps do."""
+        steps = [(ix.stride_of(index, v), v) for v in loops if v.extent != 1]
+        known = sorted(
+            (abs(self.sizes.of(step)), self.sizes.of(v.extent)) for step, v in steps if step is not None and step.terms
+        )
+        return any(step * extent > longer for (step, extent), (longer, _) in itertools.pairwise(known))
 
     @property
     def flops(self) -> int:

@@ -34,7 +34,7 @@ class Matmul:
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
 
-    uncalibrated = staticmethod(calibration.of_matrices)
+    uncalibrated = staticmethod(calibration.of_matrices_on_cpus)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.main_dtype not in TYPES:
