@@ -60,7 +60,7 @@ over named axes, each rounded to its own type before the operator sees it; a res
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -409,6 +409,21 @@ def owner(graph: Graph, name: str) -> str:
     """The buffer, or the one that it is a part of."""
     buffer = graph.buffers[name]
     return buffer.alias_of if buffer.is_part and buffer.alias_of is not None else name
+
+
+def storage_owner(buffers: Mapping[str, Buffer], name: str, known: dict[str, str]) -> str:
+    """The buffer that owns the storage of another one. A loop of writes makes a chain of as many versions: `known` keeps what was
+    found, so that n questions about it take n steps."""
+    passed = []
+    while name not in known:
+        below = buffers[name].alias_of
+        if below is None:
+            known[name] = name
+        else:
+            passed.append(name)
+            name = below
+    known.update(dict.fromkeys(passed, known[name]))
+    return known[name]
 
 
 def places(graph: Graph, names: Iterable[str]) -> set[str]:

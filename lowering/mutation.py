@@ -159,16 +159,7 @@ def plain_load(tensor: Tensor) -> str | None:
 
 def root_of(b: Builder, name: str) -> str:
     """The buffer that owns the storage."""
-    passed = []
-    while name not in b.roots:
-        below = b.graph.buffers[name].alias_of
-        if below is None:
-            b.roots[name] = name
-        else:
-            passed.append(name)
-            name = below
-    b.roots.update(dict.fromkeys(passed, b.roots[name]))
-    return b.roots[name]
+    return ir.storage_owner(b.graph.buffers, name, b.roots)
 
 
 def newest(b: Builder, name: str) -> str:

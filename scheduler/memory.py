@@ -34,10 +34,7 @@ def plan_memory(schedule: Schedule) -> Schedule:
 
 def root(graph: ir.Graph, name: str) -> str:
     """The buffer that owns the storage."""
-    buffer = graph.buffers[name]
-    while buffer.alias_of is not None:
-        buffer = graph.buffers[buffer.alias_of]
-    return buffer.name
+    return ir.storage_owner(graph.buffers, name, {})
 
 
 def storage_size(buffer: ir.Buffer) -> Expr:

@@ -98,17 +98,8 @@ class _Assembler:
         return frozenset((*found, *map(self._root, found)))
 
     def _root(self, name: str) -> str:
-        """The buffer that owns the memory. A loop of writes makes a chain of as many versions."""
-        passed = []
-        while name not in self.roots:
-            base = self.graph.buffers[name].alias_of
-            if base is None:
-                self.roots[name] = name
-            else:
-                passed.append(name)
-                name = base
-        self.roots.update(dict.fromkeys(passed, self.roots[name]))
-        return self.roots[name]
+        """The buffer that owns the memory."""
+        return ir.storage_owner(self.graph.buffers, name, self.roots)
 
     def run(self) -> Assembled:
         inputs = self._inputs()
