@@ -13,6 +13,8 @@ Other windows stay with the library: 3x3 of many channels take 1.0 to 1.9 times 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kgen import index as ix
 from kgen import values as vs
 from kgen.templates.problem import Input, Problem
@@ -22,26 +24,23 @@ LOAD, FEW_CHANNELS = 16, 4
 
 
 def of_matrices(problem: Problem) -> str | None:
-    """Why estimates that were fitted to matrix products say nothing of a problem: they count no address arithmetic, no loads
-    that do not coalesce, and no prologue that runs again for each tap of a window."""
-    for number, member in enumerate(problem.members):
-        for name in member:
-            if problem.is_window(name, number) and not _is_known(problem, name):
-                return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
-    return None
+    """Why estimates that were fitted to matmuls say nothing of a problem: they count no address arithmetic, no loads that do not
+    coalesce, and no prologue that runs again for each tap of a window."""
+    return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
 
 def of_matrices_on_cpus(problem: Problem) -> str | None:
     """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time."""
-    for name in problem.inputs:
-        if problem.is_window(name) and not _is_read_once(problem, problem.inputs[name]):
-            return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
+    return _unknown_window(problem, lambda one: _is_read_once(problem, one))
+
+
+def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | None:
+    """What is to be said of an operand that is a window of another kind than those `known`, which were measured one at a time."""
+    for member in problem.members:
+        for name, one in member.items():
+            if problem.reads_window(one) and not (len(problem.members) == 1 and known(one)):
+                return f"operand {name} is no matrix in memory: its elements are gathered within bounds, tile by tile"
     return None
-
-
-def _is_known(problem: Problem, name: str) -> bool:
-    one = problem.inputs[name]
-    return len(problem.members) == 1 and (_is_read_once(problem, one) or _has_few_channels(problem, one))
 
 
 def _is_read_once(problem: Problem, one: Input) -> bool:

@@ -359,10 +359,6 @@ class Problem:
         """Why estimates of the template's time cannot be relied on; None where they can."""
         return self.template.uncalibrated(self)
 
-    def is_window(self, name: str, number: int = 0) -> bool:
-        """Whether `reads_window` holds for an operand of one of the products."""
-        return self.reads_window(self.members[number][name])
-
     def reads_window(self, one: Input) -> bool:
         """Whether some tile of the operand is no matrix in memory: addresses jump between the loops of an axis, as between the
         rows and the taps of a convolution, bounds guard what several loops count, or elements are read by several points."""

@@ -172,7 +172,7 @@ def apart_seconds(problem: Problem) -> float:
 def _is_merged(problem: Problem, name: str) -> bool:
     """Whether a library that multiplies matrices reads a copy of an operand, whose loops along the sum jump."""
     one = problem.inputs[name]
-    return len(one.loops.get("k", ())) > 1 and problem.is_window(name) and not _convolves(problem)
+    return len(one.loops.get("k", ())) > 1 and problem.reads_window(one) and not _convolves(problem)
 
 
 def _convolves(problem: Problem) -> bool:
