@@ -259,6 +259,7 @@ class Contraction:
     rounded: torch.dtype | None = None  # a type to which the result is rounded before anything reads it
     # of each operand whose scales have become part of `scale`: the number of products for which one kernel would scale it
     unscaled: tuple[int, int] = (0, 0)
+    windowed: bool = False  # whether `vendor` reads its operands as windows of tensors, as a convolution does, without a copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,8 +413,8 @@ def owner(graph: Graph, name: str) -> str:
 
 
 def storage_owner(buffers: Mapping[str, Buffer], name: str, known: dict[str, str]) -> str:
-    """The buffer that owns the storage of another one. A loop of writes makes a chain of as many versions: `known` keeps what was
-    found, so that n questions about it take n steps."""
+    """The buffer that owns the storage of another one. A loop of writes makes a chain of as many versions: `known` keeps what
+    was found, so that n questions about it take n steps."""
     passed = []
     while name not in known:
         below = buffers[name].alias_of

@@ -168,8 +168,9 @@ def convolution(
         image = vs.masked(inside, loaded(left, (n.expr(), channel, *place)), vs.const(0, x.dtype))
         stored = image, loaded(right, (o.expr(), c.expr(), *(t.expr() for t in taps)))
         return ir.Contraction(
-            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, stored, rounded=_rounded(b, out)
-        )
+            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, stored, rounded=_rounded(b, out),
+            windowed=True,
+        )  # fmt: skip
 
     made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
     return made

@@ -24,8 +24,8 @@ LOAD, FEW_CHANNELS = 16, 4
 
 
 def of_matrices(problem: Problem) -> str | None:
-    """Why estimates that were fitted to matmuls say nothing of a problem: they count no address arithmetic, no loads that do not
-    coalesce, and no prologue that runs again for each tap of a window."""
+    """Why estimates that were fitted to matmuls say nothing of a problem: they count no address arithmetic, no loads that do
+    not coalesce, and no prologue that runs again for each tap of a window."""
     return _unknown_window(problem, lambda one: _is_read_once(problem, one) or _has_few_channels(problem, one))
 
 
@@ -35,7 +35,7 @@ def of_matrices_on_cpus(problem: Problem) -> str | None:
 
 
 def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | None:
-    """What is to be said of an operand that is a window of another kind than those `known`, which were measured one at a time."""
+    """What is to be said of an operand that is a window, but of no `known` kind; those were measured one matmul at a time."""
     for member in problem.members:
         for name, one in member.items():
             if problem.reads_window(one) and not (len(problem.members) == 1 and known(one)):

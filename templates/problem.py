@@ -230,11 +230,12 @@ class Problem:
         return len(self.members) == 1 and any(call is not None and call.outs == stored for call in fused)
 
     @cached_property
-    def call(self) -> ir.Extern | None:
-        """The library call that computes the first product alone, if there is one."""
+    def contraction(self) -> ir.Contraction | None:
+        """The node of the first contraction, if a library call computes it alone."""
         made = self.graph.provenance.get(self.mains[0].outs[0])
         nodes = (node for node in self.graph.nodes if isinstance(node, ir.Contraction))
-        return next((node.vendor for node in nodes if made is not None and node.out == made.source), None)
+        found = next((node for node in nodes if made is not None and node.out == made.source), None)
+        return found if found is not None and found.vendor is not None else None
 
     @property
     def reduces_tiles(self) -> bool:

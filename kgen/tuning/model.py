@@ -156,7 +156,7 @@ def apart_seconds(problem: Problem) -> float:
     stream = device.bandwidth * STREAM_RATE
     moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
     total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
-    total += CONVOLUTION if device.kind == "cuda" and _convolves(problem) else 0.0
+    total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) else 0.0
     if problem.has_fused_call:
         total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
     elif problem.finishing:  # the results are written, and read again, from caches where these hold them
@@ -172,19 +172,20 @@ def apart_seconds(problem: Problem) -> float:
 def _is_merged(problem: Problem, name: str) -> bool:
     """Whether a library that multiplies matrices reads a copy of an operand, whose loops along the sum jump."""
     one = problem.inputs[name]
-    return len(one.loops.get("k", ())) > 1 and problem.reads_window(one) and not _convolves(problem)
+    return len(one.loops.get("k", ())) > 1 and problem.reads_window(one) and not _windowed(problem)
 
 
-def _convolves(problem: Problem) -> bool:
-    return problem.call is not None and "convolution" in str(problem.call.target)
+def _windowed(problem: Problem) -> bool:
+    """Whether the library reads its operands as windows of tensors."""
+    return problem.contraction is not None and problem.contraction.windowed
 
 
 def _is_narrow(problem: Problem) -> bool:
-    """Whether a library's convolution has so few channels that its matrix units do not multiply them as they are."""
-    if not _convolves(problem):
+    """Whether windows of a library's operand have so few channels that its matrix units do not multiply them as they are."""
+    node = problem.contraction
+    if node is None or node.vendor is None or not node.windowed:
         return False
-    assert problem.call is not None
-    tensors = [one.buffer for one in problem.call.args[:2] if isinstance(one, ir.TensorArg)]
+    tensors = [one.buffer for one in node.vendor.args[:2] if isinstance(one, ir.TensorArg)]
     sizes = [problem.graph.buffers[name].sizes[1] for name in tensors]
     return any(problem.sizes.of(channels) * problem.main_dtype.itemsize % LOAD for channels in sizes[-1:])
 
