@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from shrinking import smallest
 
 MAX_NUMEL = 6000
 MAX_VALUE = 200.0
@@ -71,18 +72,7 @@ class Program:
 
 def shrunk(program: Program, fails: Callable[[Program], bool], attempts: int = 60) -> Program:
     """A program in which no single part can be left out without losing the failure."""
-    left = attempts
-    progress = True
-    while progress and left > 0:
-        progress = False
-        for candidate in program.smaller():
-            if left <= 0 or _size(candidate) >= _size(program) or not runs(candidate):
-                continue
-            left -= 1
-            if fails(candidate):
-                program, progress = candidate, True
-                break
-    return program
+    return smallest(program, fails, _size, runs, attempts)
 
 
 def _size(program: Program) -> tuple[int, int, int]:

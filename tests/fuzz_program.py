@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from shrinking import smallest
 
 MAX_NUMEL = 2500
 # Elements that loops on several threads share, in one program of twelve.
@@ -171,17 +172,7 @@ _SIZE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 def shrunk(program: Program, fails: Callable[[Program], bool], attempts: int = 150) -> Program:
     """A program in which no single part can be left out without losing the failure."""
-    left, progress = attempts, True
-    while progress and left > 0:
-        progress = False
-        for candidate in program.smaller():
-            if left <= 0 or candidate.size() >= program.size() or not runs(candidate):
-                continue
-            left -= 1
-            if fails(candidate):
-                program, progress = candidate, True
-                break
-    return program
+    return smallest(program, fails, Program.size, runs, attempts)
 
 
 def runs(program: Program) -> bool:

@@ -8,21 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from back_ends import BACK_ENDS, r
 from torch import Tensor
 
 import kgen
 
-BACK_ENDS = {
-    "cpp": pytest.param({"cache": False}, marks=pytest.mark.cpu, id="cpp"),
-    "triton": pytest.param(
-        {"cache": False, "gpu_interpreter": True}, marks=[pytest.mark.cpu, pytest.mark.interpret], id="triton"
-    ),
-}
 pytestmark = pytest.mark.usefixtures("templates_win")
-
-
-def r(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def at(*indices: int) -> Tensor:

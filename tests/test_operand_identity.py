@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from back_ends import BACK_ENDS, r
 from torch import Tensor
 
 from kgen import values as vs
@@ -16,17 +17,7 @@ from kgen.plan import Batch, Schedule
 from kgen.scheduler import Options
 from tests.kernels import plans
 
-BACK_ENDS = {
-    "cpp": pytest.param({"cache": False}, marks=pytest.mark.cpu, id="cpp"),
-    "triton": pytest.param(
-        {"cache": False, "gpu_interpreter": True}, marks=[pytest.mark.cpu, pytest.mark.interpret], id="triton"
-    ),
-}
 pytestmark = pytest.mark.usefixtures("templates_win")
-
-
-def r(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def left(t: Tensor, g: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.gpu_timing import seconds
 from bench.measure import geomean, machine_facts, synchronize
 from bench.untuned.cpu_models import CPU_MODELS
 from bench.untuned.models import GPU_MODELS
@@ -60,18 +61,12 @@ def model_call(name: str, contender: str, device: str, dtype: torch.dtype) -> Ca
 
 def once(call: Call, device: str, repeats: int) -> float:
     """Seconds a call by the device's clock, calls queued behind each other."""
-    if device == "cpu":
-        started = time.perf_counter()
+
+    def several() -> None:
         for _ in range(repeats):
             call()
-        return (time.perf_counter() - started) / repeats
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) * 1e-3 / repeats
+
+    return seconds(several, device == "cuda") / repeats
 
 
 def measure(name: str, calls: dict[str, Callable[[], Call]], options: argparse.Namespace) -> dict[str, Any]:
