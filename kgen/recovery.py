@@ -27,7 +27,7 @@ MAX_FAILURES = 16
 # The stages that templates and fusion matter to, and what runs without these.
 _STAGES = ("schedule", "render", "build")
 _RUNGS = {
-    "templates": "library calls compute all products of the graph",
+    "templates": "library calls compute all contractions of the graph",
     "fusion": "each loop of the graph is a kernel of its own",
 }
 

@@ -76,7 +76,7 @@ class Reason(Enum):
     FEW_LAUNCHES = "a replay would cost the host more than its few launches"
     TEMPLATE = "a template computes it, with what is fused"
     VENDOR_FASTER = "the library call and separate kernels are estimated to be faster"
-    UNCALIBRATED = "nobody has measured templates on products of this kind: the library call and separate kernels take it"
+    UNCALIBRATED = "nobody has measured templates on contractions of this kind: the library call and separate kernels take it"
     VENDOR_MEASURED = "the library call and separate kernels were measured to be faster"
     NOT_COMPILED = "its kernel does not compile"
     FAILED = "it cannot run"

@@ -251,8 +251,8 @@ def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device)
 
 
 def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
-    """The nodes that neither make a buffer, nor are products which would read it, nor reduce what they read: a reduction joins
-    the kernel of whoever makes its elements."""
+    """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
+    joins the kernel of whoever makes its elements."""
     for node in graph.nodes:
         reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
         if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):

@@ -249,7 +249,7 @@ def _cuts(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) -> d
 def _copies(
     plan: Schedule, tiles: Tiles, options: Options, answers: Answers, wanted: Callable[[Kernel], object] = bool
 ) -> dict[str, str]:
-    """Which operands to copy for products that were not asked yet, where some are worth copying, of the kernels that are
+    """Which operands to copy for matmuls that were not asked yet, where some are worth copying, of the kernels that are
     `wanted`. Whether an operand is computed comes first: into how many parts a sum is cut depends on that."""
     if not options.copies:
         return {}
@@ -301,7 +301,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
 
 
 def _readers_first(refused: dict[str, Verdict], plan: Schedule) -> dict[str, Verdict]:
-    """Without products that another refused one reads through its prologue: what was that prologue may become their epilogue,
+    """Without matmuls that another refused one reads through its prologue: what was that prologue may become their epilogue,
     with which they may be faster than the library."""
     kernels = {product_of(step): step for step in plan.steps if isinstance(step, Kernel) and step.contracts}
     read = {name: _read_by_prologue(kernels[name]) for name in refused if name in kernels}
@@ -310,7 +310,7 @@ def _readers_first(refused: dict[str, Verdict], plan: Schedule) -> dict[str, Ver
 
 
 def _read_by_prologue(kernel: Kernel) -> set[str]:
-    """Buffers that operands of a kernel's products are computed from."""
+    """Buffers that operands of a kernel's matmuls are computed from."""
     values = [v for s in kernel.statements if s.kind == "contraction" for v in (s.value, *s.factors)]
     return {load.attr[0] for load in vs.loads([v for v in values if v.op != "load" or v.args])}
 

@@ -1,4 +1,4 @@
-"""Products that estimates of templates were never compared with measurements on: windows, which the library computes."""
+"""Matmuls that estimates of templates were never compared with measurements on: windows, which the library computes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MATRICES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 def products(plan: Schedule) -> int:
-    """Kernels of products that templates compute."""
+    """Kernels of matmuls that templates compute."""
     return sum(one.contracts for step in plan.kernels for one in members(step))
 
 

@@ -322,7 +322,7 @@ def schedule_fails(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool])
 @pytest.mark.parametrize(
     ("when", "warned", "kernels"),
     [
-        (lambda options: options.templates, "library calls compute all products", True),
+        (lambda options: options.templates, "library calls compute all contractions", True),
         (lambda options: options.fusion, "each loop of the graph is a kernel of its own", True),
         (lambda options: True, "every operator of the graph runs by itself in eager", False),
     ],

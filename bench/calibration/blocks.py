@@ -30,7 +30,7 @@ def gradients(fn: Function, inputs: tuple[Tensor, ...], dy: Tensor) -> tuple[Ten
         return torch.autograd.grad(fn(*leaves), leaves, dy)
 
 
-# ---- products -------------------------------------------------------------------------------------------------------
+# ---- matmuls --------------------------------------------------------------------------------------------------------
 
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def router_sigmoid(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return scores, (scores + b).argmax(-1)
 
 
-# ---- backward of products ------------------------------------------------------------------------------------------
+# ---- backward of matmuls -------------------------------------------------------------------------------------------
 
 
 def linear_backward(dy: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

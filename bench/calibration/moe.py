@@ -1,4 +1,4 @@
-"""Layers of a mixture of experts (Mixtral's sizes): routers, experts' products in decoding and in training."""
+"""Layers of a mixture of experts (Mixtral's sizes): routers, experts' matmuls in decoding and in training."""
 
 from __future__ import annotations
 

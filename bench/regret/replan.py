@@ -1,6 +1,6 @@
 """What the cost model would choose today, by times that were measured before: needs no GPU, and compiles nothing.
 
-A plan is known by its steps: the kernels and calls in order, products with their templates and configurations. A choice that
+A plan is known by its steps: the kernels and calls in order, matmuls with their templates and configurations. A choice that
 was measured as some variant has that variant's time; of one that was not, only what the model says is known.
 """
 
@@ -30,7 +30,7 @@ class Replanned:
 
 
 def plan_job(job: Job) -> tuple[list[str], list[dict[str, Any]]]:
-    """The steps of what is chosen, and what the model says of its products."""
+    """The steps of what is chosen, and what the model says of its matmuls."""
     way = Way(CHOSEN, replace(configuration.current(), measurements=False))
     with settled(job):
         graph = ProductGraph(job, traced(job.problem, job.device))
@@ -61,7 +61,7 @@ def measured(row: Row) -> Iterable[Mapping[str, Any]]:
 
 
 def described(products: Sequence[Mapping[str, Any]]) -> str:
-    """What took the products, with the model's microseconds."""
+    """What took the matmuls, with the model's microseconds."""
     return "; ".join(
         f"{p['template']} {' '.join(f'{k}={v}' for k, v in p['config'].items())}: {p['estimate'] * 1e6:.1f} us, library "
         f"{p['estimate_library'] * 1e6:.1f}"
@@ -70,7 +70,7 @@ def described(products: Sequence[Mapping[str, Any]]) -> str:
 
 
 def replan(rows: Sequence[Row], jobs: Sequence[Job], console: Console) -> None:
-    """The report with the choices of today, and the problems whose choice nobody has measured. Problems without products keep
+    """The report with the choices of today, and the problems whose choice nobody has measured. Problems without matmuls keep
     their rows."""
     by_name = {job.problem.name: job for job in jobs}
     found: list[Replanned] = []

@@ -78,7 +78,7 @@ def _problems(size: str) -> list[Problem]:
 
 @dataclass
 class Variant:
-    """One way to compute a problem: the steps of its plan, what the model says of its products, and the blueprint. `same_as`
+    """One way to compute a problem: the steps of its plan, what the model says of its matmuls, and the blueprint. `same_as`
     names an earlier variant with the same kernels and calls; `failed` says why there is none."""
 
     name: str
@@ -93,7 +93,7 @@ class Variant:
 
 @dataclass
 class Compiled:
-    """All variants of a problem, and its products as templates see them before anything is chosen."""
+    """All variants of a problem, and its matmuls as templates see them before anything is chosen."""
 
     job: Job
     variants: list[Variant] = field(default_factory=list)
@@ -228,7 +228,7 @@ def offers_of(question: Question) -> Iterator[Offer]:
 @dataclass(frozen=True)
 class Way:
     """How to compile a problem: with a configuration of kgen, every product left to one template, or with answers for some of
-    the products, by their results."""
+    the matmuls, by their results."""
 
     name: str
     config: Config
@@ -246,8 +246,8 @@ class Way:
 
 
 def ways(products: Sequence[Product], configs: int) -> Iterator[Way]:
-    """By default, without templates, and with all products left to one template in turn, under several of its configurations,
-    with sums in parts and copies of operands where these are possible. Of several products, each also alone by its best
+    """By default, without templates, and with all matmuls left to one template in turn, under several of its configurations,
+    with sums in parts and copies of operands where these are possible. Of several matmuls, each also alone by its best
     templates and by the library, while the others are as the model likes."""
     plain = replace(configuration.current(), measurements=False)
     yield Way(CHOSEN, plain)
@@ -303,7 +303,7 @@ def picker(rank: int) -> Callable[[Sequence[Knobs]], Knobs]:
 
 
 class Answering:
-    """An oracle with the given answers, by the results of products, that remembers what it was asked first about each."""
+    """An oracle with the given answers, by the results of matmuls, that remembers what it was asked first about each."""
 
     is_worth_asking = True
 
@@ -430,7 +430,7 @@ def choice_of(plan: Schedule, symbol: str) -> Choice | None:
 
 
 def steps_of(plan: Schedule) -> list[str]:
-    """Kernels and calls in order, products with their choices."""
+    """Kernels and calls in order, matmuls with their choices."""
     return [_step(step) for step in plan.steps]
 
 

@@ -110,7 +110,7 @@ def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
 
 
 def template_seconds(problems: Sequence[Problem], vendor: bool) -> float:
-    """The time of the best template for one product, infinite where there is none. Where it is a `vendor`'s too, only estimates
+    """The time of the best template for one matmul, infinite where there is none. Where it is a `vendor`'s too, only estimates
     count that were compared with measurements."""
     known = (problem for problem in problems if not (vendor and problem.uncalibrated))
     return min((seconds(problem, config) for problem in known for config in feasible(problem)), default=math.inf)

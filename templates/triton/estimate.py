@@ -58,7 +58,7 @@ LOW_TILE, LOW_RATE = 64, 0.45
 EXACT_RATE = 0.5
 # Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
 ONES = 32
-# How much more a row of an operand costs that begins in the middle of a line of the cache; and one that the copy engine brings
+# How much more a row of an operand costs that begins in the middle of a line of the cache; and one that TMA brings
 # from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
 STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
 # Seconds of a step of a program that does nothing but read, and how much longer it takes to read several operands (H100,
