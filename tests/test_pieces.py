@@ -18,7 +18,7 @@ from kgen.ir.plan import Kernel
 from kgen.ir.verify import verify
 from kgen.report.explain import watching
 from kgen.scheduler import Options
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.kernels import plans

@@ -23,7 +23,7 @@ from kgen.ir.sizes import Sizes
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import recording
 from kgen.scheduler import Options, schedule
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.scheduler.transforms import recompute_trial
 from kgen.scheduler.transforms.recompute import Around
 from kgen.tuning import model

@@ -22,7 +22,7 @@ from kgen.ir.verify import verify
 from kgen.reference.evaluate import evaluate_graph
 from kgen.report.traffic import bytes_minimal, bytes_moved, peak_memory
 from kgen.scheduler import Options
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.scheduler.transforms.concat_split import in_slices
 from kgen.scheduler.transforms.tile_partials import Tiles
 from kgen.verdict import Outcome, Reason

@@ -61,7 +61,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import torch
@@ -371,6 +371,19 @@ class Graph:
         return self.size_hints if self.seen is None else self.seen
 
 
+def own_copy(graph: Graph) -> Graph:
+    """A graph that may be changed while the given one stays as it is."""
+    return replace(
+        graph, buffers=dict(graph.buffers), nodes=list(graph.nodes), size_hints=dict(graph.size_hints),
+        provenance=dict(graph.provenance), names=dict(graph.names),
+    )  # fmt: skip
+
+
+def combines(node: Node) -> bool:
+    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's."""
+    return isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
+
+
 def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:
     """A name that no buffer of the graph has, none that the scheduler has given away, and none that is `taken`."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))
@@ -450,6 +463,11 @@ def outs(node: Node) -> tuple[str, ...]:
     call = call_of(node)
     assert call is not None
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
+
+
+def results(node: Product) -> tuple[str | None, ...]:
+    """Names of what templates compute, in order; None for results that nobody uses."""
+    return (node.out,) if isinstance(node, Contraction) else node.outs
 
 
 def roots(node: Node) -> tuple[Value, ...]:

@@ -152,6 +152,15 @@ def product_item(graph: ir.Graph, node: ir.Product, position: int) -> Item:
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes, made=made)
 
 
+def finished(node: ir.Contraction, value: Value) -> Value:
+    """The sum with its scale and its addend, rounded where that was asked for."""
+    if node.scale is not None:
+        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
+    if node.addend is not None:
+        value = vs.call("add", value, vs.cast(node.addend, value.dtype))
+    return value if node.rounded is None else vs.cast(value, node.rounded)
+
+
 def _serial_variables(node: ir.Scatter) -> set[Var]:
     """Loop variables whose points may write the same element, so that they must run in order."""
     serial: set[Var] = set()

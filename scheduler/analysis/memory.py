@@ -125,7 +125,7 @@ def hides(step: Step) -> bool:
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:
-    return name in schedule.extra.get("call_results", ())
+    return name in schedule.call_results
 
 
 def _owns_new(graph: ir.Graph, name: str) -> bool:

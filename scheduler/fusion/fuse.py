@@ -19,8 +19,8 @@ from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points
 from kgen.scheduler.fusion import cost
+from kgen.scheduler.fusion.contraction_groups import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.fusion.legality import illegal, moved, races
-from kgen.scheduler.transforms.candidates_of_contractions import are_family, feeds_product, is_partial, is_product
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256

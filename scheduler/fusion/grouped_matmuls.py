@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
-from kgen.scheduler.analysis.memo import remembered
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import prepared, product_of
+from kgen.scheduler.selection.memo import remembered
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template

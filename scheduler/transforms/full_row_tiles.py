@@ -10,8 +10,8 @@ the graph is scheduled anew with its rows apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,16 +19,43 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.scheduler.transforms.tile_partials import Search, Tiles, Traced, parts_of
+from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
+from kgen.scheduler.transforms.tile_partials import FULL_ROWS, Search, Tiles, Traced, parts_of, tiles_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Points of the longest row that some template's tile may hold.
 LONGEST = 1024
 
 
-def refusal_of(product: str) -> str:
-    """The name by which the rows of a product are refused a place in its tiles."""
-    return f"{product}:rows"
+class FullRowTiles(Transform):
+    """Keeps rows that are reduced and read again in the tiles of their contraction."""
+
+    name = FULL_ROWS
+
+    def apply(self, draft: Draft) -> None:
+        if draft.taken:
+            draft.nodes, held = whole_rows(draft.graph, draft.nodes, tiles_of(draft))
+            draft.held |= held
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        found = rows_apart(attempt.plan, attempt.draft.held)
+        return {Candidate(self.name, product): verdict for product, verdict in found.items()}
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        if isinstance(chosen, Kernel):
+            return {}
+        rows = rows_in(kernel, attempt.draft.held)
+        return {Candidate(self.name, product): _not_whole(product, chosen) for product in rows}
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (candidate.target,)
+
+
+def _not_whole(product: str, chosen: Verdict) -> Verdict:
+    """The refusal of whole rows, where a template without them may still be better than the library."""
+    if chosen.reason is Reason.NO_TEMPLATE:
+        return Verdict(product, "", Outcome.ILLEGAL, Reason.NOT_WHOLE, detail=chosen.detail)
+    return replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +186,7 @@ def rows_apart(plan: Schedule, held: Mapping[str, str]) -> dict[str, Verdict]:
     for kernel in (one for step in plan.kernels for one in members(step)):
         made = {out for s in kernel.statements for out in s.outs}
         for product in rows_in(kernel, held) - made:
-            found[refusal_of(product)] = _refusal(plan, kernel, product)
+            found[product] = _refusal(plan, kernel, product)
     return found
 
 

@@ -8,8 +8,26 @@ from dataclasses import replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.scheduler.analysis.unread import needed
+from kgen.scheduler.options import Options
+from kgen.scheduler.protocol import Draft, Transform
 from kgen.tuning.answer import FUSED, Answer, Place
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+class LibraryFusion(Transform):
+    """Has the library compute a contraction and what follows in one call."""
+
+    name = "library fusion"
+
+    def prepare(self, graph: ir.Graph, options: Options) -> None:
+        graph.nodes = usable(graph, options.may_fuse_calls(graph), options.demands)
+
+    def apply(self, draft: Draft) -> None:
+        draft.nodes = needed(draft.graph, draft.nodes)
+        apart = frozenset[str]() if draft.options.stable else kept_apart(draft.answers)
+        draft.nodes = with_fused_calls(draft.nodes, apart)
+        draft.verdicts += verdicts(draft.nodes, draft.graph)
 
 
 def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[FusionDemand, ...]) -> list[ir.Node]:

@@ -44,6 +44,7 @@ from kgen.ir.nodes import Buffer, Origin
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import overwritten
 from kgen.scheduler.analysis.memory import root
+from kgen.scheduler.protocol import Draft, Transform
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Elementary operations of a scale that an epilogue may do again for each of its elements.
@@ -145,6 +146,27 @@ class _Operand:
     scale: Value
     operators: tuple[str, ...] = ()
     shared: int = 1
+
+
+class ScaleHoisting(Transform):
+    """Takes scales of operands out of the sums of contractions."""
+
+    name = "scale hoisting"
+
+    def apply(self, draft: Draft) -> None:
+        if not draft.taken or not draft.options.prologues:
+            return
+        graph = replace(draft.graph, nodes=draft.before)
+        scales = Scales(graph, draft.taken, draft.options.demands, draft.options.scales)
+        nodes: list[ir.Node] = []
+        for node in draft.nodes:
+            if isinstance(node, ir.Contraction) and node.out in draft.taken:
+                product, made = scales.without(node)
+                nodes += [*made, product]
+            else:
+                nodes.append(node)
+        draft.nodes = nodes
+        draft.verdicts += scales.verdicts
 
 
 @dataclass(slots=True)
@@ -317,4 +339,4 @@ def _form(value: Value) -> tuple[object, ...]:
     return tuple((v.op, v.attr[0] if v.op == "load" else repr(v.attr)) for v in vs.by_place([value]))
 
 
-__all__ = ["Parts", "Scales", "parts_of"]
+__all__ = ["Parts", "ScaleHoisting", "Scales", "parts_of"]

@@ -12,7 +12,7 @@ normalizer calculation for softmax", 2018). Means and squared deviations join by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,10 +21,13 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
+from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index, Value
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
+from kgen.scheduler.selection.choose import part_blocks, product_of
 from kgen.scheduler.transforms.gather_reduction import checked, with_picks
+from kgen.scheduler.transforms.offered import offered_on_gpus
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Points of a part until a template's tile says how many.
@@ -33,21 +36,62 @@ PROVISIONAL = 128
 UNFOLDED = 100
 
 
+TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
+
+
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
-    part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
-    products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
-    fused. `rows` are products whose tiles may hold whole rows (full-row tiles), `twice` those that are computed twice
-    (recompute), `copies` says of which operands products read copies (operand padding)."""
+    """What earlier attempts found out about reductions on tiles. By the first buffer of their parts: how many points a part has
+    (`blocks`), which is for a template's tile to say, and which reductions have to stay `apart` from their contraction.
+    `demanded` are operators that the user wants to see fused, and `rows` contractions whose tiles may hold whole rows."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
-    cuts: Mapping[str, int] = field(default_factory=dict)
     rows: frozenset[str] = frozenset()
-    twice: frozenset[str] = frozenset()
-    copies: Mapping[str, str] = field(default_factory=dict)
+
+
+def tiles_of(draft: Draft) -> Tiles:
+    """What was decided about reductions on tiles so far."""
+    decisions, options = draft.decisions, draft.options
+    demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
+    rows = offered_on_gpus(draft.graph, options) - decisions.refused(FULL_ROWS).keys()
+    apart = frozenset(decisions.refused(TILE_PARTIALS))
+    return Tiles(decisions.settled(TILE_PARTIALS, int), apart, demanded, rows)
+
+
+class TilePartials(Transform):
+    """Reduces the tiles of contractions in their kernels, and joins the parts in a kernel of their own."""
+
+    name = TILE_PARTIALS
+
+    def apply(self, draft: Draft) -> None:
+        if draft.taken:
+            draft.nodes = tile_reductions(draft.graph, draft.nodes, tiles_of(draft))
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        return {Candidate(self.name, part): verdict for part, verdict in alone(attempt.plan).items()}
+
+    def settle(self, attempt: Attempt) -> Changes:
+        """Points of the parts into which the chosen tiles cut what contractions reduce, where that was not known."""
+        found: dict[Candidate, Hashable] = {}
+        for kernel in (one for step in attempt.plan.kernels for one in members(step)):
+            if any(s.block == 0 for s in partials(kernel)):
+                device = attempt.options.device(attempt.graph, product_of(kernel))
+                blocks = part_blocks(kernel, attempt.graph, device)
+                found |= {Candidate(self.name, part): block for part, block in blocks.items()}
+        return Changes(found)
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        """Where no template takes the kernel with the reductions on its tiles, these are rejected."""
+        if isinstance(chosen, Kernel) or chosen.reason is not Reason.NO_TEMPLATE:
+            return {}
+        out = product_of(kernel)
+        return {
+            Candidate(self.name, s.outs[0]): Verdict(
+                out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail
+            ) for s in partials(kernel)
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.items import accumulators
 from kgen.scheduler.transforms.concat_split import slice_of
 from kgen.scheduler.transforms.gather_reduction import gathered
-from kgen.scheduler.transforms.output_split import whole_of
 from kgen.scheduler.transforms.recompute import original_of
+from kgen.scheduler.transforms.split_k import whole_of
 from kgen.scheduler.transforms.tile_partials import reduction_of
 
 
