@@ -5,8 +5,8 @@
     python -m tools.replay between COMMIT_A COMMIT_B [the options of both]
 
 `render` makes a folder a case and device, and in it one a graph: `steps.txt`, `verdicts.txt`, `calls.txt` (how kernels are
-launched and compiled), and a file a kernel. `error.txt` says why a graph is missing. Nothing is compiled. The GPU is an H200 that
-need not exist; the CPU has AVX-512 and 16 threads. Folders are comparable when one machine made both.
+launched and compiled), and a file a kernel. `error.txt` says why a graph is missing. Nothing is compiled. The GPU is an H200
+that need not exist; the CPU has AVX-512 and 16 threads. Folders are comparable when one machine made both.
 
 `diff` exits with 1 where they differ. `--ignore-imports` leaves out from which modules of the product kernels import.
 
