@@ -33,8 +33,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an attempt has found out: `settings` of candidates (a number of parts, which operands, the size of a tile), and those
-    that were `rejected`, with the verdict."""
+    """What an attempt has found out: `settings` of candidates (a number of parts, which operands, the size of a tile), and
+    those that were `rejected`, with the verdict."""
 
     settings: Mapping[Candidate, Hashable] = field(default_factory=dict)
     rejected: Mapping[Candidate, Verdict] = field(default_factory=dict)
@@ -84,7 +84,8 @@ class Draft:
     """A graph on its way through the transforms. `graph` is this attempt's own: transforms add buffers to it, its nodes stay
     those of the input. `nodes` are what the transforms made of them.
 
-    `before` are the nodes before any contraction was changed, and `answers` measurements so far. `taken` are contractions, by their first results, that templates compute; `single` ones
+    `before` are the nodes before any contraction was changed, and `answers` measurements so far. `taken` are contractions, by
+    their first results, that templates compute; `single` ones
     share no kernel with another contraction, and updates in `apart` none with any. What `held` names has to be made in the
     kernel of the contraction it says. Contractions that are `asked` are not measured again; those in `measured_as` have the
     measurements of another one, and no library call computes those in `without_library`."""
@@ -160,8 +161,8 @@ class Transform:
         return {}
 
     def settle(self, attempt: Attempt) -> Changes:
-        """What the plan says of candidates that were not asked before, by estimates or measurements. What needs no other attempt,
-        such as the choice of a template, is written into the plan."""
+        """What the plan says of candidates that were not asked before, by estimates or measurements. What needs no other
+        attempt, such as the choice of a template, is written into the plan."""
         return Changes()
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:

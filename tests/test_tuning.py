@@ -31,8 +31,8 @@ from kgen.report.record import Record, recording
 from kgen.scheduler import Options, product_of
 from kgen.scheduler.selection.choose import problems
 from kgen.scheduler.selection.problem_keys import keys_of
-from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.scheduler.transforms.operand_padding import possible_copies
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
 from kgen.tuning.answer import APART, Question

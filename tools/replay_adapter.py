@@ -16,8 +16,10 @@ from unittest.mock import patch
 import torch
 from torch.fx import GraphModule
 
-from kgen import backend, debug, torch_adapter
+from kgen import backend
 from kgen.build import cpp, triton
+from kgen.capture import torch_adapter
+from kgen.report import debug
 
 # What `torch_adapter.gpu_facts` says of an H200.
 GPU_FACTS = {"arch": 90, "processors": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 4_800_000_000_000}

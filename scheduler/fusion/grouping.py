@@ -21,8 +21,8 @@ from kgen.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What fusion must keep to around contractions, by results: `single` ones share no kernel with another one, updates in `apart`
-    none with any, and what `held` names is made in the kernel of the contraction it says."""
+    """What fusion must keep to around contractions, by results: `single` ones share no kernel with another one, updates in
+    `apart` none with any, and what `held` names is made in the kernel of the contraction it says."""
 
     single: frozenset[str] = frozenset()
     held: Mapping[str, str] = field(default_factory=dict)

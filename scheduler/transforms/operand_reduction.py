@@ -62,8 +62,8 @@ class OperandReduction(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What decides besides the steps: contractions whose sums were rejected before, the user's demands, and whether the order of
-    additions may depend on the product's tile."""
+    """What decides besides the steps: contractions whose sums were rejected before, the user's demands, and whether the
+    order of additions may depend on the product's tile."""
 
     graph: ir.Graph
     apart: frozenset[str] = frozenset()

@@ -82,8 +82,8 @@ class Around:
 
 
 def may_be_twice(draft: Draft, offered: Iterable[str]) -> list[Around]:
-    """Those of the contractions in `offered` whose rows are reduced and read again, with a refusal where they may not be computed
-    twice."""
+    """Those of the contractions in `offered` whose rows are reduced and read again, with a refusal where they may not be
+    computed twice."""
     wanted, graph, cuts = frozenset(offered), draft.graph, parts_by_result(draft.decisions)
     if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
         return []

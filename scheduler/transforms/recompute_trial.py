@@ -99,8 +99,8 @@ def trial_of(settled: Attempt) -> Trial:
 
 
 def judged(attempt: Attempt, trial: Trial, again: frozenset[str]) -> dict[str, Verdict]:
-    """Of the contractions that the plan computes twice, those for which that is slower. What is to be said of the others becomes
-    a verdict of the plan."""
+    """Of the contractions that the plan computes twice, those for which that is slower. What is to be said of the others
+    becomes a verdict of the plan."""
     refused: dict[str, Verdict] = {}
     for product in sorted(again):
         twice, once = _seconds(attempt, trial.around[product]), trial.seconds[product]
