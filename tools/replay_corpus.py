@@ -113,14 +113,14 @@ def _ordered(arg: Any, made: Tensor) -> Tensor:
 
 def models() -> Iterator[Case]:
     for name, shape, dtype in (("tiny", TINY, torch.float32), ("full", FULL, torch.bfloat16)):
-        build = partial(_gpt, shape, dtype)
+        build = partial(gpt, shape, dtype)
         yield Case(f"models/gpt-{name}", build)
         yield Case(f"models/gpt-{name}-train", build, trains=True)
-    yield Case("models/gpt-tiny-dynamic", partial(_gpt, TINY, torch.float32), dynamic=True)
+    yield Case("models/gpt-tiny-dynamic", partial(gpt, TINY, torch.float32), dynamic=True)
     yield Case("models/adamw", _adamw)
 
 
-def _gpt(shape: Any, dtype: torch.dtype) -> Call:
+def gpt(shape: Any, dtype: torch.dtype) -> Call:
     return _model(shape, dtype), random_batch(shape, "cpu")
 
 
