@@ -14,7 +14,7 @@ import pytest
 from tools.call_profile import CallProfile, packages
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files of the product that one relu executes: it may only fall.
+# Files of kgen that one relu executes: it may only fall.
 MOST_FILES = 93
 
 

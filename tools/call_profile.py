@@ -1,4 +1,4 @@
-"""Which files of the product one relu executes while it is compiled and first called, in a fresh process.
+"""Which files of kgen one relu executes while it is compiled and first called, in a fresh process.
 
     python -m tools.call_profile [--list] [--at-most 40] [--json FILE]
 
@@ -55,15 +55,15 @@ class CallProfile:
             self.calls[code.co_filename] += 1
 
 
-def product_folders() -> list[Path]:
+def package_folders() -> list[Path]:
     """The folders that packages are made of."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return sorted({ROOT / folder for folder in project["tool"]["setuptools"]["package-dir"].values()})
 
 
 def profile_of(action: Callable[[], object]) -> Counter[str]:
-    """Calls by file of the product, as paths below the root."""
-    with CallProfile(product_folders()) as profile:
+    """Calls by file of kgen, as paths below the root."""
+    with CallProfile(package_folders()) as profile:
         action()
     files = {name: count for name, count in profile.calls.items() if name.endswith(".py")}
     return Counter({Path(name).relative_to(ROOT).as_posix(): count for name, count in files.items()})

@@ -1,4 +1,4 @@
-"""The only file of the replay that knows the product: how graphs go as far as their kernels' texts, and what these are.
+"""The only file of the replay that knows kgen from inside: how graphs go as far as their kernels' texts, and what these are.
 
 A commit that moves or renames what is imported here changes this file too: `tools.replay between` uses each commit's own.
 """
