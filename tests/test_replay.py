@@ -13,7 +13,7 @@ import torch
 from tools import replay
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = ("memory/softmax-train", "products/9kn", "frozen/gelu_1-float32", "ops/argmax")
+CASES = ("memory/softmax-train", "matmul/9kn", "frozen/gelu_1-float32", "ops/argmax")
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_two_processes_render_the_same_without_compilers(tmp_path: Path) -> None
     kernels = {name.rpartition("/")[0] for name in here if name.endswith((".cpp", ".py"))}
     roles = ("0_forward", "1_backward")
     assert {f"{device}/memory/softmax-train/{role}" for device in ("cpu", "gpu") for role in roles} <= kernels
-    assert any(name.startswith("gpu/products/9kn") for name in kernels)
+    assert any(name.startswith("gpu/matmul/9kn") for name in kernels)
     assert "sections" in here["cpu/memory/softmax-train/0_forward/steps.txt"]
 
 
@@ -101,7 +101,7 @@ def test_verdicts_and_imports_can_be_left_out(tmp_path: Path) -> None:
     assert compared(tmp_path, after, "--kernels-only")[1] == ["gpu/a/0_inference/k_a.py: differs"]
 
 
-def test_a_commits_product_is_imported_from_its_own_tree(tmp_path: Path) -> None:
+def test_kgen_is_imported_from_the_tree_of_its_commit(tmp_path: Path) -> None:
     """Folders go where its pyproject.toml says, whatever they are called."""
     tree = written(
         tmp_path / "tree",

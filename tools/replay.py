@@ -8,10 +8,11 @@
 launched and compiled), and a file a kernel. `error.txt` says why a graph is missing. Nothing is compiled. The GPU is an H200
 that need not exist; the CPU has AVX-512 and 16 threads. Folders are comparable when one machine made both.
 
-`diff` exits with 1 where they differ. `--ignore-imports` leaves out from which modules of the product kernels import.
+`diff` exits with 1 where they differ. `--ignore-imports` leaves out from which modules of kgen kernels import.
 
-`between` renders the corpus of this working tree with the product of each commit, through that commit's own
-`tools/replay_adapter.py` (this one's where it has none), then compares. `--own-benches` takes the patterns of each commit, too.
+`between` renders the corpus of this working tree with the kgen of each commit, through that commit's own
+`tools/replay_adapter.py` (this one's where it has none), then compares. `--own-benches` takes the corpus and the benches of
+each commit, too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tools.replay_corpus import Case, corpus
 from tools.replay_graphs import call
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT_IMPORT = re.compile(r"^(from|import) kgen\.[\w.]+( import \w+)?(?= as )", re.MULTILINE)
+OWN_IMPORT = re.compile(r"^(from|import) kgen\.[\w.]+( import \w+)?(?= as )", re.MULTILINE)
 
 
 # ---- rendering ---------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def _lines(path: Path, options: argparse.Namespace) -> list[str]:
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
-    return (PRODUCT_IMPORT.sub(r"\1 kgen", text) if options.ignore_imports else text).splitlines()
+    return (OWN_IMPORT.sub(r"\1 kgen", text) if options.ignore_imports else text).splitlines()
 
 
 def compare(before: Path, after: Path, options: argparse.Namespace) -> int:
@@ -146,7 +147,7 @@ def compare(before: Path, after: Path, options: argparse.Namespace) -> int:
 
 
 def between(options: argparse.Namespace) -> int:
-    """Renders the corpus with the product of each commit, and compares."""
+    """Renders the corpus with the kgen of each commit, and compares."""
     with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
         sides = [Path(scratch, side) for side in ("before", "after")]
         trees = [Path(scratch, f"{side.name}-tree") for side in sides]
@@ -163,7 +164,7 @@ def between(options: argparse.Namespace) -> int:
 
 
 def importable(tree: Path, side: Path, own_benches: bool = False) -> None:
-    """A folder from which a commit's packages can be imported: the product as its pyproject.toml lays it out, this tool, and
+    """A folder from which a commit's packages can be imported: kgen as its pyproject.toml lays it out, this tool, and
     the benches of this working tree or of the commit."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())
     for package, folder in sorted(project["tool"]["setuptools"]["package-dir"].items()):
@@ -179,8 +180,8 @@ def importable(tree: Path, side: Path, own_benches: bool = False) -> None:
     (side / "tools").mkdir()
     for path in (ROOT / "tools").glob("replay*.py"):
         own = tree / "tools" / path.name
-        use_own = path.name == "replay_adapter.py" and own.exists()
-        (side / "tools" / path.name).symlink_to(own if use_own else path)
+        takes_own = path.name == "replay_adapter.py" or (own_benches and path.name == "replay_corpus.py")
+        (side / "tools" / path.name).symlink_to(own if takes_own and own.exists() else path)
 
 
 def _render_apart(side: Path, options: argparse.Namespace) -> None:
@@ -215,7 +216,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         one.add_argument("--all", action="store_true", help="every problem of the calibration set")
     for one in (diffing, both):
         one.add_argument("--ignore-verdicts", action="store_true")
-        one.add_argument("--ignore-imports", action="store_true", help="from where kernels import the product's modules")
+        one.add_argument("--ignore-imports", action="store_true", help="from where kernels import kgen's modules")
         one.add_argument("--kernels-only", action="store_true", help="no steps, verdicts and calls")
         one.add_argument("--lines", type=int, default=60, help="of each difference")
     return parser.parse_args(arguments)

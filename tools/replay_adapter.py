@@ -1,4 +1,4 @@
-"""The only file of the replay that knows the product: how graphs go as far as their kernels' texts, and what these are.
+"""The only file of the replay that knows kgen from inside: how graphs go as far as their kernels' texts, and what these are.
 
 A commit that moves or renames what is imported here changes this file too: `tools.replay between` uses each commit's own.
 """
@@ -66,8 +66,14 @@ def rendering(keep: Callable[[Texts], None], rewrite: Rewrite) -> Iterator[None]
         return backend.run_eagerly(given.pop(info.name), info, config)
 
     stages = (first, *(stage for stage in backend.STAGES if stage.__name__ != "build"), last)
+    with patch.object(backend, "STAGES", stages), without_compilers():
+        yield
+
+
+@contextmanager
+def without_compilers() -> Iterator[None]:
+    """Nothing is compiled in the background, and the GPU is an H200 that need not exist."""
     with (
-        patch.object(backend, "STAGES", stages),
         patch.object(torch_adapter, "gpu_facts", lambda _: GPU_FACTS),
         patch.object(cpp, "prepare", _nothing),
         patch.object(triton, "begin", _nothing),

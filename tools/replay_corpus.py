@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bench.calibration import SIZES, problems
 from bench.cpu_products import DTYPES, Model
-from bench.cpu_products import PRODUCTS as CPU_PRODUCTS
+from bench.cpu_products import PRODUCTS as CPU_MATMULS
 from bench.gpu_patterns import GPU_PATTERNS
 from bench.patterns import BY_NAME, PATTERNS
 from bench.products import BY_NUMBER
@@ -41,7 +41,7 @@ class Case:
 
 def corpus(whole: bool = False) -> Iterator[Case]:
     """All cases; `whole` takes every problem of the calibration set."""
-    for group in (memory_bound, gpu_memory_bound, gpu_products, cpu_products, models, operators, dynamic_sizes):
+    for group in (memory_bound, gpu_memory_bound, gpu_matmuls, cpu_matmuls, models, operators, dynamic_sizes):
         yield from group()
     yield from calibration(1 if whole else None)
 
@@ -62,12 +62,12 @@ def gpu_memory_bound() -> Iterator[Case]:
         yield Case(f"gpu-memory/{one.name}", partial(_pattern, one))
 
 
-def gpu_products() -> Iterator[Case]:
+def gpu_matmuls() -> Iterator[Case]:
     for one in BY_NUMBER.values():
-        yield Case(f"products/{one.number}", partial(_product, one))
+        yield Case(f"matmul/{one.number}", partial(_matmul, one))
 
 
-def _product(one: Any) -> Call:
+def _matmul(one: Any) -> Call:
     return one.fn, _empty(one.inputs)
 
 
@@ -75,8 +75,8 @@ def _empty(given: Sequence[Any]) -> list[Tensor]:
     return [torch.empty(one.shape, dtype=one.dtype) for one in given]
 
 
-def cpu_products() -> Iterator[Case]:
-    for name, one in CPU_PRODUCTS.items():
+def cpu_matmuls() -> Iterator[Case]:
+    for name, one in CPU_MATMULS.items():
         for kind, dtype in DTYPES.items():
 
             def build(one: Any = one, dtype: torch.dtype = dtype) -> Call:
@@ -86,7 +86,7 @@ def cpu_products() -> Iterator[Case]:
                 fn, args = build()
                 return Model(fn, args), args
 
-            yield Case(f"cpu-products/{name}-{kind}", build)
+            yield Case(f"cpu-matmul/{name}-{kind}", build)
             yield Case(f"frozen/{name}-{kind}", frozen, devices=("cpu",), options={"freezing": True})
 
 
@@ -113,14 +113,14 @@ def _ordered(arg: Any, made: Tensor) -> Tensor:
 
 def models() -> Iterator[Case]:
     for name, shape, dtype in (("tiny", TINY, torch.float32), ("full", FULL, torch.bfloat16)):
-        build = partial(_gpt, shape, dtype)
+        build = partial(gpt, shape, dtype)
         yield Case(f"models/gpt-{name}", build)
         yield Case(f"models/gpt-{name}-train", build, trains=True)
-    yield Case("models/gpt-tiny-dynamic", partial(_gpt, TINY, torch.float32), dynamic=True)
+    yield Case("models/gpt-tiny-dynamic", partial(gpt, TINY, torch.float32), dynamic=True)
     yield Case("models/adamw", _adamw)
 
 
-def _gpt(shape: Any, dtype: torch.dtype) -> Call:
+def gpt(shape: Any, dtype: torch.dtype) -> Call:
     return _model(shape, dtype), random_batch(shape, "cpu")
 
 
@@ -157,4 +157,4 @@ def dynamic_sizes() -> Iterator[Case]:
     for name in ("softmax", "layer_norm", "gelu_chain", "transposed_add", "outer_variance", "cumsum"):
         yield Case(f"dynamic/{name}", partial(_pattern, BY_NAME[name]), dynamic=True)
     for number in ("2", "9", "11", "17", "18"):
-        yield Case(f"dynamic/product-{number}", partial(_product, BY_NUMBER[number]), dynamic=True)
+        yield Case(f"dynamic/matmul-{number}", partial(_matmul, BY_NUMBER[number]), dynamic=True)
