@@ -65,6 +65,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import torch
+from typing_extensions import TypeIs
 
 from kgen.ir import ops
 from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms
@@ -377,6 +378,16 @@ def own_copy(graph: Graph) -> Graph:
         graph, buffers=dict(graph.buffers), nodes=list(graph.nodes), size_hints=dict(graph.size_hints),
         provenance=dict(graph.provenance), names=dict(graph.names),
     )  # fmt: skip
+
+
+def is_contraction(node: Node) -> TypeIs[Contraction]:
+    """Whether a node is a sum of products."""
+    return isinstance(node, Contraction)
+
+
+def is_product(node: Node) -> TypeIs[Product]:
+    """Whether a node may be computed by a template of its own: a contraction, or an operator that a template implements."""
+    return isinstance(node, Contraction | Operation)
 
 
 def combines(node: Node) -> bool:

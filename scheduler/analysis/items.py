@@ -68,11 +68,11 @@ class Item:
 
     @property
     def contracts(self) -> bool:
-        return isinstance(self.node, ir.Product)
+        return ir.is_product(self.node)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return self.made if isinstance(self.node, ir.Product) else ir.outs(self.node)
+        return self.made if ir.is_product(self.node) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -112,7 +112,7 @@ class Item:
 def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
     """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
     nobody uses have one too, for the template makes them anyhow."""
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         return (ir.derived(graph, ir.Derived(node.out, "sum")),)
     unused = ir.outs(node)[0]
     return tuple(
@@ -146,8 +146,8 @@ def product_item(graph: ir.Graph, node: ir.Product, position: int) -> Item:
     """The item of what a template computes."""
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
-    value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
-    axes = () if isinstance(node, ir.Contraction) else tuple((name, v.expr()) for name, v in node.axes)
+    value, *factors = (node.lhs, node.rhs) if ir.is_contraction(node) else node.operands
+    axes = () if ir.is_contraction(node) else tuple((name, v.expr()) for name, v in node.axes)
     made = accumulators(graph, node)
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes, made=made)
 

@@ -21,7 +21,7 @@ def items_of(node: ir.Product, position: int, graph: ir.Graph) -> list[Item]:
         if out is None:
             continue
         value = vs.load(name, made.store, graph.buffers[name].dtype)
-        if isinstance(node, ir.Contraction):
+        if ir.is_contraction(node):
             value = finished(node, value)
         value = vs.cast(value, ops.compute_dtype(graph.buffers[out].dtype))
         items.append(make_item(ir.Pointwise(out, made.outer, value, node.origin), position))
@@ -37,7 +37,7 @@ def are_family(items: Sequence[Item]) -> bool:
     """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
     loops, with an operand in common."""
     products = [item for item in items if item.contracts]
-    sums = [item.node for item in products if isinstance(item.node, ir.Contraction)]
+    sums = [item.node for item in products if ir.is_contraction(item.node)]
     if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
         return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1

@@ -58,8 +58,8 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
 
 def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
     """The names that a node gives to buffers, those of what never leaves registers included."""
-    mine = isinstance(node, ir.Product) and node.vendor is None
-    return (*ir.outs(node), *(accumulators(graph, node) if mine and isinstance(node, ir.Product) else ()))
+    mine = ir.is_product(node) and node.vendor is None
+    return (*ir.outs(node), *(accumulators(graph, node) if mine and ir.is_product(node) else ()))
 
 
 def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
@@ -75,7 +75,7 @@ def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
 def _members(graph: ir.Graph, node: ir.Node, position: int) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
     """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
     assert not isinstance(node, ir.Extern | ir.Attention)
-    items = items_of(node, position, graph) if isinstance(node, ir.Product) else [make_item(node, position)]
+    items = items_of(node, position, graph) if ir.is_product(node) else [make_item(node, position)]
     renamed: dict[ix.Atom, ix.Expr] = {}
     outer = _renamed("x", items[0].outer, renamed)
     inner = _renamed("y", items[0].inner, renamed)

@@ -20,7 +20,7 @@ def make_accumulators(graph: ir.Graph, node: ir.Product) -> None:
 
 def _kind(node: ir.Product, buffer: Buffer) -> torch.dtype:
     """The type of what a template computes."""
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         assert node.operands is not None
         return ops.sum_dtype(node.operands)
     return ops.compute_dtype(buffer.dtype)

@@ -181,7 +181,7 @@ class _Search:
                 self.in_memory.update(load.attr[0] for load in vs.loads(getattr(node, "stored", ())))
 
     def visit(self, node: ir.Node) -> Slices | None:
-        if isinstance(node, ir.Product):
+        if ir.is_product(node):
             if ir.outs(node)[0] in self.taken:
                 self.points |= {out: ix.product(self.graph.buffers[out].sizes) for out in ir.outs(node)}
             return None

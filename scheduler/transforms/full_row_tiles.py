@@ -115,7 +115,7 @@ class _Rows(Search):
         super().__init__(graph, tiles, nodes)
 
     def visit(self, node: ir.Node) -> None:
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
         reads = ir.reads(node)

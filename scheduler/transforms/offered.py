@@ -23,6 +23,6 @@ def offered_on_gpus(graph: ir.Graph, options: Options) -> frozenset[str]:
 
 
 def _offerable(node: ir.Node) -> bool:
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         return node.operands is not None
     return isinstance(node, ir.Operation) and bool(ir.outs(node))

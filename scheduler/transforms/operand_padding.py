@@ -75,7 +75,7 @@ class OperandMaterialisation(OperandCopies):
         nodes: list[ir.Node] = []
         copied: set[str] = set()
         for node in draft.nodes:
-            if isinstance(node, ir.Contraction) and node.vendor is None and node.out in wanted:
+            if ir.is_contraction(node) and node.vendor is None and node.out in wanted:
                 product, copies = with_copies(draft.graph, node, wanted[node.out])
                 nodes += [*(copy for copy in copies if copy.out not in copied), product]
                 copied.update(copy.out for copy in copies)
@@ -209,7 +209,7 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
     """What is to be said of products that read the copies which a plan makes."""
     verdicts: list[Verdict] = []
     for node in graph.nodes:
-        if isinstance(node, ir.Contraction) and copies.get(node.out):
+        if ir.is_contraction(node) and copies.get(node.out):
             sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
             found = [name for name in sources if aligned_of(graph, name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
@@ -295,7 +295,7 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
         return None
     out = product_of(kernel)
-    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
+    node = next((n for n in graph.nodes if ir.is_contraction(n) and n.out == out), None)
     if node is None or not node.stored:
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
@@ -334,7 +334,7 @@ def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
     """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
     joins the kernel of whoever makes its elements."""
     for node in graph.nodes:
-        reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        reads_it = ir.is_product(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
         if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
             yield node
 

@@ -61,7 +61,7 @@ class OutputSplit(Transform):
             return
         nodes: list[ir.Node] = []
         for node in draft.nodes:
-            if isinstance(node, ir.Contraction) and node.out in pieces:
+            if ir.is_contraction(node) and node.out in pieces:
                 own = cut(draft.graph, node, pieces[node.out])
                 for one in own:
                     make_accumulators(draft.graph, one)
@@ -96,7 +96,7 @@ def pieces_of(draft: Draft, most: int) -> dict[str, Pieces]:
     cuts, again = parts_by_result(decisions), recomputed(decisions)
     candidates = {
         node.out: node for node in draft.before
-        if isinstance(node, ir.Contraction) and node.out in draft.taken and decisions.is_open(OUTPUT_SPLIT, node.out)
+        if ir.is_contraction(node) and node.out in draft.taken and decisions.is_open(OUTPUT_SPLIT, node.out)
         and cuts.get(node.out, 1) == 1 and node.out not in again and graph.buffers[node.out].alias_of is None
     }  # fmt: skip
     kept = ir.visible(graph)

@@ -87,7 +87,7 @@ def may_be_twice(draft: Draft, offered: Iterable[str]) -> list[Around]:
     wanted, graph, cuts = frozenset(offered), draft.graph, parts_by_result(draft.decisions)
     if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
         return []
-    nodes = [replace(n, vendor=None) if isinstance(n, ir.Contraction) and n.out in wanted else n for n in graph.nodes]
+    nodes = [replace(n, vendor=None) if ir.is_contraction(n) and n.out in wanted else n for n in graph.nodes]
     found = [around for around in _Elements(graph, tiles_of(draft), nodes).around.values() if around.reductions and around.late]
     return [around for around in found if around.node.out not in cuts]
 
@@ -121,7 +121,7 @@ def _copy(graph: ir.Graph, node: ir.Node, around: Around) -> ir.Node:
 
 
 def _buffers(graph: ir.Graph, node: ir.Contraction | ir.Pointwise) -> tuple[str, ...]:
-    return (node.out, *accumulators(graph, node)) if isinstance(node, ir.Contraction) else (node.out,)
+    return (node.out, *accumulators(graph, node)) if ir.is_contraction(node) else (node.out,)
 
 
 def _from_first(value: Value, around: Around) -> Value:
@@ -153,7 +153,7 @@ class _Elements(Search):
         super().visit(node)
         early = {self.traced[name].product for name in ir.reads(node) if name in self.traced}
         late = frozenset().union(*(self.late.get(name, ()) for name in ir.reads(node)))
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self.around[node.out] = Around(self.graph, node, {node.out})
             if not all(v.extent.as_int() for v in (*node.out_vars, *node.reduced)):
                 self.around[node.out].refuse(node, Reason.UNKNOWN_SIZES)

@@ -169,7 +169,7 @@ def _step(step: Step, attempt: Attempt, device: Device) -> float:
 
 def _call(step: Call, graph: ir.Graph, streaming: float, device: Device) -> float:
     """Of the library's products. What other calls take is unknown, and the same with all plans."""
-    product = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out in ir.outs(step.node)), None)
+    product = next((n for n in graph.nodes if ir.is_contraction(n) and n.out in ir.outs(step.node)), None)
     compute = 0.0
     if product is not None and product.operands is not None:
         flops = 2 * Sizes(graph.size_hints).points((*product.out_vars, *product.reduced))

@@ -160,7 +160,7 @@ class ScaleHoisting(Transform):
         scales = Scales(graph, draft.taken, draft.options.demands, draft.options.scales)
         nodes: list[ir.Node] = []
         for node in draft.nodes:
-            if isinstance(node, ir.Contraction) and node.out in draft.taken:
+            if ir.is_contraction(node) and node.out in draft.taken:
                 product, made = scales.without(node)
                 nodes += [*made, product]
             else:
@@ -273,7 +273,7 @@ class Scales:
 
     def _can_do_without(self, reader: ir.Node, maker: ir.Pointwise) -> bool:
         """Whether a node is a product which a template may compute from the operand without scales."""
-        if not isinstance(reader, ir.Contraction) or reader.out not in self.taken or reader.operands is None:
+        if not ir.is_contraction(reader) or reader.out not in self.taken or reader.operands is None:
             return False
         if any(not d.wanted and d.between(maker.origin.operators, reader.origin.operators) for d in self.demands):
             return False

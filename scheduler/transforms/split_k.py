@@ -60,7 +60,7 @@ class SplitK(Transform):
 
 
 def _split(draft: Draft, node: ir.Node, wanted: Mapping[str, int]) -> Sequence[ir.Node]:
-    if not isinstance(node, ir.Contraction) or node.vendor is not None or node.out not in wanted:
+    if not ir.is_contraction(node) or node.vendor is not None or node.out not in wanted:
         return (node,)
     partial, joining = cut(draft.graph, node, wanted[node.out])
     make_accumulators(draft.graph, partial)

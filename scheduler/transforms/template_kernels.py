@@ -38,7 +38,7 @@ class Offer(Transform):
 
     def prepare(self, graph: ir.Graph, options: Options) -> None:
         names = offered(graph, options)
-        forget_first_sizes(graph, [n for n in graph.nodes if isinstance(n, ir.Product) and names.intersection(ir.outs(n))])
+        forget_first_sizes(graph, [n for n in graph.nodes if ir.is_product(n) and names.intersection(ir.outs(n))])
 
     def apply(self, draft: Draft) -> None:
         open_ = (out for out in offered(draft.graph, draft.options) if draft.decisions.is_open(TEMPLATE, out))
@@ -57,9 +57,9 @@ class Prologues(Transform):
     def apply(self, draft: Draft) -> None:
         draft.before = draft.nodes
         makers = {node.out: node for node in draft.nodes if isinstance(node, ir.Pointwise)}
-        draft.nodes = [_offered(draft, node, makers) if isinstance(node, ir.Product) else node for node in draft.nodes]
+        draft.nodes = [_offered(draft, node, makers) if ir.is_product(node) else node for node in draft.nodes]
         for node in draft.nodes:
-            if isinstance(node, ir.Product) and node.vendor is None:
+            if ir.is_product(node) and node.vendor is None:
                 make_accumulators(draft.graph, node)
 
 
@@ -68,7 +68,7 @@ def _offered(draft: Draft, node: ir.Product, makers: Mapping[str, ir.Pointwise])
         return _from_memory(node)
     if not draft.options.prologues:
         node = _from_memory(node)
-    elif isinstance(node, ir.Contraction):
+    elif ir.is_contraction(node):
         sides = sides_by_result(draft.decisions).get(node.out, NONE)
         node = _with_operands(draft, node, makers, from_memory(sides))
     return replace(node, vendor=None)
@@ -98,7 +98,7 @@ def _from_memory(node: ir.Product) -> ir.Product:
     """With its operands read from where the library call would read them."""
     if not node.stored:
         return node
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         return replace(node, lhs=node.stored[0], rhs=node.stored[1])
     return replace(node, operands=node.stored)
 

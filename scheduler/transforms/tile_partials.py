@@ -197,7 +197,7 @@ class Search:
         self.stored |= {traced.product for name, traced in self.traced.items() if name in kept}
 
     def visit(self, node: ir.Node) -> None:
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
         reads = ir.reads(node)

@@ -101,7 +101,7 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the product."""
     out = source_of(graph, out)
-    return any(isinstance(node, ir.Product) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
+    return any(ir.is_product(node) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
 
 
 def _settled(
