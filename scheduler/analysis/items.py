@@ -28,7 +28,7 @@ class Item:
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
     node: ir.Loop | ir.Partial | ir.Product
-    position: int
+    position: float
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
     value: Value
@@ -121,7 +121,7 @@ def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
     )
 
 
-def make_item(node: ir.Loop | ir.Partial, position: int) -> Item:
+def make_item(node: ir.Loop | ir.Partial, position: float) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
@@ -142,7 +142,7 @@ def make_item(node: ir.Loop | ir.Partial, position: int) -> Item:
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
 
 
-def product_item(graph: ir.Graph, node: ir.Product, position: int) -> Item:
+def product_item(graph: ir.Graph, node: ir.Product, position: float) -> Item:
     """The item of what a template computes."""
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
@@ -244,9 +244,10 @@ def _smallest(stride: Expr, digits: list[tuple[Var, Expr]]) -> bool:
     return all(ix.lower_bound(other - stride) >= 0 for _, other in digits)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Members:
-    """Items with the questions of legality and cost answered once: who reads, makes and overwrites which buffer."""
+    """Items with the questions of legality and cost answered once: who reads, makes and overwrites which buffer. Nothing
+    changes them, and they are equal to themselves alone: what is found out about a pair holds for the next attempt, too."""
 
     items: list[Item]
     reads: dict[str, list[tuple[Item, Index]]] = field(default_factory=dict)
@@ -269,9 +270,8 @@ class Members:
 
     def joined(self, other: Members) -> Members:
         """The union, in program order."""
-        both = Members(
-            sorted(self.items + other.items, key=lambda i: i.position), dict(self.reads), cost=self.cost + other.cost
-        )
+        items = sorted(self.items + other.items, key=lambda i: i.position)
+        both = Members(items, dict(self.reads), cost=self.cost + other.cost)
         for name, entries in other.reads.items():
             both.reads[name] = both.reads.get(name, []) + entries
         both.made = {**self.made, **other.made}

@@ -13,7 +13,7 @@ from kgen.scheduler.analysis.items import Group, Item, finished, make_item, prod
 MAX_FAMILY = 3
 
 
-def items_of(node: ir.Product, position: int, graph: ir.Graph) -> list[Item]:
+def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
     """What the template computes, and what turns that into the results."""
     made = product_item(graph, node, position)
     items = [made]

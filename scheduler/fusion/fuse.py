@@ -18,6 +18,7 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points
+from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.fusion.contraction_groups import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.fusion.legality import illegal, moved, races
@@ -165,7 +166,7 @@ class Fuser:
             self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
             return
         self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
-        joined = left.joined(right)
+        joined = once(("joined", left, right), lambda: left.joined(right))
         if len(a.items) >= len(b.items):
             self._merge(a, b, space, joined)
         else:
@@ -218,10 +219,14 @@ class Fuser:
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
         outer = group.outer + group.inner
-        items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
-        if not any_order:
-            items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
-        return replace(group, outer=outer, inner=(), members=Members.of(items))
+
+        def members() -> Members:
+            items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
+            if not any_order:
+                items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
+            return Members.of(items)
+
+        return replace(group, outer=outer, inner=(), members=once(("free", group.members, any_order), members))
 
     def _epilogue(
         self, a: Group, b: Group, joint: tuple[Space, Members, Members] | Reason, flows: bool
@@ -254,11 +259,16 @@ class Fuser:
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
     def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
-        """Tries the accesses to the shared buffer (then to any other) until one aligns the loops legally."""
+        """The joint loops of two groups, found once for these members, whatever attempt asks."""
+        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
+        key = ("joint", a.members, b.members, buffer, of_rows, a.device in self.unordered)
+        return once(key, lambda: self._search(a, b, self._by_promise(a, b, buffer, common), of_rows))
+
+    def _search(self, a: Group, b: Group, names: Sequence[str], of_rows: bool) -> tuple[Space, Members, Members] | Reason:
+        """Tries the accesses to shared buffers until one aligns the loops legally."""
         best: Reason = Reason.SPACE_MISMATCH
         tried = 0
-        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
-        for name in self._by_promise(a, b, buffer, common):
+        for name in names:
             for left in self._indices(a, name):
                 for right in self._indices(b, name):
                     tried += 1

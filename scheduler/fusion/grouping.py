@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
@@ -17,6 +17,9 @@ from kgen.scheduler.fusion.contraction_groups import items_of
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.options import Options
 from kgen.verdict import Verdict
+
+# Nodes that a transform puts in one place, at most: so far is looked ahead for one that has its place already.
+AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
-    groups = [_group(graph, graph.nodes[n], k) for k, n in enumerate(order)]
+    places = _places(graph, [graph.nodes[n] for n in order])
+    groups = [_group(graph, graph.nodes[n], k, places[k]) for k, n in enumerate(order)]
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
@@ -62,17 +66,35 @@ def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
     return (*ir.outs(node), *(accumulators(graph, node) if mine and ir.is_product(node) else ()))
 
 
-def _group(graph: ir.Graph, node: ir.Node, position: int) -> Group:
+def _places(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[float]:
+    """A place in program order for each node. One that an earlier attempt had keeps its own, and new ones lie between their
+    neighbours: what is known of a node's group holds as long as the node is the same."""
+    known: dict[str, float] = once("places", dict)
+    names = [ir.outs(node)[0] if ir.outs(node) else "" for node in nodes]
+    before, places = -1.0, list[float]()
+    for k, name in enumerate(names):
+        place = known.get(name, -1.0)
+        if place <= before:
+            follows = min(
+                (known[one] for one in names[k + 1 : k + 1 + AHEAD] if known.get(one, -1.0) > before), default=before + 2
+            )
+            place = (before + follows) / 2
+        known[name] = before = place
+        places.append(place)
+    return places
+
+
+def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group:
     group = Group(position, first=position, last=position, rank=position)
     if ir.call_of(node) is not None:
         group.call = node
     else:
-        group.outer, group.inner, group.members = once((node, position), lambda: _members(graph, node, position))
+        group.outer, group.inner, group.members = once((node, place), lambda: _members(graph, node, place))
         group.device = str(graph.buffers[ir.outs(node)[0]].device)
     return group
 
 
-def _members(graph: ir.Graph, node: ir.Node, position: int) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
+def _members(graph: ir.Graph, node: ir.Node, position: float) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
     """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
     assert not isinstance(node, ir.Extern | ir.Attention)
     items = items_of(node, position, graph) if ir.is_product(node) else [make_item(node, position)]
