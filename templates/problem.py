@@ -133,6 +133,20 @@ def once(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[
     return known
 
 
+def once_at_sizes(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+    """Of a function of a problem that asks for sizes: computes it once for these hints."""
+
+    @wraps(compute)
+    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (compute, *args, *kwargs.items())
+        if key not in problem.known_here:
+            problem.known_here[key] = compute(problem, *args, **kwargs)
+        found: T = problem.known_here[key]
+        return found
+
+    return known
+
+
 class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
@@ -177,11 +191,16 @@ class Problem:
         """The same problem where size symbols have other hints."""
         found = copy(self)
         found.sizes = Sizes({**self.sizes.hints, **hints})
-        for name in ("epilogue_bytes", "stored_bytes"):  # what is cached of the old hints
+        for name in ("epilogue_bytes", "stored_bytes", "known_here"):  # what is cached of the old hints
             found.__dict__.pop(name, None)
         return found
 
-    @property
+    @cached_property
+    def known_here(self) -> dict[Hashable, Any]:
+        """What `once_at_sizes` has computed."""
+        return {}
+
+    @cached_property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
         return tuple(s for s in self.kernel.statements if s.kind != "contraction" and self._beside.isdisjoint(s.outs))

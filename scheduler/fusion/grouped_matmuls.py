@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
+from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import prepared, product_of
-from kgen.scheduler.selection.memo import remembered
+from kgen.scheduler.selection.memo import layouts, remembered
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
@@ -46,12 +47,18 @@ def join(plan: Schedule, how: Joining) -> None:
     gone: set[int] = set()
     for group in _siblings(plan, how):
         kernels = [plan.steps[k] for k in group]
-        batch = _joint([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
+        batch = _known([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
         if batch is not None:
             found[group[0]] = batch
             gone.update(group[1:])
             plan.verdicts += _verdicts(batch)
     plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
+    """What `_joint` makes of the kernels, found once for as many attempts as have them."""
+    key = ("joint kernels", tuple(kernels), tuple(layouts(kernel, graph) for kernel in kernels), how.only)
+    return once(key, lambda: _joint(kernels, graph, how))
 
 
 def _verdicts(batch: Batch) -> Iterable[Verdict]:

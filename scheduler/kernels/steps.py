@@ -8,6 +8,7 @@ from dataclasses import replace
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step
 from kgen.scheduler.analysis.items import Group
+from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.fusion.grouping import in_order
 from kgen.scheduler.kernels.sections import make_kernel
@@ -34,7 +35,15 @@ def _step(group: Group, fuser: Fuser, kept: frozenset[str], options: Options) ->
         name for name in group.writes
         if name in kept or any(r is not group for r in fuser.readers.get(name, {}).values())
     )  # fmt: skip
-    return make_kernel(group, fuser.sizes, needed, fuser.verdicts, options.target(group.device))
+    target = options.target(group.device)
+
+    def made() -> tuple[Kernel, tuple[Verdict, ...]]:
+        verdicts: list[Verdict] = []
+        return make_kernel(group, fuser.sizes, needed, verdicts, target), tuple(verdicts)
+
+    kernel, verdicts = once(("kernel", group.members, needed, target), made)
+    fuser.verdicts += verdicts
+    return kernel
 
 
 def _is_dead(step: Step) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem, once
+from kgen.templates.problem import Input, Problem, once, once_at_sizes
 from kgen.templates.triton.codegen.tma_boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
@@ -220,11 +220,13 @@ def _epilogue_cost(problem: Problem) -> int:
     return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
+@once
 def _reads(problem: Problem) -> int:
     """Tiles that an epilogue reads for each of its own."""
     return len({load.attr[:2] for load in tiles_read(problem)})
 
 
+@once
 def _operands(problem: Problem) -> list[Input]:
     """Each operand once: those that the products of a family have in common, and their own."""
     return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
@@ -240,6 +242,7 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
     return size * _apart(problem, one.name)
 
 
+@once_at_sizes
 def _apart(problem: Problem, name: str) -> float:
     """How much longer an operand's rows take than whole lines of the cache."""
     one = problem.inputs[name]
@@ -269,6 +272,7 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     return rate
 
 
+@once
 def _by_engine(problem: Problem, one: Input) -> bool:
     return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
 
@@ -288,6 +292,7 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
     return IN_STEPS if bounded and problem.size("k") > config.BLOCK_K else 1.0
 
 
+@once_at_sizes
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
@@ -324,6 +329,7 @@ def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
 
 
+@once_at_sizes
 def _traffic(problem: Problem) -> int:
     """Bytes that the kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
