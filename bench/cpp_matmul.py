@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bench.measure import Timing, geomean, interleave, machine_facts, thread_count
 from kgen.build import cpp, toolchain
-from kgen.templates.cpp.blocking import Blocking, choose_blocking
-from kgen.templates.cpp.table import CPP_TYPES
+from kgen.templates.cpp.codegen.table import CPP_TYPES
+from kgen.templates.cpp.kernels.blocking import Blocking, choose_blocking
 
 # m, k, n
 SHAPES = [(1024, 1024, 1024), (512, 1024, 4096), (64, 4096, 4096), (16, 4096, 4096), (8, 4096, 4096), (1, 4096, 11008)]

@@ -19,8 +19,8 @@ from torch import Tensor
 from bench.measure import interleave, synchronize
 from bench.patterns import outputs_of
 from kgen.host.graph_of_calls import graph_of_calls
-from kgen.plan import Kernel
-from kgen.record import Record, recording
+from kgen.ir.plan import Kernel
+from kgen.report.record import Record, recording
 
 Function = Callable[..., Any]
 # Bytes of arguments that one graph goes through, several times what the L2 cache holds.

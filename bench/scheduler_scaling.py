@@ -97,8 +97,8 @@ def build_graph(realised: int, seed: int = 0) -> GraphModule:
 
 def stage_arguments(graph: GraphModule) -> tuple[Any, Any]:
     """What the stages take besides the graph."""
+    from kgen.capture.torch_adapter import GraphInfo
     from kgen.config import from_call
-    from kgen.torch_adapter import GraphInfo
 
     outputs = len(next(n for n in graph.graph.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
     return GraphInfo("scaling", "inference", frozenset(), frozenset(range(outputs))), from_call(None, {})

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0.dev0"
@@ -17,10 +15,10 @@ _PUBLIC = {
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.contract:contraction",
-    "coverage": "kgen.coverage:coverage",
-    "coverage_reset": "kgen.coverage:coverage_reset",
+    "coverage": "kgen.report.coverage:coverage",
+    "coverage_reset": "kgen.report.coverage:coverage_reset",
     "errors": "kgen.errors",
-    "explain": "kgen.explain:explain",
+    "explain": "kgen.report.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
@@ -44,15 +42,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})
-
-
-class _Package(ModuleType):
-    """Importing a submodule binds its name here, which would hide the function `explain` behind the module of that name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and ":" in _PUBLIC.get(name, ""):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -14,15 +14,16 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import errors, rng, torch_adapter
-from kgen.aot_cache import CompiledGraph
+from kgen import errors
 from kgen.build import cpp, toolchain
+from kgen.capture import rng, torch_adapter
+from kgen.capture.aot_cache import CompiledGraph
+from kgen.capture.eager_graph import EagerGraph
+from kgen.capture.freeze import freeze
+from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
-from kgen.eager_graph import EagerGraph
 from kgen.failures import Attempt
-from kgen.freeze import freeze
 from kgen.templates import registry
-from kgen.torch_adapter import GraphInfo
 from kgen.tuning import only, unusable
 from kgen.tuning.store import stores
 
@@ -42,7 +43,7 @@ def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphMo
 def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
     """Every operator by itself, in eager: for `fallback="all"`, and where nothing else compiles."""
     made = EagerGraph(gm, torch_adapter.output_strides(gm), info.failures)
-    importlib.import_module("kgen.record").record_eager(info, made.coverage, config)
+    importlib.import_module("kgen.report.record").record_eager(info, made.coverage, config)
     return made
 
 

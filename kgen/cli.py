@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen import cache, config, doctor
+from kgen import cache, config
 from kgen.counters import counters
 from kgen.errors import KgenError, TuningFileExists, UnknownTuningDevice
-from kgen.explain import Explanation, explain, watching
-from kgen.explain_text import bytes_text, write
+from kgen.report import doctor
+from kgen.report.explain import Explanation, explain, watching
+from kgen.report.explain_text import bytes_text, write
+from kgen.report.tuning_table import changes, measurements
 from kgen.tuning import store
 from kgen.tuning.entry import Entry, diff
-from kgen.tuning.report import changes, measurements
 from kgen.tuning.store import TuningFile
 
 __all__ = ["main"]

@@ -14,9 +14,9 @@ from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.host.compiled import cpp_units
+from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
 from kgen.lowering.table import operator_name
-from kgen.plan import Choice, Launch, Packing, Schedule, members, variants
-from kgen.provenance import computing_nodes
+from kgen.report.provenance import computing_nodes
 from kgen.tuning import only
 from kgen.verdict import Reason
 

@@ -26,7 +26,7 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 if TYPE_CHECKING:
     from kgen.config import Config
-    from kgen.plan import Choice
+    from kgen.ir.plan import Choice
 
 __all__ = [
     "NOT_OURS", "Attempt", "Failure", "KernelsFailed", "is_strict", "keep_report", "keep_source", "may_replace", "reason_of",

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from kgen import debug, failures, ir, lowering, torch_adapter, verify
-from kgen.aot_cache import NotSerializable
+from kgen import failures, lowering
 from kgen.build import cpp, toolchain, triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.capture import torch_adapter
+from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import InternalError, TemplateRefused
@@ -27,9 +29,13 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
 from kgen.host.setup import setup_of
-from kgen.plan import Batch, Choice, Kernel, Launch, Nest, Packing, Schedule, members
-from kgen.provenance import trace_origins
-from kgen.record import record
+from kgen.ir import nodes as ir
+from kgen.ir import verify
+from kgen.ir.plan import Batch, Choice, Kernel, Launch, Nest, Packing, Schedule, members
+from kgen.ir.sizes import Sizes
+from kgen.report import debug
+from kgen.report.provenance import trace_origins
+from kgen.report.record import record
 from kgen.scheduler import (
     Gpu,
     Options,
@@ -42,17 +48,15 @@ from kgen.scheduler import (
     with_offsets_as_sizes,
 )
 from kgen.scheduler import schedule as make_schedule
-from kgen.sizes import Sizes
 from kgen.templates import registry
-from kgen.templates.cpp import template as cpp_template
-from kgen.templates.cpp.foreach import render_batch
-from kgen.templates.cpp.kernel import render_kernel
-from kgen.templates.cpp.packing import render_packing
+from kgen.templates.cpp.codegen import template as cpp_template
+from kgen.templates.cpp.codegen.packing import render_packing
+from kgen.templates.cpp.kernels.foreach import render_batch
+from kgen.templates.cpp.kernels.loops import render_kernel
 from kgen.templates.problem import Device, Problem
-from kgen.templates.triton import foreach as triton_foreach
-from kgen.templates.triton import kernel as triton_kernel
-from kgen.templates.triton import template as triton_template
-from kgen.torch_adapter import GraphInfo
+from kgen.templates.triton.codegen import template as triton_template
+from kgen.templates.triton.kernels import foreach as triton_foreach
+from kgen.templates.triton.kernels import loops as triton_kernel
 from kgen.tuning import only, unusable
 from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner

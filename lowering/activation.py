@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kgen import values as vs
+from kgen.ir import values as vs
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.pointwise import Operand, clamp, extreme, formula, number, pointwise
 from kgen.lowering.tensor import Tensor, promote
-from kgen.values import Value
 
 
 def _positive(x: Value) -> Value:

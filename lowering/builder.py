@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
-from kgen.index import Expr, ExprLike, Var
-from kgen.ir import Buffer, Origin, Sizes, TensorArg
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, ExprLike, Var
+from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
+from kgen.ir.values import Value
 from kgen.lowering.node_values import NodeValues
 from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
-from kgen.values import Value
 
 
 class Builder:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
-from kgen.index import Expr, Indirect
-from kgen.values import Value
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Indirect
+from kgen.ir.values import Value
 
 
 def checked(graph: ir.Graph, value: Value, where: Iterable[Expr], mask: Value | None = None) -> Value:

@@ -11,11 +11,11 @@ import functools
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr, Var
-from kgen.values import Value
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.values import Value
 
 MAX_TABLE = 1 << 14
 

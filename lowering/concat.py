@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
-from kgen.index import Expr
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import binary_search, gather_source
 from kgen.lowering.scatter import full
 from kgen.lowering.tensor import Tensor, at, convert, indices, promote, reindex, reshape
 from kgen.lowering.views import Extent, axis, result_sizes, unsqueeze
-from kgen.values import Value
 
 # Up to this many parts are selected inside one value, which fuses with its consumers; more are written one by one.
 MAX_SELECTED = 4

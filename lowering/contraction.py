@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
-from kgen.index import Atom, Expr, Var
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor, at, broadcast
-from kgen.values import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Sizes
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Sizes
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.pointwise import Operand, value_in
 from kgen.lowering.tensor import Tensor, indices
-from kgen.values import Value
 
 
 @dataclass(frozen=True, slots=True)

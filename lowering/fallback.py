@@ -10,17 +10,19 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from kgen import errors, ir, ops
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Expr
+from kgen import errors
+from kgen.capture.tree_call import TreeCall
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.layout import as_traced
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
 from kgen.lowering.unbacked import bindings
-from kgen.tree_call import TreeCall
-from kgen.values import Value
 
 
 class Refused(Exception):

@@ -23,7 +23,7 @@ from kgen.lowering import (
     symbolic,
     user_kernel,
     views,
-)  # fmt: skip
+)
 from kgen.lowering.table import merge
 
 FAMILIES = (

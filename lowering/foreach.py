@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kgen import index as ix
+from kgen.ir import index as ix
 from kgen.lowering.activation import RULES as ACTIVATION
 from kgen.lowering.builder import Builder
 from kgen.lowering.pointwise import RULES as POINTWISE

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.lowering.activation import gelu, relu
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor

@@ -11,11 +11,14 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from kgen import errors, failures, ir, ops
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Buffer, GraphInput, Origin
+from kgen import errors, failures
+from kgen.capture.symbols import SymbolTable
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Buffer, GraphInput, Origin
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
@@ -24,7 +27,6 @@ from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.table import find, operator_name
 from kgen.lowering.tensor import Tensor, number_of
-from kgen.symbols import SymbolTable
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Sizes
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Sizes
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.checks import checked
 from kgen.lowering.closed_form import index_form
@@ -22,7 +23,6 @@ from kgen.lowering.pointwise import Operand, rounded_in
 from kgen.lowering.tensor import Tensor, at, broadcast, broadcast_sizes, convert, indices, promote, reindex, reshape
 from kgen.lowering.unbacked import checked_index
 from kgen.lowering.views import Extent, axis, dense, select, slice_length, slice_start, storage_index
-from kgen.values import Value
 
 # A gathered value that costs more than this is stored first: every element read through an index would compute it again.
 CHEAP_SOURCE = 4

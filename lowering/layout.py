@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from kgen import index as ix
-from kgen import values as vs
-from kgen.ir import Sizes, TensorArg
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.nodes import Sizes, TensorArg
 from kgen.lowering.builder import Builder, dense_strides, stride_order
 from kgen.lowering.tensor import Tensor, axes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kgen import values as vs
+from kgen.ir import values as vs
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.pointwise import Operand, Rule, number, pointwise, rounded_in

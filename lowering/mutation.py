@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
-from kgen.index import Expr, Indirect
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Indirect
+from kgen.ir.values import Value
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.checks import checked_write
@@ -27,7 +29,6 @@ from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
 from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
-from kgen.values import Value
 
 # Set by the reinplace stage on a node whose first argument's storage it may overwrite: the FX node that owns the storage.
 INPLACE = "kgen_inplace"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from kgen import values as vs
+from kgen.ir import values as vs
 from kgen.lowering.tensor import Tensor
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Expr
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.creation import expected
 from kgen.lowering.pointwise import narrowed, number, pointwise
 from kgen.lowering.reduction import accumulator, count, expand_back, mean_and_m2, reduce, reuse, variance_of
 from kgen.lowering.tensor import Tensor, reindex, reshape
-from kgen.values import Value
 
 # ---- softmax --------------------------------------------------------------------------------------------------------
 

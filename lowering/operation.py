@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ir
-from kgen.index import Var
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.index import Var
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.contraction import loaded

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.tensor import Tensor, broadcast, broadcast_sizes, convert, element_in, promote, rounded
-from kgen.values import Value
 
 Operand = Tensor | Expr | int | float | bool
 Rule = Callable[..., Tensor]

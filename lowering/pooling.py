@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Sizes
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Sizes
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.closed_form import index_form
 from kgen.lowering.contraction import library
@@ -28,7 +29,6 @@ from kgen.lowering.indexing import gather_source
 from kgen.lowering.scatter import full
 from kgen.lowering.tensor import Tensor, at, convert, indices, reindex
 from kgen.lowering.views import result_sizes
-from kgen.values import Value
 
 MAX_UNROLLED = 32
 

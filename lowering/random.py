@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Expr
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor, at, indices
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten
 
-from kgen.operators import is_pure
+from kgen.capture.operators import is_pure
 
 
 def drop_repeats(gm: GraphModule) -> None:

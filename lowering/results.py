@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from kgen import index as ix
-from kgen.index import Expr
-from kgen.ir import Buffer, Origin, Sizes, TensorArg
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.lowering.builder import Builder, dense_strides
 from kgen.lowering.layout import fix_strides, is_storable, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Sizes
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Sizes
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.indexing import Advanced, at_least_1d, position
 from kgen.lowering.mutation import Write, write, write_to
 from kgen.lowering.tensor import Tensor, at, broadcast, convert, indices, reshape
 from kgen.lowering.views import axis
-from kgen.values import Value
 
 Number = int | float | bool
 

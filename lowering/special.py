@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kgen import values as vs
+from kgen.ir import values as vs
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.fallback import Refused
 from kgen.lowering.pointwise import (
@@ -24,7 +25,6 @@ from kgen.lowering.pointwise import (
     to_float,
 )
 from kgen.lowering.tensor import Tensor, convert, promote
-from kgen.values import Value
 
 # ---- powers ---------------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kgen import index as ix
-from kgen.index import Expr
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
 from kgen.lowering import fallback
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Atom, Expr, ExprLike, Var
-from kgen.ir import Number, Sizes
-from kgen.values import Value
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, ExprLike, Var
+from kgen.ir.nodes import Number, Sizes
+from kgen.ir.values import Value
 
 
 def axes(sizes: Iterable[ExprLike]) -> tuple[Var, ...]:

@@ -16,9 +16,9 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import CallMethodKey, ConvertIntKey
 from torch.utils._pytree import key_get
 
-from kgen import index as ix
-from kgen.check_index import check_index
-from kgen.index import Expr, Size
+from kgen.capture.check_index import check_index
+from kgen.ir import index as ix
+from kgen.ir.index import Expr, Size
 from kgen.lowering.builder import Builder
 from kgen.lowering.tensor import Tensor, reindex
 

@@ -15,11 +15,11 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 
 from kgen import errors
+from kgen.capture.tree_call import TreeCall
 from kgen.lowering.builder import Builder
 from kgen.lowering.layout import fix_strides, is_storable, store_with
 from kgen.lowering.mutation import at_newest, base_in_place, plain_load
 from kgen.lowering.tensor import Tensor
-from kgen.tree_call import TreeCall
 
 
 def functional(b: Builder, *, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **settings: Any) -> dict[str, Tensor]:

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.index import Expr
-from kgen.ir import Buffer, Sizes
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.nodes import Buffer, Sizes
+from kgen.ir.values import Value
 from kgen.lowering.builder import Builder, stride_order
 from kgen.lowering.fallback import Refused
 from kgen.lowering.tensor import Tensor, reindex, reshape
 from kgen.lowering.unbacked import checked_index, is_binding, wrapped
-from kgen.values import Value
 
 Extent = Expr | int
 

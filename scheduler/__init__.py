@@ -1,11 +1,11 @@
 """The scheduler: which loops become one kernel, in which order, and where buffers live. `schedule` is the stage."""
 
-from kgen.scheduler.choose import chosen_problem, product_of
-from kgen.scheduler.loops import choose_loops
-from kgen.scheduler.offsets import with_offsets_as_sizes
-from kgen.scheduler.packing import pack_operands
+from kgen.scheduler.kernels.constant_offsets import with_offsets_as_sizes
+from kgen.scheduler.kernels.operand_packing import pack_operands
 from kgen.scheduler.schedule import Options, schedule
-from kgen.scheduler.tiles import Gpu, choose_batch_tiles, choose_tiles
+from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.scheduler.tiling.loops import choose_loops
+from kgen.scheduler.tiling.tiles import Gpu, choose_batch_tiles, choose_tiles
 
 __all__ = [
     "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",

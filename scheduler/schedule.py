@@ -6,48 +6,59 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kgen import errors, ir
-from kgen import index as ix
-from kgen import values as vs
-from kgen.plan import Batch, Call, Kernel, Schedule, Step, members
-from kgen.scheduler import aligned, cost
-from kgen.scheduler.alike import once, remembering
-from kgen.scheduler.batch import batch
-from kgen.scheduler.buckets import Best, forget_first_sizes
-from kgen.scheduler.choose import Given, best, choose_template, demanded, part_blocks, problems, product_of, products_of
-from kgen.scheduler.columns import Setting, carry_columns
-from kgen.scheduler.contractions import Operands, items_of, offer
-from kgen.scheduler.dependencies import edges, overwritten, topological
-from kgen.scheduler.fuse import Fuser
-from kgen.scheduler.fused_calls import kept_apart, usable, verdicts, with_fused_calls
-from kgen.scheduler.items import Group, Members, accumulators, make_item
-from kgen.scheduler.joint import Joining, join
-from kgen.scheduler.layout import freeze_layouts
-from kgen.scheduler.measured import Answers, ask
-from kgen.scheduler.memory import plan_memory, reads, writes
-from kgen.scheduler.partials import Tiles, alone, partials
-from kgen.scheduler.pieces import in_pieces, left_apart, whole_of
-from kgen.scheduler.pieces import refusal_of as pieces_refusal
-from kgen.scheduler.rows import refusal_of, rows_apart, rows_in
-from kgen.scheduler.sections import make_kernel
-from kgen.scheduler.side_sums import Setting as Beside
-from kgen.scheduler.side_sums import carry_sums, why_apart
-from kgen.scheduler.side_sums import refusal_of as sums_refusal
-from kgen.scheduler.slices import in_slices, left_alone, slice_verdicts
-from kgen.scheduler.split import split_reduction
-from kgen.scheduler.split_k import may_cut, partial_of, parts_of, possible_parts
-from kgen.scheduler.tiles import Gpu
-from kgen.scheduler.trials import Pricing, Trial, judged, trial_of
-from kgen.scheduler.twice import computations, second_of, stored
-from kgen.scheduler.updates import refused_updates, why_updates_apart
-from kgen.scheduler.workspaces import provide_workspaces
-from kgen.sizes import Sizes
+from kgen import errors
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Batch, Call, Kernel, Schedule, Step, members
+from kgen.ir.sizes import Sizes
+from kgen.ir.verify import defined_once
+from kgen.scheduler.analysis.dependencies import edges, overwritten, topological
+from kgen.scheduler.analysis.items import Group, Members, accumulators, make_item
+from kgen.scheduler.analysis.layouts import freeze_layouts
+from kgen.scheduler.analysis.memo import once, remembering
+from kgen.scheduler.analysis.memory import plan_memory, reads, writes
+from kgen.scheduler.fusion import cost
+from kgen.scheduler.fusion.combo_kernels import batch
+from kgen.scheduler.fusion.fuse import Fuser
+from kgen.scheduler.fusion.grouped_matmuls import Joining, join
+from kgen.scheduler.kernels.sections import make_kernel
+from kgen.scheduler.kernels.workspaces import provide_workspaces
+from kgen.scheduler.selection.choose import (
+    Given,
+    best,
+    choose_template,
+    demanded,
+    part_blocks,
+    problems,
+    product_of,
+    products_of,
+)
+from kgen.scheduler.selection.size_buckets import Best, forget_first_sizes
+from kgen.scheduler.selection.tuning_queries import Answers, ask
+from kgen.scheduler.tiling.tiles import Gpu
+from kgen.scheduler.transforms import operand_padding
+from kgen.scheduler.transforms.candidates_of_contractions import Operands, items_of, offer
+from kgen.scheduler.transforms.column_reduction import Setting, carry_columns
+from kgen.scheduler.transforms.concat_split import in_slices, left_alone, slice_verdicts
+from kgen.scheduler.transforms.full_row_tiles import refusal_of, rows_apart, rows_in
+from kgen.scheduler.transforms.library_fusion import kept_apart, usable, verdicts, with_fused_calls
+from kgen.scheduler.transforms.operand_reduction import Setting as Beside
+from kgen.scheduler.transforms.operand_reduction import carry_sums, why_apart
+from kgen.scheduler.transforms.operand_reduction import refusal_of as sums_refusal
+from kgen.scheduler.transforms.output_split import in_pieces, left_apart, whole_of
+from kgen.scheduler.transforms.output_split import refusal_of as pieces_refusal
+from kgen.scheduler.transforms.recompute import computations, second_of, stored
+from kgen.scheduler.transforms.recompute_trial import Pricing, Trial, judged, trial_of
+from kgen.scheduler.transforms.scatter_epilogue import refused_updates, why_updates_apart
+from kgen.scheduler.transforms.split_k import may_cut, partial_of, parts_of, possible_parts
+from kgen.scheduler.transforms.split_reduction import split_reduction
+from kgen.scheduler.transforms.tile_partials import Tiles, alone, partials
 from kgen.templates import registry
 from kgen.templates.problem import Device
 from kgen.tuning.answer import Answer, Oracle, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
-from kgen.verify import defined_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +160,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
                     continue
             refused = judged(result, trial, known.tiles, pricing)
             if not refused:
-                result.verdicts += aligned.said(known.tiles.copies, graph, {out for s in result.steps for out in writes(s)})
+                result.verdicts += operand_padding.said(known.tiles.copies, graph, _written(result))
                 return _finished(result, refusals, options)
         changed = {verdict.producer for verdict in refused_updates(refused).values()}
         answers = {
@@ -161,6 +172,10 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
         known = known.after(refused, blocks, cuts, copies)
         if trial is not None and not known.tiles.twice:
             return _finished(trial.given_up(), refusals, options)
+
+
+def _written(plan: Schedule) -> set[str]:
+    return {out for step in plan.steps for out in writes(step)}
 
 
 def _finished(plan: Schedule, refusals: list[Verdict], options: Options) -> Schedule:
@@ -264,7 +279,8 @@ def _copies(
             continue
         known = None if options.stable else answers.get(out, {}).get(place({}))
         device = options.device(plan.graph, out)
-        found[out] = aligned.best_copies(kernel, plan.graph, device, not options.stable) if known is None else known.copies
+        estimated = operand_padding.best_copies
+        found[out] = estimated(kernel, plan.graph, device, not options.stable) if known is None else known.copies
     return found if any(found.values()) else {}
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kgen import index as ix
-from kgen import values as vs
+from kgen.ir import index as ix
+from kgen.ir import values as vs
 from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
-from kgen.index import Expr, Size, Var
-from kgen.plan import Nest, Statement
-from kgen.values import Value
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Size, Var
+from kgen.ir.plan import Nest, Statement
+from kgen.ir.values import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
-from kgen.index import Atom, Expr, Size, Var
-from kgen.plan import Kernel, Statement
-from kgen.sizes import Sizes
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Size, Var
+from kgen.ir.plan import Kernel, Statement
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
 from kgen.templates.contract import Config, Template
-from kgen.values import Value
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
 BUILT_IN = (
-    "kgen.templates.triton.matmul",
-    "kgen.templates.triton.matmul_tma",
-    "kgen.templates.triton.matmul_specialized",
-    "kgen.templates.triton.matmul_resident",
-    "kgen.templates.triton.matmul_rows",
-    "kgen.templates.triton.matmul_sliced",
-    "kgen.templates.cpp.matmul",
+    "kgen.templates.triton.kernels.matmul",
+    "kgen.templates.triton.kernels.matmul_tma",
+    "kgen.templates.triton.kernels.matmul_specialized",
+    "kgen.templates.triton.kernels.matmul_resident",
+    "kgen.templates.triton.kernels.matmul_rows",
+    "kgen.templates.triton.kernels.matmul_sliced",
+    "kgen.templates.cpp.kernels.matmul",
 )
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from jinja2.ext import Extension
 
-from kgen.index import as_expr
+from kgen.ir.index import as_expr
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean, environment, tidy

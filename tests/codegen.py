@@ -30,20 +30,20 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp, toolchain
 from kgen.build.unit import PRELUDE, Rendered, canonical_text
-from kgen.decompositions import table
+from kgen.capture.decompositions import table
 from kgen.errors import InputMismatch, KernelBuildFailed
-from kgen.evaluate import evaluate_graph
 from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
+from kgen.ir.plan import Call, Kernel, Launch, Schedule, members, variants
+from kgen.ir.sizes import Sizes
+from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.pipeline import REGISTER_BYTES, cpu_device, render_choice, render_step
-from kgen.plan import Call, Kernel, Launch, Schedule, members, variants
+from kgen.reference.evaluate import evaluate_graph
 from kgen.scheduler import Gpu, Options, choose_tiles, schedule
-from kgen.scheduler.choose import chosen_problem, product_of
-from kgen.sizes import Sizes
-from kgen.templates.triton import kernel as triton_kernel
+from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.templates.triton.kernels import loops as triton_kernel
 from kgen.tuning.only import Only
-from kgen.verify import verify
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
 PER_UNIT = 40
@@ -130,7 +130,7 @@ def _trace(job: _Job, functions: _Functions) -> None:
     """Traces on the first sample. The first call runs the graph in eager: its kernels do not exist yet."""
 
     def compile_graph(gm: GraphModule, _: Any = None) -> Callable[..., Any]:
-        with _disable_current_modes():  # as kgen.torch_adapter does: reading constants needs real tensors
+        with _disable_current_modes():  # as kgen.capture.torch_adapter does: reading constants needs real tensors
             graph = _Graph(plan_of(gm, functions.options), gm)
             functions.add(graph)
         job.graphs.append(graph)

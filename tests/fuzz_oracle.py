@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kgen.decompositions import table
+from kgen.capture.decompositions import table
 
 # Operators whose results have the bits of their operands: a perturbation would make equal elements different.
 EXACT = frozenset((

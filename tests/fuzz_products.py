@@ -45,8 +45,8 @@ from fuzz_graphs import (
 from op_table import TOLERANCE
 
 from kgen.backend import kgen_backend
-from kgen.plan import Kernel
-from kgen.record import EagerRecord, Recorder, recording
+from kgen.ir.plan import Kernel
+from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates.contract import Config
 from kgen.tuning.only import only
 

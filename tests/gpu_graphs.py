@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from codegen import copied, gradients, near, tensors
 from torch import Tensor
 
-import kgen.record
-from kgen.plan import Kernel, Schedule, Tiling, members
-from kgen.scheduler import Gpu, choose_tiles, cost, split, tiles
-from kgen.sizes import Sizes
+import kgen.report.record
+from kgen.ir.plan import Kernel, Schedule, Tiling, members
+from kgen.ir.sizes import Sizes
+from kgen.scheduler import Gpu, choose_tiles
+from kgen.scheduler.fusion import cost
+from kgen.scheduler.tiling import tiles
+from kgen.scheduler.transforms import split_reduction
 
 f16, bf16, f32, i8 = torch.float16, torch.bfloat16, torch.float32, torch.int8
 F8 = torch.float8_e4m3fn
@@ -92,7 +95,7 @@ def short_rows() -> Iterator[None]:
 def short_shares() -> Iterator[None]:
     """Rows are cut in two kernels from 32 points on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split, "MIN_CHUNK", 16)
+        patch.setattr(split_reduction, "MIN_CHUNK", 16)
         yield
 
 
@@ -119,7 +122,7 @@ class Ran:
 def run(fn: Callable[..., Any], *args: Any, backward: bool = False, dynamic: bool | None = None, **options: Any) -> Ran:
     """Compiles and calls twice: results and changed arguments agree with eager's, and both calls give the same bits."""
     ours, again, theirs = copied(args), copied(args), copied(args)
-    with kgen.record.recording() as recorder:
+    with kgen.report.record.recording() as recorder:
         compiled = torch.compile(fn, backend="kgen", fullgraph=True, dynamic=dynamic, options={"cache": False, **options})
         got = _called(compiled, ours, backward)
     want, repeated = _called(fn, theirs, backward), _called(compiled, again, backward)

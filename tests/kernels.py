@@ -10,10 +10,10 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
 
-from kgen.decompositions import table
+from kgen.capture.decompositions import table
+from kgen.ir.plan import Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.plan import Schedule
-from kgen.provenance import trace_origins
+from kgen.report.provenance import trace_origins
 from kgen.scheduler import Options, schedule
 
 

@@ -10,7 +10,7 @@ from kgen.build.gpu_kernel import TritonKernel
 
 HEADER = """import triton
 import triton.language as tl
-from kgen.templates.triton import library as lib
+from kgen.templates.triton.device import library as lib
 
 
 @triton.jit

@@ -10,11 +10,11 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kgen import ir
-from kgen.decompositions import table
-from kgen.evaluate import evaluate_graph
+from kgen.capture.decompositions import table
+from kgen.ir import nodes as ir
+from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.verify import verify
+from kgen.reference.evaluate import evaluate_graph
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)

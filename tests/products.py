@@ -15,7 +15,7 @@ from torch import Tensor
 import kgen
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.interpret import Interpreted
-from kgen.scheduler import aligned, trials
+from kgen.scheduler.transforms import operand_padding, recompute_trial
 from kgen.templates import registry
 from kgen.templates.contract import Config, Resources, Template
 from kgen.tuning import model
@@ -56,8 +56,8 @@ def forced(name: str, pick: Pick = lambda configs: configs[:1], runs: bool = Tru
         patch.setattr(model, "vendor_seconds", lambda problem: 1e9)
         patch.setattr(Template, "uncalibrated", lambda template, problem: None)
         patch.setattr(model, "feasible", feasible)
-        patch.setattr(trials, "may_be_twice", lambda *args: [])
-        patch.setattr(aligned, "best_copies", lambda *args: aligned.NONE)  # of one configuration estimates say little
+        patch.setattr(recompute_trial, "may_be_twice", lambda *args: [])
+        patch.setattr(operand_padding, "best_copies", lambda *args: operand_padding.NONE)
         patch.setattr(Interpreted, "__call__", called)
         torch._dynamo.reset()
         yield made

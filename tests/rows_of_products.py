@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.plan import Schedule
+from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from tests.kernels import plans
 from tests.products import compiled

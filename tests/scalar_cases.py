@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
-from kgen import ops
-from kgen.evaluate_value import apply
+from kgen.ir import ops
+from kgen.reference.evaluate_value import apply
 
 
 def short(dtype: torch.dtype) -> str:

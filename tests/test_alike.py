@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.plan import Kernel
-from kgen.scheduler import Options, choose
-from kgen.scheduler.buckets import Best
+from kgen.ir.plan import Kernel
+from kgen.scheduler import Options
+from kgen.scheduler.selection import choose
+from kgen.scheduler.selection.size_buckets import Best
 from kgen.templates.problem import Problem
 from kgen.tuning import model
 from tests.kernels import plans

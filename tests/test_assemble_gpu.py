@@ -13,15 +13,15 @@ from codegen import plan_of
 from op_case import capture
 from stub_driver import compiled
 
-from kgen import index as ix
-from kgen import torch_adapter
-from kgen.aot_cache import NotSerializable
+from kgen.capture import torch_adapter
+from kgen.capture.aot_cache import NotSerializable
 from kgen.errors import KernelTooLarge, MixedCapabilities
 from kgen.host import launch, native
 from kgen.host import program as hp
 from kgen.host.assemble import Assembled, KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph, _load_launches
-from kgen.plan import Schedule
+from kgen.ir import index as ix
+from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 
 pytestmark = pytest.mark.cpu

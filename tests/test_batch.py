@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import kgen
+from kgen.ir.plan import Batch, Schedule, members
 from kgen.pipeline import render_step
-from kgen.plan import Batch, Schedule, members
-from kgen.scheduler import Options, batch
+from kgen.scheduler import Options
+from kgen.scheduler.fusion import combo_kernels
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 
@@ -121,7 +122,7 @@ def test_large_kernels_join_only_their_likes_and_only_at_the_end() -> None:
 def test_memory_is_not_held_for_a_distant_kernel() -> None:
     def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         x = x.exp()
-        for _ in range(batch.NEAR + 2):
+        for _ in range(combo_kernels.NEAR + 2):
             x = x @ w
         return x, torch.cumsum(x, 0) + (y.exp() @ w)
 
@@ -201,12 +202,13 @@ def test_members_touch_nothing_that_another_one_writes(name: str) -> None:
 def independent(plan: Schedule) -> None:
     for step in batches(plan):
         for one in step.members:
-            mine = {batch.root(plan.graph, n) for n in batch.writes(one)}
+            mine = {combo_kernels.root(plan.graph, n) for n in combo_kernels.writes(one)}
             # memory that a result takes over counts as written as well
-            mine |= {batch.root(plan.graph, plan.reuses[n]) for n in batch.writes(one) if n in plan.reuses}
+            mine |= {combo_kernels.root(plan.graph, plan.reuses[n]) for n in combo_kernels.writes(one) if n in plan.reuses}
             for other in step.members:
                 if other is not one:
-                    touched = {batch.root(plan.graph, n) for n in batch.writes(other) | batch.reads(other)}
+                    names = combo_kernels.writes(other) | combo_kernels.reads(other)
+                    touched = {combo_kernels.root(plan.graph, n) for n in names}
                     assert not mine & touched
 
 

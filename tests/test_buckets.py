@@ -20,21 +20,22 @@ from test_warm_start import assert_warm, process
 from torch import Tensor
 
 import kgen
-from kgen import index as ix
-from kgen import ir
 from kgen.build import cpp, triton
 from kgen.host import cudagraph, native
 from kgen.host import program as hp
 from kgen.host.compiled import HostGraph
 from kgen.host.cudagraph import decide
 from kgen.host.interpret import Interpreted
-from kgen.plan import BySize, Choice, Launch, members, variants
-from kgen.record import Record, Recorder, recording
-from kgen.scheduler import choose, chosen_problem
-from kgen.scheduler.buckets import Best, buckets_of
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.plan import BySize, Choice, Launch, members, variants
+from kgen.report.record import Record, Recorder, recording
+from kgen.scheduler import chosen_problem
+from kgen.scheduler.selection import choose
+from kgen.scheduler.selection.size_buckets import Best, buckets_of
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device, Problem
-from kgen.templates.triton.template import MOST_STACK
+from kgen.templates.triton.codegen.template import MOST_STACK
 from kgen.tuning import model
 from kgen.verdict import Reason
 

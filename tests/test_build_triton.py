@@ -110,9 +110,9 @@ def test_the_key_covers_the_machine_and_the_compiler(monkeypatch):
 
 
 def test_the_library_counts_with_all_that_it_imports(tmp_path):
-    (tmp_path / "library.py").write_text("from kgen.templates.triton.one import f\n")
-    (tmp_path / "one.py").write_text("from kgen.templates.triton import two\nimport triton.language as tl\n")
-    (tmp_path / "two.py").write_text("import kgen.templates.triton.library\n")
+    (tmp_path / "library.py").write_text("from kgen.templates.triton.device.one import f\n")
+    (tmp_path / "one.py").write_text("from kgen.templates.triton.device import two\nimport triton.language as tl\n")
+    (tmp_path / "two.py").write_text("import kgen.templates.triton.device.library\n")
     (tmp_path / "three.py").write_text("")
     assert sorted(triton._with_imports(tmp_path, "library")) == ["library", "one", "two"]
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kgen.plan import Schedule, members
-from kgen.record import Record, recording
+from kgen.ir.plan import Schedule, members
+from kgen.report.record import Record, recording
 from kgen.scheduler import Options
 from kgen.tuning import model
 from kgen.tuning.only import only

@@ -17,15 +17,16 @@ from torch.fx import GraphModule
 from torch.nn import functional
 
 import kgen
-from kgen import backend, torch_adapter
-from kgen.aot_cache import NotSerializable
+from kgen import backend
 from kgen.backend import kgen_backend
+from kgen.capture import torch_adapter
+from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.eager_graph import EagerGraph
+from kgen.capture.rng import KINDS, _philox
+from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
-from kgen.eager_graph import EagerGraph
-from kgen.evaluate_value import RANDOM
-from kgen.rng import KINDS, _philox
-from kgen.torch_adapter import GraphInfo
+from kgen.reference.evaluate_value import RANDOM
 
 pytestmark = pytest.mark.none
 

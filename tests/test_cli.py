@@ -9,8 +9,9 @@ import textwrap
 
 import pytest
 
-from kgen import cache, doctor
+from kgen import cache
 from kgen.cli import main
+from kgen.report import doctor
 
 pytestmark = pytest.mark.cpu
 

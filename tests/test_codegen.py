@@ -159,7 +159,7 @@ def test_other_instruction_sets(
 
 def test_a_failure_is_that_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row does not compile, one computes something else, one raises while tracing; the fourth is well."""
-    from kgen.templates.cpp import table
+    from kgen.templates.cpp.codegen import table
 
     monkeypatch.setitem(table.CPP_OPS, "erfc", "no_such_function_({0})")
     x = _rand(10)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kgen.build import triton
-from kgen.plan import Kernel, Schedule
-from kgen.record import Record, recording
+from kgen.ir.plan import Kernel, Schedule
+from kgen.ir.sizes import Sizes
+from kgen.report.record import Record, recording
+from kgen.report.traffic import bytes_minimal, bytes_moved
 from kgen.scheduler import Gpu, Options, choose_tiles
-from kgen.sizes import Sizes
-from kgen.templates.triton.kernel import render_kernel
-from kgen.traffic import bytes_minimal, bytes_moved
+from kgen.templates.triton.kernels.loops import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 

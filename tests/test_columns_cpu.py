@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.scheduler import Options, columns
-from kgen.scheduler.columns import MAX_SHARES, MIN_SHARES, SHARE_BYTES
+from kgen.scheduler import Options
+from kgen.scheduler.transforms import column_reduction
+from kgen.scheduler.transforms.column_reduction import MAX_SHARES, MIN_SHARES, SHARE_BYTES
 from tests import test_columns
 from tests.test_columns import (
     accumulating,
@@ -33,8 +34,8 @@ CPU = Options()
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are shared out however little they are."""
-    monkeypatch.setattr(columns, "SHARE_BYTES", 1 << 15)
-    monkeypatch.setattr(columns, "MIN_SHARES", 2)
+    monkeypatch.setattr(column_reduction, "SHARE_BYTES", 1 << 15)
+    monkeypatch.setattr(column_reduction, "MIN_SHARES", 2)
 
 
 check = partial(test_columns.check, planned=CPU, cache=False)
@@ -118,7 +119,7 @@ def test_lanes_that_walk_across_the_sums_stay_apart() -> None:
 @pytest.mark.usefixtures("small")
 def test_lanes_that_walk_across_the_sums_add_to_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which loop becomes lanes is chosen later."""
-    monkeypatch.setattr(columns._Carrier, "_turned", lambda *_: False)
+    monkeypatch.setattr(column_reduction._Carrier, "_turned", lambda *_: False)
     check(centred, turned(500, 32, 48), turned(500, 32, 48))
 
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from kgen.build import cpp, toolchain
-from kgen.templates.cpp.blocking import FEW_ROWS, choose_blocking
-from kgen.templates.cpp.table import CPP_TYPES
+from kgen.templates.cpp.codegen.table import CPP_TYPES
+from kgen.templates.cpp.kernels.blocking import FEW_ROWS, choose_blocking
 
 pytestmark = pytest.mark.cpu
 

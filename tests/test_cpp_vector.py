@@ -20,10 +20,10 @@ import pytest
 import torch
 from scalar_cases import FLOAT_SPECIALS, expected, inputs_of, random_values, short, signature, specials, ulps
 
-from kgen import ops
 from kgen.build import cpp, toolchain
-from kgen.evaluate_value import RANDOM, apply
-from kgen.templates.cpp.table import CPP_OPS, CPP_STRUCTURAL, CPP_TYPES, literal
+from kgen.ir import ops
+from kgen.reference.evaluate_value import RANDOM, apply
+from kgen.templates.cpp.codegen.table import CPP_OPS, CPP_STRUCTURAL, CPP_TYPES, literal
 
 pytestmark = pytest.mark.cpu
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import kgen
-from kgen.debug import kernels_text
-from kgen.standalone import Script
+from kgen.report.debug import kernels_text
+from kgen.report.standalone import Script
 from kgen.tuning.only import only
 
 pytestmark = pytest.mark.cpu

@@ -1,6 +1,6 @@
 """Reductions give the same bits in every run at one number of threads, also where threads share a row.
 
-Every pattern is large enough to run in parallel (`WAKE` and `SPLIT_ROW` in templates/cpp/kernel.py).
+Every pattern is large enough to run in parallel (`WAKE` and `SPLIT_ROW` in templates/cpp/kernels/loops.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from kgen import verdict
-from kgen.plan import Schedule
+from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.templates.contract import Template
@@ -33,11 +33,10 @@ TEXT = DOCUMENT.read_text()
 SNIPPET = re.compile(r"^<!-- (from|file|run)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SNIPPETS = [(m[1], m[2], m[3], TEXT[: m.start(3)].count("\n")) for m in SNIPPET.finditer(TEXT)]
 # What the scheduler, templates and their checks say: where the quotations come from.
-SOURCES = [
-    path
-    for folder in ("templates", "lowering", "kgen/testing")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-] + [ROOT / name for name in ("kgen/errors.py", "kgen/verdict.py", "scheduler/choose.py", "scheduler/joint.py")]  # fmt: skip
+SOURCES = [path for folder in ("templates", "lowering", "kgen/testing") for path in sorted((ROOT / folder).rglob("*.py"))] + [
+    ROOT / name
+    for name in ("kgen/errors.py", "kgen/verdict.py", "scheduler/selection/choose.py", "scheduler/fusion/grouped_matmuls.py")
+]
 
 
 def strings(path: Path) -> list[str]:

@@ -16,15 +16,16 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 
 from examples.gpt import GPT, TINY, random_batch
-from kgen import backend, pipeline, torch_adapter
-from kgen import index as ix
+from kgen import backend, pipeline
 from kgen.backend import kgen_backend
+from kgen.capture import torch_adapter
 from kgen.counters import counters
-from kgen.evaluate import evaluate_graph
 from kgen.host import program as hp
 from kgen.host.native import load
+from kgen.ir import index as ix
+from kgen.ir.plan import Schedule
 from kgen.lowering import families
-from kgen.plan import Schedule
+from kgen.reference.evaluate import evaluate_graph
 from kgen.tuning import model
 from tests.dynamic_cases import MORE_KERNELS, SPECIALISED, Case, cases, inputs
 

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from kgen import errors, ir, ops
-from kgen import index as ix
-from kgen import values as vs
-from kgen.evaluate import EXACT, FAST, Policy, evaluate_graph, evaluate_value
-from kgen.evaluate_reduction import reduce, scan
-from kgen.evaluate_value import philox
-from kgen.index import ExprLike, Var
-from kgen.values import Value
-from kgen.verify import verify
+from kgen import errors
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import ExprLike, Var
+from kgen.ir.values import Value
+from kgen.ir.verify import verify
+from kgen.reference.evaluate import EXACT, FAST, Policy, evaluate_graph, evaluate_value
+from kgen.reference.evaluate_reduction import reduce, scan
+from kgen.reference.evaluate_value import philox
 
 F16, BF16, F32, F64, I32, I64, U8, BOOL = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool,

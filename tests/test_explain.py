@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import kgen
-from kgen.explain import function_source, watching
-from kgen.explain_text import bytes_text
-from kgen.record import recording
+from kgen.report.explain import function_source, watching
+from kgen.report.explain_text import bytes_text
+from kgen.report.record import recording
 from kgen.tuning.only import only
 from kgen.verdict import Outcome, Reason
 

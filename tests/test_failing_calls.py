@@ -13,7 +13,7 @@ from gpu_graphs import run
 from op_case import lowered
 from torch import Tensor
 
-from kgen.evaluate import evaluate_graph
+from kgen.reference.evaluate import evaluate_graph
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 

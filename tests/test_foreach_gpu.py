@@ -16,10 +16,11 @@ from torch import Tensor
 import kgen
 from kgen.build import triton
 from kgen.host.assemble import KernelCall
-from kgen.plan import Batch, Schedule
-from kgen.scheduler import Gpu, Options, batch, choose_batch_tiles
-from kgen.sizes import Sizes
-from kgen.templates.triton.foreach import render_batch
+from kgen.ir.plan import Batch, Schedule
+from kgen.ir.sizes import Sizes
+from kgen.scheduler import Gpu, Options, choose_batch_tiles
+from kgen.scheduler.fusion import combo_kernels
+from kgen.templates.triton.kernels.foreach import render_batch
 from kgen.verdict import Reason
 from tests.kernels import plans
 
@@ -65,7 +66,7 @@ def check(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> lis
 
 
 def pointers(made: Schedule, step: Batch) -> int:
-    return len({batch.address(made.graph, name) for name in batch.reads(step) | batch.writes(step)})
+    return len({combo_kernels.address(made.graph, name) for name in combo_kernels.reads(step) | combo_kernels.writes(step)})
 
 
 def test_a_step_over_a_hundred_tensors_is_three_launches() -> None:
@@ -102,7 +103,7 @@ def test_views_of_an_input_share_its_pointer() -> None:
 
 
 def test_large_kernels_join_only_their_likes_and_huge_ones_nobody() -> None:
-    middle, huge = torch.empty(batch.GPU_SMALL + 8), torch.empty(batch.GPU_FULL + 8)
+    middle, huge = torch.empty(combo_kernels.GPU_SMALL + 8), torch.empty(combo_kernels.GPU_FULL + 8)
     assert len(batches(plan(lambda x, y: (x.exp(), y.exp()), middle, middle.clone()))) == 1
     assert not batches(plan(lambda x, y: (x.exp(), y.sin()), middle, middle.clone()))
     assert not batches(plan(lambda x, y: (x.exp(), y.exp()), huge, huge.clone()))
@@ -114,8 +115,8 @@ def test_a_gpu_and_the_cpu_keep_their_kernels_apart(monkeypatch: pytest.MonkeyPa
     """Kernels of two devices, as the scheduler sees them."""
     args = r(100), r(200)
     assert len(batches(plan(lambda x, y: (x.exp(), y.sin()), *args))) == 1
-    home = batch._Batches._home
-    monkeypatch.setattr(batch._Batches, "_home", lambda self, kernel: (home(self, kernel), kernel.name))
+    home = combo_kernels._Batches._home
+    monkeypatch.setattr(combo_kernels._Batches, "_home", lambda self, kernel: (home(self, kernel), kernel.name))
     assert not batches(plan(lambda x, y: (x.exp(), y.sin()), *args))
 
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 import kgen
 from kgen import config, errors
 from kgen.build import toolchain
-from kgen.freeze import SMALL
+from kgen.capture.freeze import SMALL
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
 from kgen.pipeline import NARROW
-from kgen.record import Record, recording
-from kgen.templates.cpp import packing
+from kgen.report.record import Record, recording
+from kgen.templates.cpp.codegen import packing
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 

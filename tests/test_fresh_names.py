@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kgen import errors, ir
+from kgen import errors
+from kgen.ir import nodes as ir
+from kgen.ir.verify import defined_once
 from kgen.scheduler import Options
-from kgen.verify import defined_once
 from tests.kernels import plans
 
 BACK_ENDS = {

@@ -16,13 +16,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
-from kgen import ir
+from kgen.capture.decompositions import table
 from kgen.counters import counters
-from kgen.decompositions import table
-from kgen.evaluate import evaluate_graph
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, Schedule
+from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.plan import Kernel, Schedule
-from kgen.record import Record, recording
+from kgen.reference.evaluate import evaluate_graph
+from kgen.report.record import Record, recording
 from kgen.scheduler import Options, schedule
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
@@ -30,7 +31,6 @@ from kgen.tuning.answer import FUSED, Answer, Place, Question, place
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Reason, Verdict
-from kgen.verify import verify
 
 Function = Callable[..., Any]
 bf16 = torch.bfloat16

@@ -27,7 +27,7 @@ from fuzz_contractions.tensors import Spec, geometry, make
 from slow import slow_but
 from torch.utils._pytree import tree_leaves
 
-from kgen.templates.triton.point import PointEmitter
+from kgen.templates.triton.codegen.point import PointEmitter
 
 FIRST = int(os.environ.get("KGEN_FUZZ_SEED", "0"))
 # Problems that run each time, and all.

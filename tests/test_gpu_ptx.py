@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import triton
 from kgen.build.gpu_kernel import TritonKernel
-from kgen.decompositions import table
+from kgen.capture.decompositions import table
 from kgen.errors import TritonNotFound
-from kgen.plan import Call, Schedule
+from kgen.ir.plan import Call, Schedule
 
 pytestmark = pytest.mark.ptx
 

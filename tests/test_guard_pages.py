@@ -21,7 +21,7 @@ UNMASKED = ("store_back", "whole_two", "whole_four")
 
 def stored() -> dict[str, int]:
     """Storage types of kernels, and their bytes."""
-    from kgen.templates.cpp.table import CPP_TYPES
+    from kgen.templates.cpp.codegen.table import CPP_TYPES
 
     return {row.storage: dtype.itemsize for dtype, row in CPP_TYPES.items()}
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgen import index as ix
-from kgen import values as vs
-from kgen.index import Atom, Expr, Size, Var
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Size, Var
 
 V, J, K = ix.var("i", 6), ix.var("j", 4), ix.var("k", 1)
 M = ix.size("m", 1, 9)

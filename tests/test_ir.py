@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
-from kgen.ir import Buffer, Contraction, Extern, Origin, Pointwise, Reduction, Scan, Scatter, TensorArg
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.nodes import Buffer, Contraction, Extern, Origin, Pointwise, Reduction, Scan, Scatter, TensorArg
 
 F32 = torch.float32
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ import kgen
 from bench.cost_model import problems_of
 from bench.products import BY_NUMBER
 from kgen.build import triton
-from kgen.plan import Batch, Schedule, members
+from kgen.ir.plan import Batch, Schedule, members
 from kgen.scheduler import Options
 from kgen.templates.contract import Resources
 from kgen.tuning import model

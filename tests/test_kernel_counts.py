@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kgen import ir
-from kgen.plan import Kernel, Launch, Schedule, members
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, Launch, Schedule, members
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import loads
 from kgen.scheduler import Options
-from kgen.sizes import Sizes
-from kgen.values import loads
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function
 
-from kgen import ir
-from kgen.evaluate import evaluate_graph
+from kgen.ir import nodes as ir
+from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower
-from kgen.verify import verify
+from kgen.reference.evaluate import evaluate_graph
 from tests.op_table import TABLE, Args, Case, Entry, assert_agrees, cases, f32, i64
 
 OUR_TABLE = "kgen"
@@ -24,7 +24,7 @@ def decompositions(kind: str) -> dict[Any, Any]:
         return torch._decomp.core_aten_decompositions()
     if kind == "none":
         return {}
-    from kgen.decompositions import table
+    from kgen.capture.decompositions import table
 
     return table()
 
@@ -113,7 +113,7 @@ def test_one_exponential_in_softmax() -> None:
 
 
 def _values(node: ir.Node) -> list[Any]:
-    from kgen.values import topological
+    from kgen.ir.values import topological
 
     return topological(ir.roots(node))
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from op_case import Case, check, tensor
 from op_table_indexing import CASES
 
-from kgen import index as ix
-from kgen import ir
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
 
 ROWS = [
     pytest.param(case, dtype, id=f"{case.name}-{str(dtype)[6:]}")

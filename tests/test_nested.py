@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kgen import errors, ir
-from kgen import index as ix
-from kgen.evaluate import evaluate_graph
+from kgen import errors
 from kgen.host import program as hp
 from kgen.host.native import load
-from kgen.verify import verify as verify_graph
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.verify import verify as verify_graph
+from kgen.reference.evaluate import evaluate_graph
 
 Function = Callable[[Tensor, Tensor], Any]
 

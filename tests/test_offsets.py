@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen import index as ix
-from kgen import values as vs
 from kgen.build.unit import MANY_ALIKE, Rendered, UnitPlan, plan_units
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Launch, Nest, Schedule, Statement
 from kgen.pipeline import render_step
-from kgen.plan import Kernel, Launch, Nest, Schedule, Statement
 from kgen.scheduler import with_offsets_as_sizes
 from tests.kernels import plans
 

@@ -16,12 +16,13 @@ from products import error
 from torch import Tensor
 
 import kgen
-from kgen import ir, pipeline
+from kgen import pipeline
 from kgen.host.interpret import Interpreted
-from kgen.plan import Kernel, Schedule, members
-from kgen.record import Record, recording
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.report.record import Record, recording
 from kgen.scheduler import Gpu, Options
-from kgen.scheduler.aligned import BOTH, LEFT, RIGHT, aligned_of
+from kgen.scheduler.transforms.operand_padding import BOTH, LEFT, RIGHT, aligned_of
 from kgen.tuning.answer import Answer
 from kgen.tuning.only import only
 from kgen.verdict import Reason

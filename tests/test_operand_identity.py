@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from back_ends import BACK_ENDS, r
 from torch import Tensor
 
-from kgen import values as vs
-from kgen.plan import Batch, Schedule
+from kgen.ir import values as vs
+from kgen.ir.plan import Batch, Schedule
 from kgen.scheduler import Options
 from tests.kernels import plans
 

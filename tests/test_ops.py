@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from kgen import ops
-from kgen.evaluate_value import apply
+from kgen.ir import ops
+from kgen.reference.evaluate_value import apply
 
 
 def arguments(row: ops.ScalarOp, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.record import recording
+from kgen.report.record import recording
 
 pytestmark = pytest.mark.cpu
 Make = Callable[[], tuple[Tensor, ...]]

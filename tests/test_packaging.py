@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("kgen", "lowering", "scheduler", "templates")
 DATA_SUFFIXES = {".jinja", ".h", ".cpp", ".json"}
 # The two exceptions: CUDA-graph trees, and the base class that AOTAutograd's cache demands.
-MAY_IMPORT_INDUCTOR = {"kgen/aot_cache.py", "kgen/host/cudagraph.py"}
+MAY_IMPORT_INDUCTOR = {"kgen/capture/aot_cache.py", "kgen/host/cudagraph.py"}
 
 
 def import_name(path: Path) -> str:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 import kgen
 from kgen import errors
-from kgen.explain import watching
-from kgen.plan import Kernel
+from kgen.ir.plan import Kernel
+from kgen.ir.verify import verify
+from kgen.report.explain import watching
 from kgen.scheduler import Options
-from kgen.scheduler.excerpt import excerpt
+from kgen.scheduler.selection.subgraph_extraction import excerpt
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
-from kgen.verify import verify
 from tests.kernels import plans
 from tests.slow import slow_but
 

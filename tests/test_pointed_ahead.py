@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kgen
 from kgen.build import toolchain
-from kgen.templates.cpp.ahead import MAX_BYTES, POINTED_ROWS, POINTED_STEPS
+from kgen.templates.cpp.codegen.prefetch import MAX_BYTES, POINTED_ROWS, POINTED_STEPS
 
 pytestmark = pytest.mark.cpu
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
-from kgen.print_ir import print_graph, print_node, print_value
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.printer import print_graph, print_node, print_value
 
 F32, I64 = torch.float32, torch.int64
 CPU = torch.device("cpu")

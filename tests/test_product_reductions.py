@@ -17,10 +17,10 @@ from torch import Tensor
 import kgen
 from kgen import errors
 from kgen.build import triton
-from kgen.plan import Kernel, Schedule, members
-from kgen.record import recording
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.ir.sizes import Sizes
+from kgen.report.record import recording
 from kgen.scheduler import Options
-from kgen.sizes import Sizes
 from kgen.templates.contract import Config
 from kgen.tuning import model
 from kgen.tuning.only import only

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
-from kgen.plan import Schedule, members
+from kgen.ir.plan import Schedule, members
 from kgen.scheduler import Options
-from kgen.scheduler.choose import problems
+from kgen.scheduler.selection.choose import problems
 from kgen.templates.contract import Config
 from kgen.templates.problem import Device
 from kgen.tuning import model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
-from kgen.plan import members
+from kgen.ir.plan import members
 from kgen.scheduler import Options
 from kgen.tuning import model
 from tests.kernels import plans

@@ -16,15 +16,16 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kgen.build import triton
-from kgen.decompositions import table
+from kgen.capture.decompositions import table
 from kgen.host.interpret import Interpreted
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.ir.sizes import Sizes
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.plan import Kernel, Schedule, members
-from kgen.record import recording
-from kgen.scheduler import Options, schedule, trials
-from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.twice import Around
-from kgen.sizes import Sizes
+from kgen.report.record import recording
+from kgen.scheduler import Options, schedule
+from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms import recompute_trial
+from kgen.scheduler.transforms.recompute import Around
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
@@ -35,26 +36,26 @@ from tests.slow import slow_but
 pytestmark = [pytest.mark.interpret, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
-MUCH_FASTER = trials.ESTIMATED
+MUCH_FASTER = recompute_trial.ESTIMATED
 
 
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates count as much as measurements: what is tested is products computed twice, not how rarely they are."""
-    monkeypatch.setattr(trials, "ESTIMATED", trials.SURE)
+    monkeypatch.setattr(recompute_trial, "ESTIMATED", recompute_trial.SURE)
 
 
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates win over the library, and products are cheap to compute."""
-    seconds = trials._seconds
+    seconds = recompute_trial._seconds
 
     def priced(plan: Schedule, *rest: Any) -> float:
         return seconds(plan, *rest) * (1e-3 if first_kernels(plan) else 1.0)
 
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
-    monkeypatch.setattr(trials, "_least", lambda *args: 0.0)
-    monkeypatch.setattr(trials, "_seconds", priced)
+    monkeypatch.setattr(recompute_trial, "_least", lambda *args: 0.0)
+    monkeypatch.setattr(recompute_trial, "_seconds", priced)
 
 
 def kernels(plan: Schedule) -> list[Kernel]:
@@ -314,7 +315,7 @@ def test_what_no_template_takes_is_computed_once(monkeypatch: pytest.MonkeyPatch
 def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole rows in a tile have buffers of the same names as parts of them."""
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
-    monkeypatch.setattr(trials, "_least", lambda *args: 0.0)
+    monkeypatch.setattr(recompute_trial, "_least", lambda *args: 0.0)
     args = CASES["softmax"].inputs(100)
     tried, untried = (plan_of(softmax, *args, options=replace(GPU, twice=on)) for on in (True, False))
     assert Reason.PRODUCT_DEAR in reasons(tried)
@@ -332,7 +333,7 @@ def test_each_product_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
         twice = 1.0 if around.node.out == "mm" else 9.0
         return twice if first_kernels(plan) else 5.0
 
-    monkeypatch.setattr(trials, "_seconds", priced)
+    monkeypatch.setattr(recompute_trial, "_seconds", priced)
     case = CASES["two_at_once"]
     plan = plan_of(case.f, *case.inputs(260))
     assert len(first_kernels(plan)) == 1
@@ -389,7 +390,7 @@ def test_the_estimate_computes_short_sums_twice() -> None:
 
 def test_an_estimate_has_to_be_far_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of this product is a third better; one of sums half as long was once, and wrong."""
-    monkeypatch.setattr(trials, "ESTIMATED", MUCH_FASTER)
+    monkeypatch.setattr(recompute_trial, "ESTIMATED", MUCH_FASTER)
     plan = scores(128)
     assert not first_kernels(plan)
     [said] = [v for v in plan.verdicts if v.reason is Reason.PRODUCT_DEAR]
@@ -397,7 +398,7 @@ def test_an_estimate_has_to_be_far_better(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_there_is_no_trial_without_anything_to_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "judged", lambda *args: pytest.fail("it was tried"))
+    monkeypatch.setattr(recompute_trial, "judged", lambda *args: pytest.fail("it was tried"))
     scores(4096)
     plan_of(lambda x, w: F.gelu(x @ w), r(300, 64), r(64, 300))
     plan_of(lambda x, w: (x @ w).logsumexp(-1), r(300, 64), r(64, 300))

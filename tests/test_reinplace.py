@@ -9,9 +9,9 @@ import pytest
 import torch
 from op_case import check, lowered, tensor
 
-from kgen import index as ix
-from kgen import ir
-from kgen.evaluate import evaluate_graph
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.reference.evaluate import evaluate_graph
 
 F32 = torch.float32
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import kgen
+from kgen.ir.plan import Schedule
 from kgen.lowering.repeats import drop_repeats
-from kgen.plan import Schedule
 
 pytestmark = pytest.mark.cpu
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import kgen
 from kgen.build import toolchain
-from kgen.scheduler.loops import MAX_REGISTERS
+from kgen.scheduler.tiling.loops import MAX_REGISTERS
 
 pytestmark = pytest.mark.cpu
 

@@ -16,10 +16,10 @@ from kgen import pipeline
 from kgen.build import triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.interpret import Interpreted
-from kgen.plan import members
+from kgen.ir.plan import members
 from kgen.scheduler import Gpu, Options
-from kgen.scheduler.choose import chosen_problem
-from kgen.scheduler.choose import product_of as contraction_of
+from kgen.scheduler.selection.choose import chosen_problem
+from kgen.scheduler.selection.choose import product_of as contraction_of
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.tuning.only import Only, only

@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
-from kgen import values as vs
-from kgen.decompositions import table
-from kgen.plan import Call, Kernel, Schedule
+from kgen.capture.decompositions import table
+from kgen.ir import values as vs
+from kgen.ir.plan import Call, Kernel, Schedule
 from kgen.verdict import Outcome, Reason, demands
 
 

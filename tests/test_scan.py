@@ -14,10 +14,10 @@ import torch
 from codegen import Row, gradients, near, report, run_rows, tensors
 from kernels import plans
 
-from kgen.plan import Schedule
+from kgen.ir.plan import Schedule
+from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_loops
-from kgen.sizes import Sizes
-from kgen.templates.cpp.kernel import render_kernel
+from kgen.templates.cpp.kernels.loops import render_kernel
 from tests.slow import slow_but
 
 pytestmark = pytest.mark.cpu

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kgen import errors
-from kgen import index as ix
-from kgen import values as vs
 from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Launch, Nest, Schedule
+from kgen.ir.sizes import Sizes
 from kgen.pipeline import render_step
-from kgen.plan import Kernel, Launch, Nest, Schedule
 from kgen.scheduler import Options, choose_loops
-from kgen.scheduler.fuse import Fuser
-from kgen.scheduler.memory import plan_memory, reads, writes
-from kgen.sizes import Sizes
+from kgen.scheduler.analysis.memory import plan_memory, reads, writes
+from kgen.scheduler.fusion.fuse import Fuser
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans

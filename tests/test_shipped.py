@@ -11,8 +11,8 @@ from kernels import plans
 from slow import slow_but
 
 from bench.products import BY_NUMBER, PRODUCTS
-from kgen import ir
 from kgen.config import Config
+from kgen.ir import nodes as ir
 from kgen.scheduler import Gpu, Options
 from kgen.templates import registry
 from kgen.tuning import tuner

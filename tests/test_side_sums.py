@@ -17,10 +17,10 @@ import kgen
 from bench.products import BY_NUMBER
 from kgen import errors
 from kgen.build import triton
-from kgen.explain import Explanation
-from kgen.plan import Kernel, Schedule
+from kgen.ir.plan import Kernel, Schedule
+from kgen.report.explain import Explanation
 from kgen.scheduler import Options
-from kgen.scheduler.side_sums import side_sums, without_sums
+from kgen.scheduler.transforms.operand_reduction import side_sums, without_sums
 from kgen.templates.contract import contraction, knob, operand, result, template
 from kgen.tuning import model
 from kgen.tuning.only import only
@@ -348,9 +348,11 @@ def test_a_declaration_has_to_store_its_sums() -> None:
     with pytest.raises(errors.BadTemplate, match="never calls store_sum"):
 
         @template(
-            implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="../templates/triton/matvec.py.jinja",
+            implements=contraction("b,m,k", "b,k,n -> b,m,n"),
+            device="cuda",
+            source="../templates/triton/kernels/matvec.py.jinja",
             name="sums_nothing",
-        )  # fmt: skip
+        )
         class _Product:
             A, B, C = operand("b", "m", "k", sums=True), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
             BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(32), knob(32)

@@ -12,7 +12,7 @@ from slow import slow_but
 from torch import Tensor
 
 from kgen.build import triton
-from kgen.plan import members
+from kgen.ir.plan import members
 from kgen.scheduler import Gpu, Options
 from kgen.templates import registry
 from kgen.tuning.only import only

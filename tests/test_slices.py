@@ -14,17 +14,18 @@ from products import at_several_lengths, compiled, error, forced
 from torch import Tensor
 
 import kgen
-from kgen import errors, ir
+from kgen import errors
 from kgen.build import triton
-from kgen.evaluate import evaluate_graph
-from kgen.plan import Batch
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Batch
+from kgen.ir.verify import verify
+from kgen.reference.evaluate import evaluate_graph
+from kgen.report.traffic import bytes_minimal, bytes_moved, peak_memory
 from kgen.scheduler import Options
-from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.partials import Tiles
-from kgen.scheduler.slices import in_slices
-from kgen.traffic import bytes_minimal, bytes_moved, peak_memory
+from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.concat_split import in_slices
+from kgen.scheduler.transforms.tile_partials import Tiles
 from kgen.verdict import Outcome, Reason
-from kgen.verify import verify
 from tests.kernels import plans
 from tests.slow import slow_but
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from products import error
 from torch import Tensor
 
-from kgen.plan import Kernel
-from kgen.record import Record, recording
+from kgen.ir.plan import Kernel
+from kgen.report.record import Record, recording
 from kgen.tuning.only import only
 from tests.slow import slow_but
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import kgen
 from kgen.config import CODE_FIELDS
-from kgen.plan import members
-from kgen.record import Record, recording
+from kgen.ir.plan import members
+from kgen.report.record import Record, recording
 from kgen.scheduler import Options
 from kgen.tuning.only import only
 from kgen.verdict import Reason

@@ -24,7 +24,7 @@ from kgen.host import launch, native
 from kgen.host import program as hp
 from kgen.host.assemble import Assembled, KernelCall
 from kgen.host.compiled import Blueprint, HostGraph
-from kgen.index import Expr, constant
+from kgen.ir.index import Expr, constant
 
 BF16 = "tensordesc<bf16[128, 64]>"
 FORMAT = MapFormat(9, 2, 3, (128, 64))  # BFLOAT16, swizzled by 128 bytes

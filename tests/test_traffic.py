@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kgen.record import recording
+from kgen.report.record import recording
+from kgen.report.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
 from kgen.scheduler import Options
-from kgen.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
 from kgen.tuning.only import Only
 from tests.kernels import plans
 

@@ -19,11 +19,11 @@ import triton_kernels as kernels
 from scalar_cases import expected, inputs_of, random_values, short, specials, ulps, where
 from triton_kernels import COLUMNS, ROWS, TILE, Run
 
-from kgen import ops
-from kgen.evaluate_reduction import reduce, scan
-from kgen.evaluate_value import RANDOM
-from kgen.templates.triton import interpret, library
-from kgen.templates.triton.table import (
+from kgen.ir import ops
+from kgen.reference.evaluate_reduction import reduce, scan
+from kgen.reference.evaluate_value import RANDOM
+from kgen.templates.triton.codegen import interpret
+from kgen.templates.triton.codegen.table import (
     FAST_OPS,
     REDUCE,
     SCAN,
@@ -32,7 +32,8 @@ from kgen.templates.triton.table import (
     TRITON_TYPES,
     literal,
     scatter_atomic,
-)  # fmt: skip
+)
+from kgen.templates.triton.device import library
 
 N = 1024
 DTYPES = ops.COMPUTE_DTYPES
@@ -62,7 +63,7 @@ def test_every_operation_has_text_or_is_a_library_call():
 
 
 def test_the_library_imports_no_torch():
-    code = "import sys, kgen.templates.triton.library; sys.exit('torch' in sys.modules)"
+    code = "import sys, kgen.templates.triton.device.library; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -395,7 +396,7 @@ def test_what_is_patched_comes_back_after_an_error():
         assert sys.modules[library.__name__] is not library
     with pytest.raises(ZeroDivisionError), interpret.patched():
         raise ZeroDivisionError
-    from kgen.templates.triton import library as after
+    from kgen.templates.triton.device import library as after
 
     assert after is sys.modules[library.__name__] is library
     assert (after.exp, tl.sum, tl.core.load, triton.knobs.runtime.interpret) == before

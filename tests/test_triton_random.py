@@ -16,15 +16,15 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kgen import ir
-from kgen.evaluate_value import RANDOM
+from kgen.capture.rng import KINDS
 from kgen.host.assemble import KernelCall
-from kgen.plan import Blocks, Tiling
-from kgen.rng import KINDS
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Blocks, Tiling
+from kgen.ir.sizes import Sizes
+from kgen.reference.evaluate_value import RANDOM
 from kgen.scheduler import Gpu, choose_tiles
-from kgen.sizes import Sizes
-from kgen.templates.triton.interpret import patched
-from kgen.templates.triton.kernel import render_kernel
+from kgen.templates.triton.codegen.interpret import patched
+from kgen.templates.triton.kernels.loops import render_kernel
 from tests.kernels import plans
 from tests.slow import slow_but
 

@@ -16,21 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kgen import index as ix
-from kgen import ir, pipeline
-from kgen import values as vs
+from kgen import pipeline
 from kgen.build import cpp
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed
 from kgen.host.compiled import Blueprint
-from kgen.plan import Batch, Kernel, members
-from kgen.record import Record, recording
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Batch, Kernel, members
+from kgen.ir.verify import verify
+from kgen.report.record import Record, recording
 from kgen.scheduler import Options, product_of
-from kgen.scheduler.aligned import possible_copies
-from kgen.scheduler.choose import problems
-from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.keys import keys_of
+from kgen.scheduler.selection.choose import problems
+from kgen.scheduler.selection.problem_keys import keys_of
+from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
 from kgen.tuning.answer import APART, Question
@@ -38,7 +40,6 @@ from kgen.tuning.only import only
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Outcome, Reason
-from kgen.verify import verify
 from tests.kernels import plans
 
 pytestmark = pytest.mark.cpu

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from kgen.counters import counters
 from kgen.host.graph_of_calls import graph_of_calls
-from kgen.record import Record, recording
+from kgen.report.record import Record, recording
 from kgen.tuning import measure as measuring
 from kgen.tuning.contest import Array, Contest, Setting
 from kgen.tuning.measure import Failure, measure

@@ -12,9 +12,9 @@ import torch
 
 import kgen
 from kgen import errors, pipeline
-from kgen.explain import watching
 from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
+from kgen.report.explain import watching
 from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
 

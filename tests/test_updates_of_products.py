@@ -18,8 +18,8 @@ from torch import Tensor
 
 import kgen
 from kgen import pipeline
-from kgen.plan import Kernel, members
-from kgen.record import Record, recording
+from kgen.ir.plan import Kernel, members
+from kgen.report.record import Record, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.tuning import model

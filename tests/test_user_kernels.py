@@ -13,10 +13,10 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from kgen import ir
+from kgen.ir import nodes as ir
+from kgen.ir.verify import verify
 from kgen.lowering.graph import LoweringContext, lower
 from kgen.lowering.reinplace import reinplace
-from kgen.verify import verify
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

@@ -9,10 +9,10 @@ import time
 import pytest
 import torch
 
-from kgen import index as ix
-from kgen import ops
-from kgen import values as vs
-from kgen.values import Value
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.values import Value
 
 F32, F64, I64, I32, U8, BOOL = torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool
 V, J = ix.var("i", 6), ix.var("j", 4)

@@ -19,17 +19,18 @@ import pytest
 import torch
 from codegen import copied, elementwise_rows
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
 from kgen.build import cpp, toolchain
 from kgen.build.unit import PRELUDE
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.plan import members
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
 from kgen.pipeline import REGISTER_BYTES
-from kgen.plan import members
 from kgen.scheduler import choose_loops, schedule
-from kgen.sizes import Sizes
-from kgen.templates.cpp.kernel import render_kernel
-from kgen.values import Value
+from kgen.templates.cpp.kernels.loops import render_kernel
 from tests.kernels import plans
 
 pytestmark = [

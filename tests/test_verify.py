@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from kgen import errors, ir
-from kgen import index as ix
-from kgen import values as vs
-from kgen.values import Value
-from kgen.verify import verify
+from kgen import errors
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.values import Value
+from kgen.ir.verify import verify
 
 F32, F64, I64, BOOL, BF16 = torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16
 CPU = torch.device("cpu")

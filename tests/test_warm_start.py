@@ -36,8 +36,9 @@ GPT = """
 REPORT = """
     import json, sys
     from kgen.counters import counters
+    sources = ("kgen.pipeline", "kgen.lowering", "kgen.scheduler", "kgen.templates.cpp.codegen.emit")
     names = ("aot_trace", "aot_cache_hit", "lowered", "cpp.compiles", "cpp.headers", "cpp.runtimes", "kernels")
-    loaded = [m for m in ("kgen.pipeline", "kgen.lowering", "kgen.scheduler", "kgen.templates.cpp.emit") if m in sys.modules]
+    loaded = [m for m in sources if m in sys.modules]
     print(json.dumps({**{name: counters[name] for name in names}, "loaded": loaded}))
 """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from warp_barriers import WaitsForever, run
 
 from kgen.build.gpu_kernel import TritonKernel
-from kgen.plan import members
+from kgen.ir.plan import members
 from kgen.scheduler import Gpu, Options
 from kgen.templates.contract import Config
 from kgen.tuning.only import Only

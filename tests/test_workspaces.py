@@ -70,7 +70,7 @@ CPU = '''
 import torch
 
 import kgen
-from kgen.templates.cpp.matmul import Matmul
+from kgen.templates.cpp.kernels.matmul import Matmul
 
 
 @kgen.template(implements=kgen.contraction("b,m,k", "b,k,n -> b,m,n"), device="cpu", source="product.py.jinja", name="{name}")

@@ -14,10 +14,10 @@ from scalar_cases import short, signature
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kgen import ops
 from kgen.build.gpu_kernel import TritonKernel
-from kgen.templates.triton import interpret
-from kgen.templates.triton.table import (
+from kgen.ir import ops
+from kgen.templates.triton.codegen import interpret
+from kgen.templates.triton.codegen.table import (
     NARROW,
     NO_INDEX,
     REDUCE,
@@ -28,7 +28,7 @@ from kgen.templates.triton.table import (
     WIDEN,
     literal,
     scatter_atomic,
-)  # fmt: skip
+)
 
 HEADER = """import triton
 import triton.language as tl

@@ -1,7 +1,7 @@
 """Runs the barriers of a kernel in Gluon without a GPU: does every group of warps come to its end, in whichever order they run?
 
 Triton's interpreter does not run Gluon, and a compiler does not see that two groups of warps wait for each other. Here each
-group is a thread of Python that runs the kernel's text, and `templates/triton/specialized.py`, with numbers for what decides
+group is a thread of Python that runs the kernel's text, and `warp_groups.py` beside it, with numbers for what decides
 where it goes (sizes, loops, parities) and `Anything` for tiles. One of them runs at a time, up to its next barrier; which one
 is drawn. Whether memory is read too late, or written too early, is not seen.
 """

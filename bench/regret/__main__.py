@@ -36,7 +36,7 @@ from bench.regret.measure import measure
 from bench.regret.replan import replan
 from bench.regret.report import regret_of, show
 from bench.regret.variants import H100, Compiled, Job, compile_job
-from kgen import torch_adapter
+from kgen.capture import torch_adapter
 
 Row = dict[str, Any]
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}

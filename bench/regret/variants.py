@@ -23,19 +23,21 @@ from bench.calibration import SIZES, Problem, problems
 from bench.contenders import failure
 from bench.patterns import outputs_of
 from kgen import config as configuration
-from kgen import ir, pipeline, torch_adapter
+from kgen import pipeline
 from kgen.build import cpp, triton
+from kgen.capture import torch_adapter
+from kgen.capture.decompositions import table as decompositions
+from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
-from kgen.decompositions import table as decompositions
 from kgen.errors import KernelSpills, KernelTooLarge
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, check_shared, check_spills
-from kgen.plan import Batch, Call, Choice, Launch, Schedule, members
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Batch, Call, Choice, Launch, Schedule, members
 from kgen.scheduler import chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import problem as templates
 from kgen.templates.contract import Config as Knobs
-from kgen.torch_adapter import GraphInfo
 from kgen.tuning import model, unusable
 from kgen.tuning.answer import Answer, Place, Question, place
 from kgen.tuning.only import Only, only

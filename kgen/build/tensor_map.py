@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from kgen.errors import InvalidTensorMap
-from kgen.index import ZERO, Expr
+from kgen.ir.index import ZERO, Expr
 
 __all__ = ["MAX_RANK", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "widths"]
 

@@ -138,13 +138,13 @@ def _version() -> str:
 
 @functools.cache
 def _library() -> tuple[str, ...]:
-    """The functions that kernels import are part of every kernel: the texts of library.py and specialized.py, and of all that
+    """The functions that kernels import are part of every kernel: the texts of library.py and warp_groups.py, and of all that
     they import here."""
-    spec = importlib.util.find_spec("kgen.templates.triton")
+    spec = importlib.util.find_spec("kgen.templates.triton.device")
     assert spec is not None
     assert spec.submodule_search_locations
     folder = Path(spec.submodule_search_locations[0])
-    return tuple((_with_imports(folder, "library") | _with_imports(folder, "specialized")).values())
+    return tuple((_with_imports(folder, "library") | _with_imports(folder, "warp_groups")).values())
 
 
 def _with_imports(folder: Path, name: str) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _with_imports(folder: Path, name: str) -> dict[str, str]:
         path = folder / f"{module}.py"
         if module not in texts and path.exists():
             texts[module] = path.read_text(encoding="utf-8")
-            pending += re.findall(r"\bkgen\.templates\.triton(?:\.| import )(\w+)", texts[module])
+            pending += re.findall(r"\bkgen\.templates\.triton\.device(?:\.| import )(\w+)", texts[module])
     return texts
 
 

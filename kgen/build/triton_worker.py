@@ -30,7 +30,7 @@ from kgen.build.ptx import with_scalar_adds
 from kgen.build.tensor_map import map_block, map_rank, widths
 
 _PARENT_CHECK_S = 5.0
-_LIBRARY = "kgen.templates.triton.library"  # what kernels import
+_LIBRARY = "kgen.templates.triton.device.library"  # what kernels import
 
 
 def serve() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
-from kgen.plan import Launch, Packing, Schedule, variants
+from kgen.ir.plan import Launch, Packing, Schedule, variants
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
@@ -38,7 +38,7 @@ class UnitPlan:
     functions by name."""
 
     sources: list[tuple[str, str]]  # (text, key)
-    calls: dict[str, KernelCall]  # by the names of `kgen.plan.variants`
+    calls: dict[str, KernelCall]  # by the names of `kgen.ir.plan.variants`
     functions: dict[str, str] = field(default_factory=dict)
 
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from kgen import errors, ir
-from kgen import index as ix
+from kgen import errors
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.tensor_map import TensorMap, is_pointer, map_rank
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.host.registers import Registers
-from kgen.index import Expr, Size
-from kgen.plan import Call, Launch, Schedule, members, variants
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.index import Expr, Size
+from kgen.ir.plan import Call, Launch, Schedule, members, variants
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from kgen import torch_adapter
-from kgen.aot_cache import NotSerializable
 from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.capture import torch_adapter
+from kgen.capture.aot_cache import NotSerializable
 from kgen.errors import KernelSpills, KernelTooLarge, MixedCapabilities
 from kgen.host import program as hp
 from kgen.host.cudagraph import Recording, recorded

@@ -1,4 +1,4 @@
-"""What is computed once of frozen arguments (`kgen/freeze.py`), when it is, and how long it is kept.
+"""What is computed once of frozen arguments (`kgen/capture/freeze.py`), when it is, and how long it is kept.
 
 One compiled graph may serve many modules: Dynamo compiles equal layers once and hands their parameters over as arguments. So
 constants belong to the tensors they were made of, not to the graph, and nothing of them is in a cache on disk. The first call
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from kgen.build import cpp
-from kgen.eager_graph import EagerGraph
+from kgen.capture.eager_graph import EagerGraph
 from kgen.host import program as hp
 from kgen.host.native import load
 
@@ -33,7 +33,7 @@ Run = Callable[[list[Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """An array of a `kgen.plan.Packing`: `program` makes it of the argument at position `source`, results of the setup's graph
+    """An array of a `Packing`: `program` makes it of the argument at position `source`, results of the setup's graph
     counted as further ones. Arrays of one tensor and one `layout` are equal."""
 
     source: int

@@ -19,7 +19,7 @@ from kgen.errors import TensorMapRefused, TritonNotFound
 
 __all__ = ["Interpreted"]
 
-_PATCHES = "kgen.templates.triton.interpret"
+_PATCHES = "kgen.templates.triton.codegen.interpret"
 _DTYPES = {
     "*i1": torch.bool, "*i8": torch.int8, "*u8": torch.uint8, "*i16": torch.int16, "*u16": torch.uint16, "*i32": torch.int32,
     "*u32": torch.uint32, "*i64": torch.int64, "*u64": torch.uint64, "*fp16": torch.float16, "*bf16": torch.bfloat16,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kgen import check_index as _check_index  # noqa: F401  an operator that programs call
 from kgen.build import cpp, toolchain
+from kgen.capture import check_index as _check_index  # noqa: F401  an operator that programs call
 from kgen.errors import InputMismatch, InvalidProgram, TensorMapRefused
 from kgen.host.launch import GpuKernel, launch_functions
 from kgen.host.program import (

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kgen import errors
-from kgen import index as ix
 from kgen.host import program as hp
-from kgen.index import Atom, Expr, Size
+from kgen.ir import index as ix
+from kgen.ir.index import Atom, Expr, Size
 
 __all__ = ["Registers"]
 

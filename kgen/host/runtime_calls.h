@@ -12,7 +12,7 @@ C10_ALWAYS_INLINE void Frame::arguments(const Instruction& item, void** ptrs, in
 
 void Frame::kernel(const Instruction& item, void** ptrs, int64_t* ints, int threads) const {
   arguments(item, ptrs, ints);
-  const int failure = item.kernel(ptrs, ints, threads);  // one of kgen.ops.FAILURES
+  const int failure = item.kernel(ptrs, ints, threads);  // one of kgen.ir.ops.FAILURES
   TORCH_CHECK(failure != 2, "ZeroDivisionError");
   TORCH_CHECK_INDEX(failure == 0, "index out of range in a kernel of a compiled graph");
 }

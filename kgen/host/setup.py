@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kgen.build import toolchain
-from kgen.eager_graph import EagerGraph
-from kgen.freeze import Freezing
+from kgen.capture.eager_graph import EagerGraph
+from kgen.capture.freeze import Freezing
 from kgen.host import program as hp
 from kgen.host.assemble import KernelCall
 from kgen.host.frozen import Packed, Setup
-from kgen.plan import Packing, Schedule
+from kgen.ir.plan import Packing, Schedule
 
 __all__ = ["setup_of"]
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from kgen import errors, ir
-from kgen import index as ix
+from kgen import errors
 from kgen.backend import kgen_backend
-from kgen.plan import Schedule, address, members
-from kgen.record import EagerRecord, Recorder, recording
-from kgen.sizes import Sizes
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Schedule, address, members
+from kgen.ir.sizes import Sizes
+from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.testing.case import Case, make

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kgen.plan import Choice
+from kgen.ir.plan import Choice
 
 if TYPE_CHECKING:
-    from kgen import ir
-    from kgen.index import Size
-    from kgen.plan import Launch
+    from kgen.ir import nodes as ir
+    from kgen.ir.index import Size
+    from kgen.ir.plan import Launch
     from kgen.templates.contract import Template
     from kgen.templates.problem import Problem
     from kgen.verdict import Verdict
@@ -26,7 +26,7 @@ FUSED = (("fused", True),)
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts, with
-    copies of these operands (`kgen.scheduler.aligned`); or, without a template, the library and separate kernels, or its one
+    copies of these operands (operand padding); or, without a template, the library and separate kernels, or its one
     call for all (`FUSED`). Times in seconds, NaN where unknown."""
 
     template: str | None

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 
-from kgen import index as ix
-from kgen import ir, ops
-from kgen import values as vs
-from kgen.sizes import Sizes
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.sizes import Sizes
 from kgen.tuning.contest import Array
 
 # On the grid: sums spread this much, in steps. Numbers of 8 bits hold them up to eight times as large.

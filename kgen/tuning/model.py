@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
-from kgen import index as ix
-from kgen import ir
-from kgen import values as vs
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.tuning.unusable import usable

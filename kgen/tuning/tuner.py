@@ -1,7 +1,7 @@
 """Decides by measured times: looks them up in tuning files, and in the max-autotune modes measures what is missing.
 
 A question is a kernel of a product with all that was fused into it. Its contest is between configurations of the templates that
-take it and the library with separate kernels, each compiled from the same part of the graph (`scheduler/excerpt.py`) by the
+take it and the library with separate kernels, each compiled from the same part of the graph (subgraph extraction) by the
 same pipeline, so that what is timed is what would run: finishing kernels, sums that are cut and their addition included. A
 candidate wins only with results that agree with the library's.
 """
@@ -21,15 +21,15 @@ from typing import Any
 
 import torch
 
-from kgen import ir
 from kgen.build import triton
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.host.compiled import Blueprint
-from kgen.plan import Batch
-from kgen.scheduler.buckets import Hints
-from kgen.scheduler.excerpt import excerpt
-from kgen.scheduler.keys import keys_of
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Batch
+from kgen.scheduler.selection.problem_keys import keys_of
+from kgen.scheduler.selection.size_buckets import Hints
+from kgen.scheduler.selection.subgraph_extraction import excerpt
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store

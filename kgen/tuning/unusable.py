@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kgen.plan import Choice
+    from kgen.ir.plan import Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,17 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import pipeline, rng, torch_adapter
-from kgen.eager_graph import EagerGraph
-from kgen.plan import Kernel, Schedule, members
-from kgen.scheduler.aligned import possible_copies
-from kgen.scheduler.choose import problems, product_of
-from kgen.scheduler.split_k import may_cut, possible_parts
-from kgen.sizes import Sizes
+from kgen import pipeline
+from kgen.capture import rng, torch_adapter
+from kgen.capture.eager_graph import EagerGraph
+from kgen.capture.torch_adapter import GraphInfo
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.transforms.operand_padding import possible_copies
+from kgen.scheduler.transforms.split_k import may_cut, possible_parts
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
-from kgen.torch_adapter import GraphInfo
 from kgen.tuning.only import only
 
 

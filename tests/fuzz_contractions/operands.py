@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kgen import ir, pipeline
-from kgen.plan import Kernel, Schedule
-from kgen.scheduler.choose import chosen_problem, product_of
-from kgen.sizes import Sizes
+from kgen import pipeline
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, Schedule
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.selection.choose import chosen_problem, product_of
 from kgen.templates.contract import Config as Knobs
 from kgen.templates.problem import Problem as Task
 from kgen.templates.render import clean
-from kgen.templates.triton.slots import Slots
+from kgen.templates.triton.codegen.slots import Slots
 
 from .candidates import Candidate, Kitchen, Traced, templates
 from .computation import Computation

@@ -132,7 +132,7 @@ struct Flag {
   KGEN_FN void raise(int failure) { __atomic_store_n(&raised, failure, __ATOMIC_RELAXED); }
 };
 
-// Reports a failure (a number of kgen.ops.FAILURES) where a condition does not hold in a real lane.
+// Reports a failure (a number of kgen.ir.ops.FAILURES) where a condition does not hold in a real lane.
 template <class C, class W>
 KGEN_FN void assert_(C holds, W w, int failure, Flag& failed) {
   if constexpr (lanes_of<C> == 1) {

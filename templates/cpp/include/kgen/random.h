@@ -1,6 +1,6 @@
 // Random numbers as functions of (seed, counter): Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as
 // easy as 1, 2, 3" (2011), with the seed as the 64-bit key and a block's number in the two low words of the 128-bit counter.
-// Which words of which block an element takes stands in kgen/rng.py.
+// Which words of which block an element takes stands in kgen/capture/rng.py.
 #pragma once
 
 #include "math.h"

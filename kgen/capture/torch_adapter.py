@@ -1,0 +1,324 @@
+"""Every private call into torch that kgen makes while capturing a graph, written for torch 2.11 to 2.13.
+
+The contract with AOTAutograd that this file keeps:
+
+- compiled graphs are *boxed*: they take one list and clear it, so that saved tensors die at their last use;
+- the strides of forward outputs are reported through `TracingContext.output_strides`: AOTAutograd restrides the tensors that
+  it saves for backward by them, and gives the backward example inputs with those strides (`_settle_strides`);
+- outputs that a user sees have eager's strides, which are those that tracing computed (`GraphInfo.user_visible`);
+- mutated inputs of an inference graph are written inside the graph (`keep_inference_input_mutations`);
+- effect tokens are created inside the graph, not passed in: AOTAutograd's cache does not rebuild the wrapper for tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, detect_fake_mode
+from torch.compiler import config as compiler_config
+from torch.fx import GraphModule
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointPolicy
+
+from kgen.capture import aot_cache, decompositions
+from kgen.capture.aot_cache import CachedGraph, CompiledGraph
+from kgen.capture.freeze import Freezing
+from kgen.counters import counters
+
+if TYPE_CHECKING:
+    from kgen.failures import Failure
+
+__all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInfo:
+    """What AOTAutograd knows about a graph besides its nodes.
+
+    `role` is inference, forward or backward. `static_inputs` are positions of parameters and buffers: same address at every
+    call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
+    for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
+    outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
+    promised not to change. `failures` are those of earlier attempts at the graph.
+    """
+
+    name: str
+    role: str
+    static_inputs: frozenset[int]
+    user_visible: frozenset[int]
+    shape_env: Any = None
+    freezing: Freezing | None = None
+    in_inputs: frozenset[int] = frozenset()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def frozen_inputs(self) -> frozenset[int]:
+        """Positions of tensors that have the same elements at each call."""
+        return self.freezing.inputs if self.freezing is not None else frozenset()
+
+
+Compile = Callable[[GraphModule, GraphInfo], CompiledGraph]
+JointPass = Callable[[GraphModule], GraphModule]
+
+
+def capture(
+    gm: GraphModule, example_inputs: Sequence[Any], compile_graph: Compile, joint_pass: JointPass, cache_key: Any | None
+) -> Callable[..., Any]:
+    """Traces Dynamo's graph with AOTAutograd and compiles what comes out.
+
+    `joint_pass` runs on the joint graph before it is split. `cache_key` is what AOTAutograd's cache must know about kgen
+    besides its version; None leaves that cache alone."""
+    compilers = {
+        role: SerializableAOTDispatchCompiler(CachedGraph, partial(_compile, compile_graph, role))
+        for role in ("forward", "backward", "inference")
+    }
+    trace = aot_autograd(
+        fw_compiler=compilers["forward"],
+        bw_compiler=compilers["backward"],
+        inference_compiler=compilers["inference"],
+        partition_fn=partial(_partition, joint_pass),
+        decompositions=decompositions.table(),
+        keep_inference_input_mutations=True,
+    )
+    with _aot_settings(cache_key):
+        return trace(gm, example_inputs)
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------------
+
+_tracing: ContextVar[bool] = ContextVar("kgen_tracing", default=False)
+
+
+@contextmanager
+def _aot_settings(cache_key: Any | None) -> Iterator[None]:
+    functorch_settings = {
+        "enable_autograd_cache": cache_key is not None and functorch_config.enable_autograd_cache,
+        "bundled_autograd_cache": True,
+        "unlift_effect_tokens": True,
+        # donated buffers would forbid backward(retain_graph=True), which eager allows
+        "donated_buffer": False,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(functorch_config.patch(functorch_settings))
+        if cache_key is not None:
+            tag = compiler_config.cache_key_tag + aot_cache.entry_tag(cache_key)
+            stack.enter_context(compiler_config.patch(cache_key_tag=tag))  # type: ignore[attr-defined]
+        token = _tracing.set(True)
+        stack.callback(_tracing.reset, token)
+        yield
+
+
+def _save_lazy_backward(graph: CachedGraph) -> None:
+    """A backward graph is usually compiled at the first backward call, outside of `_aot_settings`. AOTAutograd saves its
+    cache entry between our return and the graph's first call: the setting that says how must last until then."""
+    patch = functorch_config.patch(bundled_autograd_cache=True)
+    patch.__enter__()
+    graph.call_first(partial(patch.__exit__, None, None, None))
+
+
+# ---- compiling one graph -----------------------------------------------------------------------------------------------
+
+
+def _compile(compile_graph: Compile, role: str, gm: GraphModule, example_inputs: Sequence[Any]) -> CachedGraph:
+    if role != "backward":
+        counters.add("aot_trace")
+        _donate_nothing()
+    gm = _settle_strides(gm, example_inputs)
+    info = _graph_info(gm, role)
+    with _disable_current_modes():  # tracing may have left its fake mode on: loading code and constants needs real tensors
+        compiled = compile_graph(gm, info)
+    if role != "backward":
+        _report_output_strides(compiled.output_strides)
+    graph = CachedGraph(compiled)
+    if role == "backward" and not _tracing.get():
+        _save_lazy_backward(graph)
+    return graph
+
+
+def _donate_nothing() -> None:
+    """`donated_buffer` is off while tracing, but AOTAutograd reads it again at run time, and takes an unset list for a
+    full one."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+_numbers = itertools.count()
+
+
+def _graph_info(gm: GraphModule, role: str) -> GraphInfo:
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    fake_mode = detect_fake_mode([n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
+    outputs = output_values(gm)
+    visible = len(outputs)
+    # a symbolic layout chosen here could be reported to AOTAutograd by its value for one size only
+    if role == "forward" and metadata is not None and not any(map(_is_symbolic, outputs)):
+        visible = metadata.num_forward_returns
+    static = metadata.static_input_indices if metadata is not None and role != "backward" else ()
+    return GraphInfo(
+        name=f"graph{next(_numbers)}_{role}",
+        role=role,
+        static_inputs=frozenset(static),
+        user_visible=frozenset(range(visible)),
+        shape_env=fake_mode.shape_env if fake_mode is not None else None,
+        in_inputs=frozenset(_views_of_inputs(metadata)) if metadata is not None and role != "backward" else frozenset(),
+    )
+
+
+def _views_of_inputs(metadata: Any) -> Iterator[int]:
+    """Positions of the outputs that are in inputs in eager: AOTAutograd makes them anew from the input and our output's
+    geometry. What a tensor subclass is made of is counted otherwise."""
+    if any(isinstance(made, SubclassCreationMeta) for made in metadata.subclass_fw_graph_out_meta):
+        return
+    kinds = (OutputType.is_input, OutputType.alias_of_input)
+    for position, output in enumerate(metadata.output_info, metadata.num_mutated_inp_runtime_indices):
+        if output.output_type in kinds:
+            yield position
+
+
+def output_values(gm: GraphModule) -> list[Any]:
+    """The fake tensors, SymInts or other values that a graph returns, in order."""
+    (result,) = gm.graph.find_nodes(op="output")
+    return [n.meta.get("val") if isinstance(n, torch.fx.Node) else n for n in result.args[0]]
+
+
+def output_strides(gm: GraphModule) -> aot_cache.Strides:
+    """The strides that tracing computed for each output, None for what is no strided tensor."""
+    values = output_values(gm)
+    return tuple(tuple(v.stride()) if isinstance(v, torch.Tensor) and v.layout == torch.strided else None for v in values)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in (*value.shape, *_strides(value)))
+
+
+def _strides(value: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(value.stride()) if value.layout == torch.strided else ()
+
+
+def _report_output_strides(strides: aot_cache.Strides) -> None:
+    context = TracingContext.try_get()
+    if context is None or context.output_strides is None:
+        return
+    for entry in strides:
+        hints = [_hint(s) for s in entry or ()]
+        known = [h for h in hints if h is not None]
+        context.output_strides.append(None if entry is None or len(known) < len(hints) else tuple(known))
+
+
+def _hint(size: Any) -> int | None:
+    """The value that a size had in the example inputs; None for one that depends on data."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else None
+
+
+def _settle_strides(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+    """The graph as it is for the strides its inputs will have. AOTAutograd restrides a backward's example inputs when the
+    forward chose another layout for saved tensors, but leaves the graph as traced."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if all(_same_strides(n.meta.get("val"), v) for n, v in zip(placeholders, example_inputs, strict=True)):
+        return gm
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default  # a view of the traced layout may need a copy of the real one
+    fake_mode = detect_fake_mode(example_inputs)
+    with _disable_current_modes():
+        FakeTensorProp(gm, mode=fake_mode).propagate_dont_convert_inputs(*example_inputs)
+    gm.recompile()
+    return gm
+
+
+def _same_strides(traced: Any, given: Any) -> bool:
+    if not isinstance(traced, torch.Tensor) or not isinstance(given, torch.Tensor):
+        return True
+    return _stride_keys(traced) == _stride_keys(given)
+
+
+def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
+    """Strides that compare without adding a guard."""
+    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in _strides(value))
+
+
+# ---- splitting the joint graph -----------------------------------------------------------------------------------------
+
+
+def _partition(joint_pass: JointPass, joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+    joint = joint_pass(joint)
+    _save_compared(joint)
+    return min_cut_rematerialization_partition(joint, inputs, **settings)
+
+
+def _save_compared(joint: GraphModule) -> None:
+    """Backward gets the operands of ``==`` from memory where it needs them. The gradient of amax divides by the number of
+    elements that equal the maximum. Recomputed from rounded tensors, elements would equal none that forward has found."""
+    for node in joint.graph.nodes:
+        if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
+            for operand in map(_viewed, node.all_input_nodes):
+                operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """What the node is a view of, through all views."""
+    while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
+
+
+# ---- writing nodes -----------------------------------------------------------------------------------------------------
+
+
+def fake_result(node: torch.fx.Node) -> Any:
+    """The meta value of a call that a rewrite has just written."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    with detect_fake_mode(_leaves((args, kwargs))) or nullcontext():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    with detect_fake_mode([value]) or nullcontext():
+        return torch.empty(tuple(sizes), dtype=dtype, device=value.device)
+
+
+def uses_cuda(gm: GraphModule) -> bool:
+    """Whether some tensor of the graph lies on a CUDA device."""
+    values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val")))
+    return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
+
+
+def gpu_facts(device: torch.device) -> dict[str, int]:
+    """Of a CUDA device: `arch`, its compute capability as in sm_90; `processors`; `shared`, bytes of shared memory that a
+    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most."""
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "arch": found.major * 10 + found.minor,
+        "processors": found.multi_processor_count,
+        "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
+        "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
+        "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
+    }
+
+
+def stride_order(value: torch.Tensor) -> tuple[int, ...]:
+    """Dimensions from outermost to innermost; row-major when strides are symbolic or overlap."""
+    rows = tuple(range(value.dim()))
+    strides = value.stride()
+    if _is_symbolic(value) or 0 in strides:
+        return rows
+    return tuple(sorted(rows, key=lambda d: -strides[d]))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(tree)

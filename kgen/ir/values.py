@@ -1,0 +1,521 @@
+"""Scalar values: a hash-consed DAG that says how one element of a tensor is computed.
+
+A lowering calls the functions here as if it computed numbers; what it gets is an interned `Value`, so shared subexpressions
+exist once however often they are used, and equality is identity.  No Python closure is kept: substituting indices into a
+value (what a view does) is a memoised walk without recursion, so a chain of a thousand operations costs a thousand steps.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir.index import Atom, Expr, Var
+
+Index = tuple[Expr, ...]
+
+
+class Value:
+    """One scalar operation applied to other values. Make with the functions of this module, never directly."""
+
+    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_walk", "args", "attr", "dtype", "op", "serial")
+    op: str
+    args: tuple[Value, ...]
+    attr: Any
+    dtype: torch.dtype
+    serial: int
+    _atoms: frozenset[Atom] | None
+    _below: tuple[Value, ...] | None
+    _key: tuple[Any, ...]
+    _walk: tuple[Value, ...] | None
+
+    def __repr__(self) -> str:
+        return f"%{self.serial}"
+
+    def __reduce__(self) -> Any:
+        # flat, because pickle follows arguments by recursion and a chain of a thousand operations overflows its stack
+        order = topological([self], through_indices=False)
+        place = {value: k for k, value in enumerate(order)}
+        return (_unpack, ([(v.op, tuple(place[a] for a in v.args), v.attr, v.dtype) for v in order],))
+
+    def free_atoms(self) -> frozenset[Atom]:
+        """All loop variables, sizes and indirect integers that the value depends on, those behind indirect indices included."""
+        if self._atoms is None:
+            found = {a for v in topological([self]) for e in index_exprs(v) for a in ix.free_atoms(e)}
+            self._atoms = frozenset(found)
+        return self._atoms
+
+    def variables(self) -> frozenset[Var]:
+        """The loop variables among them."""
+        return frozenset(a for a in self.free_atoms() if isinstance(a, Var))
+
+
+def _unpack(rows: list[tuple[str, tuple[int, ...], Any, torch.dtype]]) -> Value:
+    made: list[Value] = []
+    for op, args, attr, dtype in rows:
+        made.append(_make(op, tuple(made[a] for a in args), attr, dtype))
+    return made[-1]
+
+
+_table: dict[tuple[Any, ...], Value] = {}
+
+
+def clear_table() -> None:
+    """Forget interned values. Only between compilations."""
+    _table.clear()
+
+
+def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Value:
+    # 0.0 == -0.0, 1 == True == 1.0 and nan != nan: key constants by their text so that each stays itself
+    key = (op, args, repr(attr) if op == "const" else attr, dtype)
+    found = _table.get(key)
+    if found is None:
+        made = Value()
+        made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
+        made.serial = len(_table)
+        made._key, made._atoms, made._below, made._walk = key, None, None, None
+        found = _table.setdefault(key, made)
+    return found
+
+
+def const(number: Any, dtype: torch.dtype) -> Value:
+    """A literal, converted to `dtype` as torch converts a Python scalar."""
+    dtype = ops.compute_dtype(dtype)
+    if dtype is torch.bool:
+        number = bool(number)
+    elif dtype.is_floating_point:
+        number = float(number)
+        if dtype is torch.float32:  # or folding would see digits that the number does not have at run time
+            number = _nearest_float32(number)
+    else:
+        info = torch.iinfo(dtype)
+        span = info.max - info.min + 1
+        number = (int(number) - info.min) % span + info.min
+    return _make("const", (), number, dtype)
+
+
+def _nearest_float32(number: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", number))[0])
+    except OverflowError:  # rounds to an infinity
+        return math.copysign(math.inf, number)
+
+
+def index_value(expr: Expr, dtype: torch.dtype = torch.int64) -> Value:
+    """An index expression as a number."""
+    literal = expr.as_int()
+    if literal is not None:
+        return const(literal, dtype)
+    atom = expr.atom()
+    if isinstance(atom, ix.Indirect) and atom.value.dtype == dtype:
+        return atom.value
+    return cast(_make("index", (), expr, torch.int64), dtype)
+
+
+def load(buffer: str, indices: Iterable[Expr], dtype: torch.dtype, mask: Value | None = None) -> Value:
+    """Reads one element; `dtype` is the buffer's, the result has its compute dtype. See ops.STRUCTURAL for masks."""
+    attr = (buffer, tuple(indices), dtype)
+    masks = () if mask is None or (mask.op == "const" and mask.attr) else (mask,)
+    return _make("load", masks, attr, ops.compute_dtype(dtype))
+
+
+def call(op: str, *args: Value) -> Value:
+    """Applies an operation of `ops.OPS`, folding what is free to fold."""
+    row = ops.OPS[op]
+    if len(args) != row.arity:
+        raise TypeError(f"{op} takes {row.arity} values, got {len(args)}")
+    folded = _fold(op, args)
+    if folded is not None:
+        return folded
+    return _make(op, args, None, ops.result_dtype(op, tuple(a.dtype for a in args)))
+
+
+def _fold(op: str, args: tuple[Value, ...]) -> Value | None:
+    """Simplifications that hold for every input, NaN and signed zero included."""
+    simplify = _SIMPLIFIERS.get(op)
+    return _fold_literals(op, args) if simplify is None else simplify(*args)
+
+
+def _fold_literals(op: str, args: tuple[Value, ...]) -> Value | None:
+    if op not in _LITERAL_FOLDS or any(a.op != "const" for a in args):
+        return None
+    return const(_LITERAL_FOLDS[op](*(a.attr for a in args)), ops.result_dtype(op, tuple(a.dtype for a in args)))
+
+
+def _is_literal(value: Value, number: int) -> bool:
+    return value.op == "const" and bool(value.attr == number)
+
+
+def _simplify_where(cond: Value, yes: Value, no: Value) -> Value | None:
+    if cond.op == "const":
+        return yes if cond.attr else no
+    return yes if yes is no else None
+
+
+def _simplify_and(a: Value, b: Value) -> Value | None:
+    for literal, other in ((a, b), (b, a)):
+        if literal.op == "const":
+            return other if literal.attr else literal
+    return a if a is b else None
+
+
+def _simplify_or(a: Value, b: Value) -> Value | None:
+    for literal, other in ((a, b), (b, a)):
+        if literal.op == "const":
+            return literal if literal.attr else other
+    return a if a is b else None
+
+
+def _simplify_mul(a: Value, b: Value) -> Value | None:
+    if _is_literal(a, 1):
+        return b
+    return a if _is_literal(b, 1) else None
+
+
+def _simplify_plus_zero(a: Value, b: Value) -> Value | None:
+    # in floats -0.0 + 0.0 is 0.0
+    return a if _is_literal(b, 0) and not a.dtype.is_floating_point else None
+
+
+def _simplify_truediv(a: Value, b: Value) -> Value | None:
+    return a if _is_literal(b, 1) else None
+
+
+def _simplify_lt(a: Value, b: Value) -> Value | None:
+    return _fold_literals("lt", (a, b)) or _below_by_range(a, b, 0)
+
+
+def _simplify_le(a: Value, b: Value) -> Value | None:
+    return _fold_literals("le", (a, b)) or _below_by_range(a, b, 1)
+
+
+def _below_by_range(a: Value, b: Value, more: int) -> Value | None:
+    """Whether ``a < b + more``, if these are indices whose ranges say so, as they may once the loops have become shorter. The
+    range of an index from data is what a check makes sure of: it decides nothing, for this may be that check."""
+    if a.op != "index" or (b.op != "index" and not (b.op == "const" and b.dtype is torch.int64)):
+        return None
+    bound = (ix.constant(b.attr) if b.op == "const" else b.attr) + more
+    if any(isinstance(atom, ix.Indirect) for e in (a.attr, bound) for atom in ix.free_atoms(e)):
+        return None
+    if ix.known_less(a.attr, bound):
+        return const(True, torch.bool)
+    return const(False, torch.bool) if ix.known_less(bound - 1, a.attr) else None
+
+
+_SIMPLIFIERS: dict[str, Callable[..., Value | None]] = {
+    "where": _simplify_where, "and": _simplify_and, "or": _simplify_or, "mul": _simplify_mul, "add": _simplify_plus_zero,
+    "sub": _simplify_plus_zero, "truediv": _simplify_truediv, "lt": _simplify_lt, "le": _simplify_le,
+}  # fmt: skip
+_LITERAL_FOLDS: dict[str, Callable[..., Any]] = {
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "not": lambda a: not a, "neg": lambda a: -a,
+}  # fmt: skip
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """Conversion between compute dtypes; to a 16-bit float it rounds to that format and stays float32."""
+    if dtype in ops.NARROW_FLOATS:
+        value = cast(value, torch.float32)
+        if value.op == "round_to" and value.attr == dtype:
+            return value
+        if value.op == "load" and value.attr[2] == dtype:
+            return value  # widened exactly from that very format
+        if value.op == "cast" and _holds(dtype, value.args[0].dtype):
+            return value
+        return _make("round_to", (value,), dtype, torch.float32)
+    if value.dtype == dtype:
+        return value
+    if value.op == "const":
+        number = value.attr
+        if dtype.is_floating_point or dtype is torch.bool or not isinstance(number, float) or abs(number) < 2**63:
+            return const(number, dtype)
+    return _make("cast", (value,), dtype, dtype)
+
+
+def as_stored(value: Value, dtype: torch.dtype) -> Value:
+    """`cast` to a 16-bit float for what compares numbers as memory has them. A load keeps its rounding: in one kernel with what
+    is stored there, it is the number before it was rounded."""
+    if value.op == "load" and value.attr[2] == dtype:
+        return _make("round_to", (value,), dtype, torch.float32)
+    return cast(value, dtype)
+
+
+def is_stored(value: Value, memory: Container[str]) -> bool:
+    """Whether a `round_to` has nothing to do: it is of a load from one of the buffers `memory`, which no kernel makes."""
+    (source,) = value.args
+    return source.op == "load" and source.attr[2] == value.attr and source.attr[0] in memory
+
+
+def _holds(dtype: torch.dtype, whole: torch.dtype) -> bool:
+    """Whether a floating-point format has every number of an integer type."""
+    if whole is torch.bool:
+        return True
+    return not whole.is_floating_point and torch.iinfo(whole).max + 1 <= 2 / torch.finfo(dtype).eps
+
+
+def bitcast(value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else _make("bitcast", (value,), dtype, dtype)
+
+
+def where(cond: Value, yes: Value, no: Value) -> Value:
+    return call("where", cond, yes, no)
+
+
+def random(kind: str, seed: Value, counter: Value) -> Value:
+    """`kind` is rand, randn (float32) or randbits (int64); the counter is the logical linear index of the element."""
+    return _make(kind, (seed, counter), None, torch.int64 if kind == "randbits" else torch.float32)
+
+
+def compare(op: str, a: Expr, b: Expr) -> Value:
+    """A comparison of index expressions, decided now when their ranges allow it. `op` is lt, le, ge or gt."""
+    if op in ("ge", "gt"):
+        return call("not", compare("lt" if op == "ge" else "le", a, b))
+    bound = b if op == "lt" else b + 1
+    if ix.known_less(a, bound):
+        return const(True, torch.bool)
+    if ix.known_less(bound - 1, a):
+        return const(False, torch.bool)
+    return call(op, index_value(a), index_value(b))
+
+
+def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
+    """An index computed from data. With `wrap`, negative values count from the end, as in torch's indexing."""
+    value = cast(value, torch.int64)
+    if value.op == "index":
+        lo, _ = value.attr.bounds()
+        if lo >= 0 and ix.known_less(value.attr, extent):
+            return value.attr
+    if value.op == "const" and extent.as_int() is not None and -extent.as_int() <= value.attr < extent.as_int():  # type: ignore[operator]
+        return ix.constant(value.attr % extent.as_int() if wrap else value.attr)
+    if wrap:
+        value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
+    return ix.indirect(value, extent).expr()
+
+
+def asserted(value: Value, condition: Value, failure: str) -> Value:
+    """`value`, where `condition` holds at every point that uses it; else the call fails. `failure` is a word of
+    `ops.FAILURES`."""
+    if condition.op == "const" and condition.attr:
+        return value
+    return _make("assert", (value, condition), failure, value.dtype)
+
+
+def index_inside(value: Value, extent: Expr) -> Value:
+    """Whether an index computed from data lies in ``[0, extent)``."""
+    above = call("ge", value, const(0, torch.int64))
+    return call("and", above, call("lt", value, index_value(extent)))
+
+
+def masked(cond: Value, body: Value, other: Value) -> Value:
+    """``body`` where `cond` holds, else `other`; loads of `body` touch no memory where it does not hold."""
+    if cond.op == "const":
+        return body if cond.attr else other
+    return where(cond, guard_loads(body, cond), other)
+
+
+# ---- walking --------------------------------------------------------------------------------------------------------
+
+
+# The longest walk that a value keeps: walks of every part of a long chain would be as many values as its length squared.
+KEPT_WALK = 256
+
+
+def children(value: Value) -> Iterator[Value]:
+    """Arguments, and the values inside indirect indices."""
+    yield from value.args
+    for expr in index_exprs(value):
+        found = [atom for atom in ix.free_atoms(expr) if isinstance(atom, ix.Indirect)]
+        found.sort(key=_order)
+        for atom in found:
+            yield atom.value
+
+
+def index_exprs(value: Value) -> tuple[Expr, ...]:
+    if value.op == "load":
+        return value.attr[1]
+    return (value.attr,) if value.op == "index" else ()
+
+
+def topological(roots: Iterable[Value], through_indices: bool = True) -> list[Value]:
+    """Every value reachable from `roots`, arguments first, each once, in a deterministic order. Without `through_indices`
+    the values inside indirect indices are left out."""
+    if not through_indices:
+        return _walked(roots, _arguments)
+    out: list[Value] = []
+    done: set[Value] = set()
+    for root in roots:
+        if root not in done:
+            walk = _walk(root)
+            out += [value for value in walk if value not in done] if done else walk
+            done.update(walk)
+    return out
+
+
+def _walk(root: Value) -> Sequence[Value]:
+    """The values below one, itself last."""
+    if root._walk is not None:
+        return root._walk
+    found = _walked([root], _below)
+    if len(found) <= KEPT_WALK:
+        root._walk = tuple(found)
+    return found
+
+
+def _walked(roots: Iterable[Value], below: Callable[[Value], tuple[Value, ...]]) -> list[Value]:
+    done: set[Value] = set()
+    out: list[Value] = []
+    for root in roots:
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        while stack:
+            value, expanded = stack.pop()
+            if value in done:
+                continue
+            if expanded:
+                done.add(value)
+                out.append(value)
+                continue
+            stack.append((value, True))
+            stack.extend((child, False) for child in below(value) if child not in done)
+    return out
+
+
+def _below(value: Value) -> tuple[Value, ...]:
+    """The children, latest first."""
+    if value._below is None:
+        value._below = tuple(sorted(children(value), key=_latest_first))
+    return value._below
+
+
+def _arguments(value: Value) -> tuple[Value, ...]:
+    return tuple(sorted(value.args, key=_latest_first))
+
+
+def _order(atom: Atom) -> tuple[Any, ...]:
+    return atom.order
+
+
+def _latest_first(value: Value) -> int:
+    return -value.serial
+
+
+def by_place(roots: Iterable[Value]) -> Iterator[Value]:
+    """Every value once, users before their arguments, the values inside indirect indices left out. `topological` goes by age,
+    and equal bodies over other data may have been made in any order."""
+    seen: set[Value] = set()
+    pending = [*roots]
+    while pending:
+        value = pending.pop()
+        if value not in seen:
+            seen.add(value)
+            yield value
+            pending += value.args
+
+
+def loads(roots: Iterable[Value]) -> list[Value]:
+    return [v for v in topological(roots) if v.op == "load"]
+
+
+def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
+    """Equal for values that are the same array over these loops, in groups such as the axes of an operand. Loops that the value
+    names are compared as they are, those along which it repeats by how long they are."""
+    used = value.variables()
+    return value, tuple(tuple(v if v in used else v.extent for v in group) for group in groups)
+
+
+def total_cost(roots: Iterable[Value]) -> int:
+    return sum(ops.cost(v.op) for v in topological(roots))
+
+
+def rewrite(
+    roots: Iterable[Value], visit: Callable[[Value, tuple[Value, ...], Callable[[Value], Value]], Value]
+) -> dict[Value, Value]:
+    """Rebuilds the DAG bottom up. `visit(value, new_args, lookup)` gives the replacement; `lookup` maps values that stand
+    inside indirect indices. Returns old -> new for everything reachable."""
+    new: dict[Value, Value] = {}
+    for value in topological(roots):
+        new[value] = visit(value, tuple(new[a] for a in value.args), new.__getitem__)
+    return new
+
+
+def rebuild(value: Value, args: tuple[Value, ...], attr: Any) -> Value:
+    """The same operation with other arguments, folded again."""
+    if value.op in ops.OPS:
+        return call(value.op, *args)
+    if value.op == "index":
+        return index_value(attr, value.dtype)
+    if value.op == "cast":
+        return cast(args[0], attr)
+    if value.op == "assert":
+        return asserted(args[0], args[1], attr)
+    return _make(value.op, args, attr, value.dtype)
+
+
+def substitute(value: Value, mapping: Mapping[Atom, Expr], memo: dict[Value, Value] | None = None) -> Value:
+    """Replaces loop variables by index expressions everywhere, in indirect indices too."""
+    return substitute_all([value], mapping)[0]
+
+
+def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Value]:
+    """`substitute` for several roots at once, sharing the walk."""
+    if not mapping or all(a.expr() is e for a, e in mapping.items()):
+        return list(roots)
+    memo: dict[Expr, Expr] = {}
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
+        if value.op == "load":
+            buffer, indices, dtype = value.attr
+            moved = tuple(ix.substitute(e, mapping, memo, lookup) for e in indices)
+            return load(buffer, moved, dtype, args[0] if args else None)
+        if value.op == "index":
+            return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)
+        return value if args == value.args else rebuild(value, args, value.attr)
+
+    new = rewrite(roots, visit)
+    return [new[r] for r in roots]
+
+
+def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
+    """Replaces loads by other values (inlining a producer, reading a local instead of memory). None keeps a load."""
+    return _replaced(roots, ("load",), replace)
+
+
+def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:
+    """Replaces operations of some `kinds`, whose arguments are replaced already. None keeps one."""
+    memo: dict[Expr, Expr] = {}
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
+        attr = value.attr
+        if value.op == "load":
+            moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
+            rebuilt = load(attr[0], moved, attr[2], args[0] if args else None)
+        elif value.op == "index":
+            rebuilt = index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
+        else:
+            rebuilt = value if args == value.args else rebuild(value, args, attr)
+        return (replace(rebuilt) if rebuilt.op in kinds else None) or rebuilt
+
+    new = rewrite(roots, visit)
+    return [new[r] for r in roots]
+
+
+def guard_loads(value: Value, mask: Value, free: Container[Value] = ()) -> Value:
+    """Adds `mask` to every load of the value (see ops.STRUCTURAL) but those that are `free`. Nor does an assertion say
+    anything where the mask is false."""
+
+    def add(loaded: Value) -> Value:
+        if loaded.op == "assert":
+            return asserted(loaded.args[0], call("or", call("not", mask), loaded.args[1]), loaded.attr)
+        old = loaded.args[0] if loaded.args else None
+        both = mask if old is None else call("and", old, mask)
+        return _make("load", (both,), loaded.attr, loaded.dtype)
+
+    # loads inside the mask itself must stay as they are: they are not reachable from `value` unless shared, and a shared
+    # load guarded by a mask that depends on it would be a cycle
+    inside = set(topological([mask]))
+    return _replaced([value], ("load", "assert"), lambda v: None if v in inside or v in free else add(v))[0]

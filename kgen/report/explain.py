@@ -1,0 +1,334 @@
+"""`kgen.explain`: compiles a function afresh and says what became of it, as data and as text."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, TextIO
+
+import torch
+from torch._dynamo import utils as dynamo_utils
+from torch.utils._pytree import tree_leaves
+
+from kgen.backend import kgen_backend
+from kgen.failures import verdicts
+from kgen.ir.index import Var
+from kgen.ir.plan import Batch, Call, Launch, members, variants
+from kgen.report import traffic
+from kgen.report.explain_text import bytes_text, sections, write
+from kgen.report.record import EagerRecord, Record, Recorder, recording
+from kgen.verdict import Verdict
+
+__all__ = ["Explanation", "ExternReport", "GraphBreak", "GraphReport", "KernelReport", "explain", "watching"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """A generated kernel. `operators` are those it fuses, `lines` the user's source lines they came from, `outer` and `inner`
+    its loops as (name, extent); of a batch, the loop over its members. Bytes are at the example's sizes; `source` is the
+    generated function, or all of them where a call picks one by size: `by_size` has the range of each, and what it is."""
+
+    graph: str
+    name: str
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+    outer: tuple[tuple[str, str], ...]
+    inner: tuple[tuple[str, str], ...]
+    sections: int
+    bytes_read: int
+    bytes_written: int
+    source: str
+    by_size: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def loops(self) -> str:
+        """``x0<8 | y0<16``: independent loops, then the ones inside each point of them."""
+        parts = [" ".join(f"{name}<{extent}" for name, extent in loops) for loops in (self.outer, self.inner)]
+        return " | ".join(part or "-" for part in parts if part or self.inner)
+
+    def __str__(self) -> str:
+        moved = f"reads {bytes_text(self.bytes_read)}, writes {bytes_text(self.bytes_written)}"
+        return f"{self.name}: {', '.join(self.operators)} over {self.loops or 'one point'}, {moved}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExternReport:
+    """Calls of one operator that run outside of generated code, for one reason. `bytes` are operands and results."""
+
+    graph: str
+    operator: str
+    reason: str
+    calls: int
+    lines: tuple[str, ...]
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.operator} x {self.calls}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Where Dynamo gave up on one graph and started the next."""
+
+    reason: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.line})" if self.line else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One compiled graph; `role` is inference, forward or backward. `peak_memory` is what intermediates and outputs occupy at
+    most under the memory plan, in bytes. See `Explanation` for `bytes_moved` and `bytes_minimal`."""
+
+    name: str
+    role: str
+    kernels: tuple[KernelReport, ...]
+    externs: tuple[ExternReport, ...]
+    verdicts: tuple[Verdict, ...]
+    bytes_moved: int
+    bytes_minimal: int
+    peak_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What kgen made of a function.
+
+    `bytes_moved` is the memory traffic of one call: each kernel reads every distinct region of a buffer once and writes what it
+    stores, and library calls read their operands and write their results. `bytes_minimal` is the least that any fusion could
+    move around the same library calls: inputs, constants and library results that kernels read are read once; outputs, changes
+    to inputs and operands of library calls are written once; library calls move their operands and results. All at the
+    sizes of the example inputs (`kgen.report.traffic` has the exact rules).
+    """
+
+    graphs: tuple[GraphReport, ...]
+    graph_breaks: tuple[GraphBreak, ...] = ()
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        return tuple(k for g in self.graphs for k in g.kernels)
+
+    @property
+    def externs(self) -> tuple[ExternReport, ...]:
+        return tuple(e for g in self.graphs for e in g.externs)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        return tuple(v for g in self.graphs for v in g.verdicts)
+
+    @property
+    def bytes_moved(self) -> int:
+        return sum(g.bytes_moved for g in self.graphs)
+
+    @property
+    def bytes_minimal(self) -> int:
+        return sum(g.bytes_minimal for g in self.graphs)
+
+    @property
+    def peak_memory(self) -> int:
+        """The largest of the graphs' peaks: they do not run at the same time."""
+        return max((g.peak_memory for g in self.graphs), default=0)
+
+    def print(self, file: TextIO | None = None) -> None:
+        """Writes the report to `file` (default: standard output); in tables with colours when that is a terminal and the
+        package rich is installed."""
+        write(sections(self), file or sys.stdout)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-ready data."""
+        graphs = [
+            {
+                **{name: getattr(g, name) for name in ("name", "role", "bytes_moved", "bytes_minimal", "peak_memory")},
+                "kernels": [asdict(k) for k in g.kernels],
+                "externs": [asdict(e) for e in g.externs],
+                "verdicts": [_verdict_dict(v) for v in g.verdicts],
+            }
+            for g in self.graphs
+        ]
+        totals = {name: getattr(self, name) for name in ("bytes_moved", "bytes_minimal", "peak_memory")}
+        return {"graphs": graphs, "graph_breaks": [asdict(b) for b in self.graph_breaks], **totals}
+
+
+def _verdict_dict(v: Verdict) -> dict[str, Any]:
+    return {
+        "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name,
+        "because": v.reason.value,
+        "bytes_saved": v.bytes_saved, "detail": v.detail, "measured": list(v.measured), "change": v.change,
+    }  # fmt: skip
+
+
+# ---- compiling afresh -------------------------------------------------------------------------------------------------
+
+
+def explain(f: Callable[..., Any], *args: Any, print_report: bool = True, **kwargs: Any) -> Explanation:
+    """Compiles ``f(*args, **kwargs)`` with kgen and reports on every graph; prints the report unless `print_report` is False.
+
+    `f` is a function, method or module, compiled already or not; what is compiled already stays as it is. It runs once, and its
+    backward too when results require gradients (no `.grad` is touched). Whatever else `f` changes, it changes. Use
+    `kgen.config.override` around the call for a mode or options."""
+    f = getattr(f, "_torchdynamo_orig_callable", getattr(f, "_orig_mod", f))
+    with watching() as seen, torch.random.fork_rng(devices=[]):
+        # with a cache, AOTAutograd would hand back code without lowering anything: there would be nothing to report
+        backend = partial(kgen_backend, options={"cache": False})
+        _run_backward(torch.compile(_fresh(f), backend=backend)(*args, **kwargs))
+    report = seen.report()
+    if print_report:
+        report.print()
+    return report
+
+
+@dataclass(slots=True)
+class Watch:
+    """An open recording; `report` says what was compiled so far."""
+
+    recorder: Recorder
+    first_break: int
+
+    def report(self) -> Explanation:
+        return Explanation(tuple(map(_graph_report, self.recorder.graphs)), _graph_breaks(self.first_break))
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Watches every kgen compilation started inside. Graphs that come from AOTAutograd's cache were compiled earlier and do not
+    show: switch it off with ``kgen.config.override(cache=False)``."""
+    with recording() as recorder:
+        yield Watch(recorder, len(dynamo_utils.graph_break_reasons))
+
+
+def _fresh(f: Callable[..., Any]) -> Any:
+    """The same function with a code object of its own. Dynamo keeps what it compiles by code object: like this nothing
+    compiled earlier is found, and nothing made here is left to later calls, or counts against their recompile limit."""
+    if isinstance(f, types.MethodType):
+        return types.MethodType(_fresh(f.__func__), f.__self__)
+    if not isinstance(f, types.FunctionType):
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return f(*args, **kwargs)
+
+        return _fresh(call)
+    made = types.FunctionType(f.__code__.replace(), f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+    made.__kwdefaults__, made.__dict__, made.__module__ = f.__kwdefaults__, dict(f.__dict__), f.__module__
+    return made
+
+
+def _run_backward(results: Any) -> None:
+    """Runs the backward for its compilation's sake: gradients are computed and dropped, so that no leaf's `.grad` changes."""
+    outputs = [t for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    leaves = _leaves([t.grad_fn for t in outputs])
+    if outputs and leaves:
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(t) for t in outputs], retain_graph=True, allow_unused=True)
+
+
+def _leaves(functions: Sequence[Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    stack, seen = list(functions), set(functions)
+    while stack:
+        function = stack.pop()
+        if hasattr(function, "variable"):  # where gradients of a leaf would be accumulated
+            found.append(function.variable)
+        for below, _ in function.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                stack.append(below)
+    return found
+
+
+# ---- reading records --------------------------------------------------------------------------------------------------
+
+
+def _graph_breaks(first: int) -> tuple[GraphBreak, ...]:
+    found = []
+    for entry in dynamo_utils.graph_break_reasons[first:]:
+        frame = entry.user_stack[-1] if entry.user_stack else None
+        line = f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.line or ''}".rstrip() if frame else ""
+        text = entry.reason.strip().splitlines()
+        found.append(GraphBreak(text[0] if text else "unknown", line))
+    return tuple(dict.fromkeys(found))  # Dynamo meets a break once while inlining and once in the function's own frame
+
+
+def _graph_report(record: Record | EagerRecord) -> GraphReport:
+    if isinstance(record, EagerRecord):
+        calls = {n.removeprefix("extern."): c for n, c in record.coverage.items() if n.startswith("extern.")}
+        failures = record.info.failures
+        reason = "the graph could not be compiled" if failures else "options={'fallback': 'all'} runs everything in eager"
+        eager = tuple(ExternReport(record.info.name, op, reason, count, (), 0) for op, count in calls.items())
+        return GraphReport(record.info.name, record.info.role, (), eager, tuple(verdicts(failures)), 0, 0, 0)
+    plan = record.plan
+    return GraphReport(
+        record.info.name, record.info.role, tuple(_kernel_report(k, record) for k in plan.kernels), _extern_reports(record),
+        tuple(plan.verdicts), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
+    )  # fmt: skip
+
+
+def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
+    moved = traffic.kernel_traffic(kernel, record.plan)
+    operators = tuple(dict.fromkeys(op for o in kernel.origins for op in o.operators))
+    lines = tuple(dict.fromkeys(o.line for o in kernel.origins if o.line))
+    calls = dict.fromkeys(record.units.calls[one.name].symbol for one in variants(kernel))
+    source = "\n".join(_source(symbol, record) for symbol in calls)
+    outer, inner, sections = _shape(kernel)
+    return KernelReport(
+        record.info.name, kernel.name, operators, lines, outer, inner, sections, moved.read, moved.written, source,
+        _by_size(kernel),
+    )  # fmt: skip
+
+
+def _source(symbol: str, record: Record) -> str:
+    """The text of a kernel by the name that the host has for it."""
+    launch = next((call.launch for call in record.units.calls.values() if call.launch and call.symbol == symbol), None)
+    return function_source([text for text, _ in record.units.sources], symbol) if launch is None else launch.source
+
+
+def _by_size(kernel: Launch) -> tuple[tuple[str, str], ...]:
+    table = members(kernel)[0].by_size
+    return () if table is None else table.rows
+
+
+def _shape(kernel: Launch) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:
+    """Outer loops, inner loops, sections. A batch's outer loop is the one over its members."""
+    if isinstance(kernel, Batch):
+        return (("member", str(len(kernel.members))),), (), 0
+    return _loops(kernel.outer), _loops(kernel.inner), kernel.sections
+
+
+def _loops(loops: tuple[Var, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((v.name, str(v.extent)) for v in loops)
+
+
+def _extern_reports(record: Record) -> tuple[ExternReport, ...]:
+    groups: dict[tuple[str, str], list[Call]] = {}
+    for call in record.plan.calls:
+        groups.setdefault((str(call.node.target), call.node.reason), []).append(call)
+    return tuple(
+        ExternReport(
+            record.info.name, operator, reason, len(calls), _lines(calls),
+            sum(traffic.call_traffic(c, record.plan).total for c in calls),
+        )
+        for (operator, reason), calls in groups.items()
+    )  # fmt: skip
+
+
+def _lines(calls: Sequence[Call]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(c.node.origin.line for c in calls if c.node.origin.line))
+
+
+def function_source(units: Sequence[str], symbol: str) -> str:
+    """The text of one generated function, its comments included, for people to read."""
+    for text in units:
+        lines = text.splitlines()
+        at = next((k for k, line in enumerate(lines) if line.startswith('extern "C"') and f" {symbol}(" in line), None)
+        if at is None:
+            continue
+        first = at
+        while first > 0 and lines[first - 1].startswith("//"):
+            first -= 1
+        last = next(k for k in range(at, len(lines)) if lines[k] == "}")
+        return "\n".join(lines[first : last + 1]) + "\n"
+    return ""

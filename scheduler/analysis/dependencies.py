@@ -1,0 +1,109 @@
+"""The order that data and mutation impose on the nodes of a graph."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+
+from kgen import errors
+from kgen.ir import nodes as ir
+from kgen.ir.index import Size
+
+
+def edges(graph: ir.Graph) -> list[set[int]]:
+    """``result[i]``: nodes that must run after node i. Linear in the number of reads.
+
+    A reader of a buffer version follows its producer and precedes the node that overwrites it; who needs a size follows the
+    call that finds it out; calls with effects keep their order.
+    """
+    producer: dict[str, int] = {}
+    overwriter: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for out in ir.outs(node):
+            producer[out] = i
+        for old in overwritten(node):
+            overwriter[old] = i
+    after: list[set[int]] = [set() for _ in graph.nodes]
+    for i, node in enumerate(graph.nodes):
+        for name in ir.reads(node):
+            for made in _made_by(graph, name, producer, i):
+                after[made].add(i)
+            after[i].update(_overwritten_by(graph, name, producer, overwriter) - {i})
+    _keep_effects_in_order(graph, after)
+    _add_size_edges(graph, after)
+    return after
+
+
+def _made_by(graph: ir.Graph, name: str, producer: dict[str, int], reader: int) -> list[int]:
+    """The nodes that `reader` waits for: what makes the buffer, or each of its parts, or else what it aliases, for an alias is
+    there with its base."""
+    for version in (name, graph.buffers[name].alias_of):
+        if version is None:
+            continue
+        makers = [producer[one] for one in (version, *graph.buffers[version].parts) if one in producer]
+        if makers and makers != [reader]:
+            return makers
+    return []
+
+
+def _overwritten_by(graph: ir.Graph, name: str, producer: dict[str, int], overwriter: dict[str, int]) -> set[int]:
+    """The nodes that change what a reader of `name` must see first."""
+    found = {overwriter.get(name)}
+    if name not in producer:  # another view of a storage: read it before the storage changes
+        found.add(overwriter.get(graph.buffers[name].alias_of or name))
+    return {i for i in found if i is not None}
+
+
+def _keep_effects_in_order(graph: ir.Graph, after: list[set[int]]) -> None:
+    calls = [i for i, node in enumerate(graph.nodes) if isinstance(node, ir.Extern) and node.effect]
+    for earlier, later in pairwise(calls):
+        after[earlier].add(later)
+
+
+def _add_size_edges(graph: ir.Graph, after: list[set[int]]) -> None:
+    """Who needs a size that a call finds out runs after that call, and after the checks of the size that stand before it."""
+    binder = {s: i for i, node in enumerate(graph.nodes) if isinstance(node, ir.Extern) for s, _, _ in node.binds}
+    first: dict[Size, list[int]] = {s: [i] for s, i in binder.items()}
+    for i, node in enumerate(graph.nodes) if binder else ():
+        used = ir.sizes_used(graph, node) & binder.keys()
+        for call in {call for size in used for call in (binder[size], *first[size])} - {i}:
+            after[call].add(i)
+        if is_check(node):
+            for size in used:
+                first[size].append(i)
+
+
+def is_check(node: ir.Node) -> bool:
+    """Whether the node is a call that does nothing but raise where its numbers are not as they must be."""
+    return isinstance(node, ir.Extern) and node.effect and not ir.outs(node) and not ir.reads(node)
+
+
+def overwritten(node: ir.Node) -> tuple[str, ...]:
+    """Buffer versions whose storage the node changes."""
+    if isinstance(node, ir.Scatter):
+        return (node.target,)
+    call = ir.call_of(node)
+    return () if call is None else tuple(old for old, _ in call.mutates)
+
+
+def topological(after: list[set[int]], what: str) -> list[int]:
+    """Node numbers in an order that respects `after`, otherwise close to program order."""
+    waiting = [0] * len(after)
+    for targets in after:
+        for t in targets:
+            waiting[t] += 1
+    ready = [i for i, n in enumerate(waiting) if n == 0]
+    heapq.heapify(ready)
+    out: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        out.append(i)
+        for t in after[i]:
+            waiting[t] -= 1
+            if waiting[t] == 0:
+                heapq.heappush(ready, t)
+    if len(out) != len(after):
+        raise errors.InvalidIR(
+            stage="lower", node=what, problem="a value is read both before and after it is overwritten (cycle)"
+        )
+    return out

@@ -1,0 +1,186 @@
+"""The memory plan: when each buffer dies, and whose memory a new one takes over."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.index import Expr
+from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Step, members
+from kgen.ir.values import loads
+
+
+def plan_memory(schedule: Schedule) -> Schedule:
+    """Fills `dead_after` and `reuses`. Outputs and inputs are never reused; a kernel's output takes over an input of the
+    same kernel when that dies there and every access of both is at the same element (in place)."""
+    graph = schedule.graph
+    touched = [(reads(step), writes(step)) for step in schedule.steps]
+    last: dict[str, int] = {}
+    for k, (read, written) in enumerate(touched):
+        for name in sorted(read | written):
+            last[root(graph, name)] = k
+    kept = {root(graph, o.buffer) for o in graph.outputs if isinstance(o, ir.TensorArg)}
+    dead: list[list[str]] = [[] for _ in schedule.steps]
+    for name, k in last.items():
+        if name not in kept and graph.buffers[name].kind != "constant":
+            dead[k].append(name)
+    schedule.dead_after = [tuple(sorted(names)) for names in dead]
+    schedule.reuses = _reuses(schedule, touched, dead, kept)
+    return schedule
+
+
+def root(graph: ir.Graph, name: str) -> str:
+    """The buffer that owns the storage."""
+    return ir.storage_owner(graph.buffers, name, {})
+
+
+def storage_size(buffer: ir.Buffer) -> Expr:
+    """Elements from the first to one past the last."""
+    assert buffer.strides is not None
+    total = ix.ONE
+    for extent, stride in zip(buffer.sizes, buffer.strides, strict=True):
+        if extent == 0:
+            return ix.ZERO
+        total = total + (extent - 1) * stride
+    return total
+
+
+def _kind(buffer: ir.Buffer) -> tuple[Expr, torch.device]:
+    """What memory must agree in to be handed on: bytes and device."""
+    return storage_size(buffer) * buffer.dtype.itemsize, buffer.device
+
+
+def _reuses(
+    schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]
+) -> dict[str, str]:
+    graph = schedule.graph
+    lent = _lent_to_results(schedule)
+    reuses: dict[str, str] = {}
+    pool: dict[tuple[Expr, torch.device], list[str]] = {}
+    born: set[str] = set()
+    gone: set[str] = set()
+    for k, step in enumerate(schedule.steps):
+        written = {ir.owner(graph, n) for n in touched[k][1]}  # the first part takes memory for the whole
+        news = [n for n in sorted(written) if _owns_new(graph, n) and n not in born]
+        born.update(news)
+        makers = {} if isinstance(step, Call) else _makers(graph, step)
+        dying = _read_by_one(graph, step, [d for d in dead[k] if d not in lent and d not in news])
+        for name in news:
+            if name not in makers:
+                continue
+            source = _in_place(schedule, makers[name], name, [d for d in dying if d not in gone])
+            if source is None:
+                free = pool.get(_kind(graph.buffers[name]), [])
+                source = free.pop() if free else None
+            if source is not None:
+                reuses[name] = source
+                gone.add(source)
+        for name in dead[k]:
+            if (
+                name not in gone
+                and graph.buffers[name].kind == "intermediate"
+                and name in born
+                and name not in lent
+                and not _by_call(schedule, name)
+            ):
+                pool.setdefault(_kind(graph.buffers[name]), []).append(name)
+    return reuses
+
+
+def _makers(graph: ir.Graph, step: Launch) -> dict[str, Kernel]:
+    """Which kernel writes a buffer, or part of it."""
+    return {ir.owner(graph, name): kernel for kernel in members(step) for name in writes(kernel)}
+
+
+def _read_by_one(graph: ir.Graph, step: Step, names: list[str]) -> list[str]:
+    """Those of the buffers that one member of a batch reads alone: no order says when another one would."""
+    if not isinstance(step, Batch):
+        return names
+    readers = Counter(name for member in step.members for name in {root(graph, n) for n in reads(member)})
+    return [name for name in names if readers[name] == 1]
+
+
+def _lent_to_results(schedule: Schedule) -> set[str]:
+    """Buffers that a call's result may be a view of: they are no longer read by name, but their memory lives on."""
+    found: set[str] = set()
+    for call in schedule.calls:
+        if lends(call):
+            operands = ir.tensor_args((call.node.args, tuple(v for _, v in call.node.kwargs)))
+            found.update(root(schedule.graph, a.buffer) for a in operands)
+    return found
+
+
+def lends(call: Call) -> bool:
+    """Whether the call's results may be views of its operands."""
+    schema = getattr(call.node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def hides(step: Step) -> bool:
+    """Whether a call may change or lend memory under names that the plan does not know, or finds out or checks sizes."""
+    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds or step.node.effect)
+
+
+def _by_call(schedule: Schedule, name: str) -> bool:
+    return name in schedule.extra.get("call_results", ())
+
+
+def _owns_new(graph: ir.Graph, name: str) -> bool:
+    buffer = graph.buffers[name]
+    return buffer.kind == "intermediate" and buffer.alias_of is None
+
+
+def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -> str | None:
+    """A dying intermediate that the kernel reads only where, and before, it writes `name`."""
+    graph = schedule.graph
+    new = graph.buffers[name]
+    if kernel.inner:
+        return None  # a section may read the row again after another one has written it
+    store = next((s for s in kernel.statements if name in s.outs), None)  # a workspace has none
+    if store is None or store.kind != "pointwise":
+        return None
+    for source in dying:
+        old = graph.buffers[source]
+        if (
+            _by_call(schedule, source)
+            or old.device != new.device
+            or old.kind != "intermediate"
+            or old.sizes != new.sizes
+            or old.strides != new.strides
+            or old.dtype != new.dtype
+        ):
+            continue
+        if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in reads(kernel)):
+            continue
+        indices = {i for n, i in _accesses(kernel) if n == source}
+        if indices == {store.store} and source not in writes(kernel):
+            return source
+    return None
+
+
+def _accesses(kernel: Launch) -> list[tuple[str, tuple[Expr, ...]]]:
+    found: list[tuple[str, tuple[Expr, ...]]] = []
+    for s in kernel.statements:
+        found.extend((v.attr[0], v.attr[1]) for v in loads(s.roots))
+    return found
+
+
+def reads(step: Step) -> set[str]:
+    if isinstance(step, Call):
+        return set(ir.reads(step.node))
+    made = {o for s in step.statements for o in s.outs}
+    stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    names = {n for n, _ in _accesses(step)}
+    targets = {s.target for s in step.statements if s.target is not None}
+    own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}  # zeroed before
+    return own | {n for n in names | targets if n not in made or n in stored}
+
+
+def writes(step: Step) -> set[str]:
+    if isinstance(step, Call):
+        return set(ir.outs(step.node))
+    own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}
+    return own | {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

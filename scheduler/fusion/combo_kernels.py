@@ -1,0 +1,224 @@
+"""Batches: small independent kernels that run as one, the way foreach operators and optimisers need it.
+
+A step over a hundred parameters is a hundred kernels that share nothing, so fusion leaves them apart, and each would wake the
+threads, or be launched, for a few microseconds of work. A batch is one kernel over all of them: the back end shares its points
+out, and members that do the same to other buffers share one body.
+
+A kernel joins a batch that stands earlier in the order of steps. It must not touch what a step between the two changes, nor
+change what one touches; inside a batch there is no order at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Batch, Call, Kernel, Step, address
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+from kgen.scheduler.analysis.memory import lends, reads, writes
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+# Elementary operations that keep all threads busy: a kernel with more gains nothing from company. It joins only its own likes,
+# whose text costs nothing, and only where nobody waits for its result while that is in cache.
+FULL = 1 << 20
+# A kernel that takes new memory moves up past at most so many steps: that memory lives the longer for it.
+NEAR = 8
+# On a GPU nobody else keeps a kernel's company: it fills the device from some tens of thousands of points on, and what a batch
+# saves is its launch, 2 to 3 us. Up to so many points (a microsecond of memory traffic) a kernel joins any other such: the
+# bodies' text and the registers of the hungriest one cost less than that. A larger one joins its own likes only, and beyond
+# as many points as run for several launches it stays alone.
+GPU_SMALL = 1 << 18
+GPU_FULL = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one function may hold: members, different bodies, and pointers."""
+
+    members: int
+    forms: int
+    pointers: int
+
+
+# Pointers are parameters of a GPU's kernel, 4 KiB of them on older drivers, of which two may be Triton's own.
+ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
+
+
+def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
+    """The steps with independent kernels of points gathered into batches. `demands` that forbid fusion hold for batches too."""
+    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
+    for step in steps:
+        found.add(step)
+    return [_joined(place, verdicts) for place in found.places]
+
+
+def _joined(place: _Place, verdicts: list[Verdict]) -> Step:
+    if len(place.members) < 2:
+        return place.step
+    first, *others = place.members
+    verdicts += [Verdict(first.name, other.name, Outcome.BATCHED, Reason.INDEPENDENT) for other in others]
+    return Batch(f"{first.name}_and_{len(others)}_more", tuple(place.members))
+
+
+def _read_elsewhere(steps: list[Step]) -> set[str]:
+    """Buffers that a step reads which another one has made."""
+    return {name for step in steps for name in reads(step) - writes(step)}
+
+
+@dataclass(slots=True)
+class _Place:
+    """One place in the order: a step that stays alone (no members), or the members of a batch."""
+
+    step: Step
+    members: list[Kernel] = field(default_factory=list)
+    forms: set[Hashable] = field(default_factory=set)
+    pointers: set[Hashable] = field(default_factory=set)
+    small: bool = False
+
+
+@dataclass(slots=True)
+class _Batches:
+    graph: ir.Graph
+    read_elsewhere: set[str]
+    forbidden: list[FusionDemand]
+    verdicts: list[Verdict]
+    places: list[_Place] = field(default_factory=list)
+    by_form: dict[Hashable, list[int]] = field(default_factory=dict)
+    read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.places`) -> the last place that reads, or writes, it
+    written_at: dict[str, int] = field(default_factory=dict)
+    barrier: int = -1
+
+    def add(self, step: Step) -> None:
+        read, written = (ir.places(self.graph, names) for names in (reads(step), writes(step)))
+        earliest = self._earliest(read, written)
+        if isinstance(step, Kernel) and self._may_join(step):
+            at = self._join(step, earliest)
+        else:
+            if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
+                self._refuse_symbols(step, earliest)
+            at = len(self.places)
+            self.places.append(_Place(step))
+        for names, table in ((read, self.read_at), (written, self.written_at)):
+            for name in names:
+                table[name] = max(at, table.get(name, -1))
+        if isinstance(step, Call) and (lends(step) or step.node.mutates or step.node.binds):
+            self.barrier = at  # changes memory under other names, or finds out sizes
+
+    def _may_join(self, kernel: Kernel) -> bool:
+        if not _points_only(kernel):
+            return False
+        if kernel.target == "triton":
+            return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
+        return self._small(kernel) or not self.read_elsewhere & writes(kernel)
+
+    def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
+        """A verdict where the kernel might have joined another one."""
+        alone = (place.step for place in self.places[earliest:])
+        other = next(
+            (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
+        )
+        if other is not None:
+            self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
+
+    def _static(self, kernel: Kernel) -> bool:
+        """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
+        buffers = [self.graph.buffers[name] for name in reads(kernel) | writes(kernel)]
+        exprs = [v.extent for v in kernel.outer]
+        exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
+        exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
+        return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
+
+    def _earliest(self, read: set[str], written: set[str]) -> int:
+        """The first place after all that the step depends on."""
+        before = [self.barrier]
+        before += [self.written_at.get(name, -1) for name in read | written]
+        before += [self.read_at.get(name, -1) for name in written]
+        return max(before) + 1
+
+    def _join(self, kernel: Kernel, earliest: int) -> int:
+        """Puts the kernel into the first batch that takes it, its own likes before others, or opens one."""
+        form, small = self._form(kernel), self._small(kernel)
+        known = self.by_form.setdefault(form, [])
+        if self._makes_new(kernel):
+            earliest = max(earliest, len(self.places) - NEAR)
+        others = range(earliest, len(self.places)) if small else ()
+        candidates = (*(k for k in known if k >= earliest), *others)
+        at = next((k for k in candidates if self._takes(self.places[k], kernel, form)), len(self.places))
+        if at == len(self.places):
+            self.places.append(_Place(kernel, small=small))
+        place = self.places[at]
+        place.members.append(kernel)
+        place.forms.add(form)
+        place.pointers |= self._pointers(kernel)
+        place.small &= small
+        if at not in known:
+            known.append(at)
+        return at
+
+    def _takes(self, place: _Place, kernel: Kernel, form: Hashable) -> bool:
+        room = ROOM[kernel.target]
+        if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
+            return False
+        if form not in place.forms and (not place.small or len(place.forms) >= room.forms):
+            return False
+        if len(place.pointers | self._pointers(kernel)) > room.pointers:
+            return False
+        return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
+
+    def _home(self, kernel: Kernel) -> Hashable:
+        """The language and the device of a kernel."""
+        return kernel.target, next(self.graph.buffers[name].device for name in sorted(writes(kernel)))
+
+    def _pointers(self, kernel: Kernel) -> set[Hashable]:
+        return {address(self.graph, name) for name in reads(kernel) | writes(kernel)}
+
+    def _small(self, kernel: Kernel) -> bool:
+        if kernel.target == "triton":
+            return self._points(kernel) <= GPU_SMALL
+        return self._points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
+
+    def _points(self, kernel: Kernel) -> int:
+        return Sizes(self.graph.size_hints).points(kernel.outer)
+
+    def _makes_new(self, kernel: Kernel) -> bool:
+        return any(self.graph.buffers[ir.owner(self.graph, name)].alias_of is None for name in writes(kernel))
+
+    def _form(self, kernel: Kernel) -> Hashable:
+        """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
+        return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
+
+
+def _points_only(kernel: Kernel) -> bool:
+    return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
+
+
+def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
+    """Whether a demand that two operators stay apart keeps these kernels apart."""
+    return demand.between(_operators(a), _operators(b))
+
+
+def _operators(kernel: Kernel) -> list[str]:
+    return [op for origin in kernel.origins for op in origin.operators]
+
+
+def _body(kernel: Kernel) -> Hashable:
+    values = list(vs.by_place(s.value for s in kernel.statements))
+    numbers = {value: k for k, value in enumerate(values)}
+    slots: dict[str, int] = {}
+    rows: list[Hashable] = [(v.op, v.dtype, tuple(numbers[a] for a in v.args), _attribute(v, slots)) for v in values]
+    rows += [(numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
+    return tuple(rows)
+
+
+def _attribute(value: Value, slots: dict[str, int]) -> Hashable:
+    if value.op == "load":
+        return _slots([value.attr[0]], slots)
+    return None if value.op == "index" else repr(value.attr)  # 0.0 and -0.0 are equal, but not the same constant
+
+
+def _slots(names: Iterable[str], slots: dict[str, int]) -> tuple[int, ...]:
+    return tuple(slots.setdefault(name, len(slots)) for name in names)

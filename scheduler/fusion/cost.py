@@ -1,0 +1,137 @@
+"""What a fusion is worth: memory traffic at the size hints, and when saving it would cost more elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir.index import Expr, Var
+from kgen.ir.plan import MAX_PERSISTENT
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.items import Item, Members
+from kgen.scheduler.analysis.loop_alignment import Space
+from kgen.verdict import Reason
+
+# Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
+MIN_POINTS = 512
+# Lanes over an outer loop: columns that a task walks down together, and the bytes of them that its cache keeps until it walks
+# down again. In two kernels the second walk goes along the rows.
+COLUMNS = 64
+COLUMN_BYTES = 48 * 1024
+# Bounds of one kernel: beyond these the compiler spills registers and its time grows.
+MAX_ITEMS = 64
+MAX_COST = 2500
+MAX_BUFFERS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
+    are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours. Where rows are
+    neighbours in memory, `lanes` of them are walked together, and count as one."""
+
+    long_row: int
+    min_rows: int
+    recompute: int
+    max_row: int
+    min_run: int = 0
+    lanes: int = 1
+
+
+LIMITS = {
+    "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
+    # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
+    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, lanes=32),
+}
+
+
+def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space, limits: Limits) -> Reason | None:
+    """Why the joint kernel would be worse although it moves less memory."""
+    outer, inner = space.outer, space.inner
+    if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
+        return Reason.TOO_LARGE
+    if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
+        return Reason.TOO_LARGE
+    joined = a.joined(b).items if inner else []
+    if inner and _revisits(joined):
+        length = sizes.points(inner)
+        if length > limits.long_row and _walks(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
+            return Reason.PARALLELISM
+        if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
+            return Reason.LAYOUT_CONFLICT
+        if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
+            return Reason.COLUMNS
+    few = not outer or (sizes.points(outer) < MIN_POINTS and sizes.points(inner) > MIN_POINTS)
+    if inner and few and not _ordered(a, b):
+        return Reason.PARALLELISM  # as two kernels all points are independent
+    return None
+
+
+def _walks(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
+    """The rows that are walked apart from each other, unlike channels that are neighbours in memory."""
+    together = 1
+    for read in (read for item in items for read in item.reads):
+        buffer = graph.buffers[read.buffer]
+        if buffer.strides is None or len(read.index) != len(buffer.strides):
+            continue
+        offset = ix.linearize(read.index, buffer.strides)
+        across = any(_stride(offset, v, sizes) for v in space.inner)
+        beside = [sizes.of(v.extent) for v in space.outer if _stride(offset, v, sizes) == 1]
+        if across and beside and not any(_stride(offset, v, sizes) == 1 for v in space.inner):
+            together = max(together, min(beside[0], lanes))
+    return sizes.points(space.outer) // together
+
+
+def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space) -> int:
+    """What the inner loops walk over for one vector of outer points, where their rows lie far apart; 0 where they do not."""
+    most = 0
+    for item in items:
+        for name, index in (*((r.buffer, r.index) for r in item.reads), *((out, item.store) for out in item.outs)):
+            buffer = graph.buffers[name]
+            if buffer.strides is None or len(index) != len(buffer.strides):
+                continue
+            offset = ix.linearize(index, buffer.strides)
+            steps = [_stride(offset, v, sizes) for v in space.inner]
+            if any(0 < step * buffer.dtype.itemsize < 2 * COLUMNS * 4 for step in steps):
+                return 0
+            if any(steps) and any(_stride(offset, v, sizes) == 1 for v in space.outer):
+                most = max(most, buffer.dtype.itemsize)
+    return most * COLUMNS * sizes.points(space.inner)
+
+
+def _short_runs(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> bool:
+    """Whether some read's neighbours along the inner loops are few, and an outer loop goes on where they end."""
+    for item in items:
+        for read in item.reads:
+            buffer = graph.buffers[read.buffer]
+            if buffer.strides is None or len(read.index) != len(buffer.strides):
+                continue
+            offset = ix.linearize(read.index, buffer.strides)
+            runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
+            if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
+                return True
+    return False
+
+
+def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:
+    """0 also where the offset has none."""
+    stride = ix.stride_of(offset, v)
+    return 0 if stride is None else abs(sizes.of(stride))
+
+
+def _ordered(a: Members, b: Members) -> bool:
+    """Whether inner loops must run in order at all."""
+    return any(item.in_order for m in (a, b) for item in m.items)
+
+
+def _revisits(items: list[Item]) -> bool:
+    """Whether some item at inner level needs a reduction's finished result, so that the row is walked again."""
+    finished: set[str] = set()
+    for item in items:
+        if item.inner and any(r.buffer in finished for r in item.reads):
+            return True
+        if item.reduces or any(r.buffer in finished for r in item.reads):
+            finished.update(item.outs)
+    return False

@@ -1,0 +1,188 @@
+"""Products that read one operand, as q, k and v do: one launch, or one call of an engine, in which each keeps its own sizes and
+its own epilogue.
+
+They share no results, so fusion leaves them apart. What one kernel saves is launches, and processors that stand idle at the end
+of each; on a CPU the operand is packed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
+from kgen.scheduler.analysis.memo import remembered
+from kgen.scheduler.analysis.memory import hides, reads, writes
+from kgen.scheduler.fusion.combo_kernels import forbids
+from kgen.scheduler.selection.choose import prepared, product_of
+from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
+from kgen.templates import registry
+from kgen.templates.contract import Config, Template
+from kgen.templates.problem import Device, Problem, problem_of
+from kgen.tuning import model
+from kgen.tuning.only import Only
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+# Products of one kernel: the epilogue of each is compiled.
+MOST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What decides about joint kernels: `best` is the best to be had of a product alone, None where no template has it."""
+
+    device: Callable[[str], Device]
+    best: Callable[[Kernel], Best | None]
+    demands: tuple[FusionDemand, ...] = ()
+    only: Only | None = None
+
+
+def join(plan: Schedule, how: Joining) -> None:
+    """Makes batches of products, with their template, where that is faster than one after the other."""
+    found: dict[int, Batch] = {}
+    gone: set[int] = set()
+    for group in _siblings(plan, how):
+        kernels = [plan.steps[k] for k in group]
+        batch = _joint([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
+        if batch is not None:
+            found[group[0]] = batch
+            gone.update(group[1:])
+            plan.verdicts += _verdicts(batch)
+    plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _verdicts(batch: Batch) -> Iterable[Verdict]:
+    first, *others = batch.members
+    yield from (Verdict(first.name, one.name, Outcome.BATCHED, Reason.SAME_OPERAND) for one in others)
+    for one in batch.members:
+        yield Verdict(product_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
+
+
+# ---- which ------------------------------------------------------------------------------------------------------------
+
+
+def _siblings(plan: Schedule, how: Joining) -> list[list[int]]:
+    """Steps whose products read one operand, and which may all run where the first of them does."""
+    known: dict[Hashable, list[int]] = {}
+    for k, step in enumerate(plan.steps):
+        if isinstance(step, Kernel) and step.contracts:
+            for operand in _operands(step):
+                known.setdefault(operand, []).append(k)
+    groups: list[list[int]] = []
+    taken: set[int] = set()
+    for steps in known.values():
+        group: list[int] = []
+        for k in steps:
+            if k not in taken and len(group) < MOST and all(_may_join(plan, k, other, how) for other in group):
+                group.append(k)
+        if len(group) > 1:
+            groups.append(group)
+            taken.update(group)
+    return groups
+
+
+def _operands(kernel: Kernel) -> list[Hashable]:
+    """What a kernel's first product multiplies: equal where two products read the same buffers on the same side."""
+    product = next(s for s in kernel.statements if s.kind == "contraction")
+    if product.op != "sum":
+        return []
+    read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (product.value, *product.factors))
+    return [(kernel.target, k, names) for k, names in enumerate(read) if names]
+
+
+def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
+    """Whether step k may run at the time of an earlier one."""
+    graph, step, other = plan.graph, plan.steps[k], plan.steps[first]
+    assert isinstance(step, Kernel)
+    assert isinstance(other, Kernel)
+    if any(forbids(d, step, other) for d in how.demands if not d.wanted):
+        return False
+    read, written = ir.places(graph, reads(step)), ir.places(graph, writes(step))
+    for between in plan.steps[first:k]:
+        if hides(between):
+            return False
+        if ir.places(graph, writes(between)) & (read | written) or written & ir.places(graph, reads(between)):
+            return False
+    return True
+
+
+# ---- how --------------------------------------------------------------------------------------------------------------
+
+
+def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
+    """The products as one kernel, where a template makes them so and is estimated to be faster."""
+    found = problems_of_joint(kernels, graph, how.device(product_of(kernels[0])))
+    if how.only is not None:
+        configs = _configs(found.get(how.only.template, []))
+        return _batch(kernels, Choice(how.only.template, how.only.pick(configs).values)) if configs else None
+    alone = [how.best(kernel) for kernel in kernels]
+    together = _best(found)
+    if together is None or None in alone:
+        return None
+    faster = together.seconds < sum(one.seconds for one in alone if one is not None)
+    return _batch(kernels, together.choice, together.by_size) if faster else None
+
+
+def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
+    """How each template that could make them one kernel sees the products."""
+    ready = [prepared(kernel, graph) for kernel in kernels]
+    found = {t.name: _problems(t, ready, graph, device) for t in registry.every(device.kind) if t.joins}
+    return {name: problems for name, problems in found.items() if problems}
+
+
+def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
+    """The best kernel for all of the products, by the templates that see them as these problems."""
+
+    def at(name: str, hints: Hints) -> list[Problem]:
+        return [problem.at(hints) for problem in found[name]]
+
+    def here(hints: Hints) -> Best | None:
+        seen = [(problems, config) for name in found for problems in (at(name, hints),) for config in _configs(problems)]
+        priced = [(model.joint_seconds(problems, config), k) for k, (problems, config) in enumerate(seen)]
+        if not priced:
+            return None
+        seconds, k = min(priced)
+        return Best(seen[k][0][0], seen[k][1], seconds, math.inf)
+
+    def seconds(choice: Choice, hints: Hints) -> float:
+        problems = at(choice.template, hints)
+        config = problems[0].template.config(**dict(choice.config))
+        fits = all(model.fits(problem, config) for problem in problems)
+        return model.joint_seconds(problems, config) if fits else math.inf
+
+    first = next(iter(found.values()), ())
+    everything = [problem for problems in found.values() for problem in problems]
+    return remembered(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
+
+
+def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None = None) -> Batch:
+    members = tuple(replace(kernel, choice=choice, by_size=by_size) for kernel in kernels)
+    return Batch(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
+
+
+def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> list[Problem]:
+    """The kernels as the template sees them; none where it refuses one, or needs in common what they have not."""
+    found: list[Problem] = []
+    for kernel in kernels:
+        problem = problem_of(template, kernel, graph, device)
+        if isinstance(problem, str) or template.refuse(problem) is not None:
+            return []
+        found.append(problem)
+    common = [name for name, one in template.operands.items() if not one.many]
+    if template.joins == "parts" and any(problem.side_sums for problem in found):
+        return []  # sums belong to one of the parts
+    if template.joins == "parts" and any(len({p.inputs[name].identity for p in found}) > 1 for name in common):
+        return []
+    apart = template.method("refuse_joint")
+    return [] if apart is not None and apart(found) is not None else found
+
+
+def _configs(problems: Sequence[Problem]) -> list[Config]:
+    """Configurations that suit all of the problems: those of the largest one."""
+    if not problems:
+        return []
+    largest = max(problems, key=lambda p: p.flops)
+    return [c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)]

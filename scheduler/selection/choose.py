@@ -1,0 +1,194 @@
+"""Chooses the template and the configuration of a product, or leaves it to the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Choice, Kernel
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.memo import layouts, once, remembered
+from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
+from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
+from kgen.templates import registry
+from kgen.templates.contract import Config
+from kgen.templates.problem import Device, Problem, problem_of
+from kgen.tuning import model
+from kgen.tuning.answer import Answer, Place, place
+from kgen.tuning.only import Only
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+def product_of(kernel: Kernel) -> str:
+    """The result of the kernel's first product."""
+    return products_of(kernel)[0]
+
+
+def products_of(kernel: Kernel) -> tuple[str, ...]:
+    """The results of the kernel's products: what the first statement that reads a sum makes of it."""
+    found: list[str] = []
+    for s in kernel.statements:
+        if s.kind == "contraction":
+            readers = (r for r in kernel.statements if any(load.attr[0] in s.outs for load in vs.loads(r.roots)))
+            found.append(next(readers).outs[0])
+    return tuple(found)
+
+
+def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """The kernel with linear offsets and as few loops as walk through memory alike."""
+    return once(("prepared", kernel, layouts(kernel, graph)), lambda: _prepared(kernel, graph))
+
+
+def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    sizes = Sizes(graph.size_hints)
+    kernel = unflattened(linearized(kernel, graph))
+    return collapsed(ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes))
+
+
+def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
+    """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
+    name = None if only is None else only.template
+    key = ("problems", kernel, layouts(kernel, graph), device, name)
+    found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
+    return list(found), list(refusals)
+
+
+def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: str | None) -> tuple[list[Problem], list[str]]:
+    found: list[Problem] = []
+    refusals: list[str] = []
+    ready = prepared(kernel, graph)
+    for template in registry.every(device.kind):
+        if only not in (None, template.name):
+            continue
+        problem = problem_of(template, ready, graph, device)
+        reason = problem if isinstance(problem, str) else template.refuse(problem)
+        if isinstance(problem, str) or reason is not None:
+            refusals.append(f"{template.name}: {reason}")
+        else:
+            found.append(problem)
+    return found, refusals
+
+
+def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
+    """The problem of a kernel that has its template."""
+    assert kernel.choice is not None
+    problem = problem_of(registry.find(kernel.choice.template), prepared(kernel, graph), graph, device)
+    assert isinstance(problem, Problem)
+    return problem
+
+
+def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, int]:
+    """How many points the parts of the kernel's partial reductions have under its template's tile, by their first results."""
+    assert kernel.choice is not None
+    problem = chosen_problem(kernel, graph, device)
+    config = problem.template.config(**dict(kernel.choice.config))
+    return {name: block for name, block in problem.part_blocks(config).items() if block is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What decides besides the cost model: the user's demands, the one template that may take products, whether a library call
+    computes the product, what was measured, by `place`, and whether that may change the order in which sums are added, or the
+    choice of the library."""
+
+    demands: tuple[FusionDemand, ...] = ()
+    only: Only | None = None
+    vendor: bool = True
+    answers: Mapping[Place, Answer] = field(default_factory=dict)
+    stable: bool = False
+
+
+def best(problems: Sequence[Problem], given: Given) -> Best | None:
+    """The best to be had of a product, over all sizes that it may have: as it was measured, else as the cost model has it."""
+    by_template = {problem.template.name: problem for problem in problems}
+
+    def here(hints: Hints) -> Best | None:
+        answer = given.answers.get(place(hints))
+        return _best_here([problem.at(hints) for problem in problems], given, answer)
+
+    def seconds(choice: Choice, hints: Hints) -> float:
+        problem = by_template[choice.template].at(hints)
+        config = problem.template.config(**dict(choice.config))
+        return model.seconds(problem, config) if model.fits(problem, config) else math.inf
+
+    fused = any(problem.has_fused_call for problem in problems[:1])
+    how = (given.vendor, given.stable, tuple(given.answers.items()), fused)
+    return remembered(problems, how, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
+
+
+def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
+    """The best at the sizes of the hints, by estimates that can be relied on, if there are any."""
+    priced = [
+        (problem.uncalibrated is not None, model.seconds(problem, config), k, problem, config)
+        for k, problem in enumerate(problems) for config in model.feasible(problem)
+    ]  # fmt: skip
+    if not priced:
+        return None
+    _, seconds, _, problem, config = min(priced, key=lambda row: row[:3])
+    vendor = given.vendor and not given.stable
+    found = Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
+    return found if answer is None else _measured(found, problems, answer, given)
+
+
+def _measured(estimated: Best, problems: Sequence[Problem], answer: Answer, given: Given) -> Best:
+    """What was measured in the place of estimates, as far as it can still be had. Of a sum in parts, the template and its knobs
+    are those for the parts."""
+    library = answer.library_seconds if given.vendor and not given.stable else math.inf
+    if answer.template is None:
+        beaten = answer.library_seconds * BEATEN
+        return estimated if given.stable else replace(
+            estimated, seconds_of_template=beaten, seconds_of_library=library, measured=True
+        )  # fmt: skip
+    problem = next((p for p in problems if p.template.name == answer.template), None)
+    choice = None if problem is None else answer.choice_for(problem.template)
+    if problem is None or choice is None:
+        return estimated
+    config = problem.template.config(**dict(choice.config))
+    other = given.stable and model.order(problem, config) != model.order(estimated.problem, estimated.config)
+    if other or not model.fits(problem, config):
+        return estimated
+    return Best(problem, config, answer.seconds, math.inf if math.isnan(library) else library, measured=True)
+
+
+def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:
+    """The kernel with the fastest template and configuration, as it was measured, else as the cost model estimates, or why the
+    library has it."""
+    out = product_of(kernel)
+    found, refusals = problems(kernel, graph, device, given.only)
+    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
+    chosen = best(found, given)
+    if chosen is None:
+        return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
+    name = chosen.problem.template.name
+    if given.only is not None:
+        return replace(kernel, choice=Choice(name, given.only.pick(by_estimate(chosen.problem)).values))
+    times = (chosen.seconds_of_template * 1e6, chosen.seconds_of_library * 1e6)
+    reason = _why_library(chosen, given)
+    if reason is not None and not demanded(kernel, given.demands):
+        detail = chosen.problem.uncalibrated if reason is Reason.UNCALIBRATED else name
+        return Verdict(out, "", Outcome.EXTERN, reason, detail=detail or name, measured=times)
+    return replace(kernel, choice=chosen.choice, by_size=chosen.by_size)
+
+
+def _why_library(chosen: Best, given: Given) -> Reason | None:
+    """Why the library has a product that it computes as well; None where the template has it."""
+    if not given.vendor:
+        return None
+    if chosen.problem.uncalibrated and not chosen.measured and not given.stable:
+        return Reason.UNCALIBRATED
+    faster = chosen.seconds_of_library < chosen.seconds_of_template
+    return (Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER) if faster else None
+
+
+def by_estimate(problem: Problem) -> list[Config]:
+    """The configurations that the device can run, the fastest first by the cost model."""
+    return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
+
+
+def demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:
+    """Whether a require_fused asks for two operators of the kernel."""
+    operators = [op for o in kernel.origins for op in o.operators]
+    return any(d.wanted and d.between(operators, operators) for d in demands)

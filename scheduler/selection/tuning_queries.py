@@ -1,0 +1,90 @@
+"""What measurements say of the products in a plan: asked of the oracle once fusion has said what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Batch, Kernel, Launch, Schedule, Step, members
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.fusion.grouped_matmuls import problems_of_joint
+from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.selection.size_buckets import buckets_of, length_of
+from kgen.scheduler.selection.subgraph_extraction import source_of
+from kgen.scheduler.transforms.operand_padding import possible_copies
+from kgen.scheduler.transforms.split_k import may_cut, partial_of, possible_parts
+from kgen.scheduler.transforms.tile_partials import Tiles
+from kgen.templates.problem import Device, Problem
+from kgen.tuning import model
+from kgen.tuning.answer import APART, Answer, Oracle, Place, Question, place
+
+Answers = dict[str, Mapping[Place, Answer]]
+
+
+def ask(oracle: Oracle, plan: Schedule, tiles: Tiles, device: Callable[[str], Device]) -> Answers:
+    """Answers by the products' results. Parts of a sum, which are products of their own, have the answer of the whole, and so
+    have products that read copies of their operands. What was
+    joined by an estimate stays so only if nothing better was measured; joint kernels get the configuration that was best."""
+    found: Answers = {}
+    joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
+    plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
+    asked = {*(partial_of(plan.graph, out) for out in tiles.cuts), *(out for out, copies in tiles.copies.items() if copies)}
+    single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+    whole = [kernel for kernel in single if product_of(kernel) not in asked]
+    known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)
+    return found | {product_of(k): known[k.name] for k in whole if k.name in known}
+
+
+def _answers(
+    oracle: Oracle, plan: Schedule, steps: Sequence[Launch], device: Callable[[str], Device]
+) -> Mapping[str, Mapping[Place, Answer]]:
+    """By the names of the steps."""
+    questions = (_question(step, plan.graph, device(product_of(members(step)[0]))) for step in steps)
+    return oracle.answers([question for question in questions if question is not None], plan.graph)
+
+
+def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
+    found = _problems(step, graph, device)
+    if not found:
+        return None
+    library = all(_has_library(graph, product_of(kernel)) for kernel in members(step))
+    length = length_of(found[0])
+    if length is not None:
+        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)])
+    cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
+    parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
+    copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
+    return Question(step, found, parts, library, copies={name: (c.seconds, c.problems) for name, c in copies.items()})
+
+
+def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:
+    """By template, the problems of all members."""
+    if isinstance(step, Batch):
+        return list(problems_of_joint(step.members, graph, device).values())
+    return [[problem] for problem in problems(step, graph, device, None)[0]]
+
+
+def _has_library(graph: ir.Graph, out: str) -> bool:
+    """Whether a library call computes the product."""
+    out = source_of(graph, out)
+    return any(isinstance(node, ir.Product) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
+
+
+def _settled(
+    step: Step, joint: Mapping[str, Mapping[Place, Answer]], found: Answers, graph: ir.Graph, device: Callable[[str], Device]
+) -> Iterator[Step]:
+    """The step, or what is better in its place. Where sizes are dynamic, estimates alone say which products are joined."""
+    answer = joint.get(step.name, {}).get(place({})) if isinstance(step, Batch) else None
+    if answer is None or not isinstance(step, Batch):
+        yield step
+        return
+    if answer.template in (None, APART):
+        yield from (replace(kernel, choice=None, by_size=None) for kernel in step.members)
+        if answer.template is None:
+            found |= {product_of(kernel): {place({}): answer} for kernel in step.members}
+        return
+    own = problems_of_joint(step.members, graph, device(product_of(step.members[0]))).get(answer.template, [])
+    choice = answer.choice_for(own[0].template) if own else None
+    fits = choice is not None and all(model.fits(p, p.template.config(**dict(choice.config))) for p in own)
+    yield replace(step, members=tuple(replace(k, choice=choice, by_size=None) for k in step.members)) if fits else step

@@ -1,0 +1,473 @@
+"""Chooses the loop nest of a kernel: order, collapsing, and which loop becomes vector lanes.
+
+The model counts, for every access, the bytes it moves and the stride it has along a loop: stride one is a vector load,
+stride zero a splat, anything else one memory operation a lane (`GATHER` times dearer). The loop with the lowest total
+becomes the vector loop, at whatever level it stands; the others are ordered by falling stride and adjacent ones that walk
+memory as one are collapsed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import TILE, Kernel, Nest
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+
+GATHER = 6.0
+SPLAT = 0.25
+# Registers that one value takes at most: of a machine's 16 or 32, some are left for the other values.
+MAX_REGISTERS = 4
+# More loads in one section leave values of so many registers no room.
+MANY_LOADS = 4
+# Lanes that may share a result, and reductions that join lanes within groups.
+GROUPS = (2, 4, 8, 16, 32)
+MAX_TURNS = 8  # loops are split at most so often
+GROUP_OPS = ("sum", "prod", "max", "min", "welford")
+# Tasks that outer loops must leave for the threads before another outer loop may become lanes.
+MIN_TASKS = 8
+# Registers of so many bytes have instructions that gather, by indices of 64 bits as many lanes as fill a register. Where that
+# misses the cache, twice as many lanes a step took 1.1 to 2.5 times as long on an AMD EPYC.
+GATHERING = 64
+SCAN_ALONG = 1.3  # a scan along the lanes needs a step for each doubling of their distance; across them it needs one
+
+
+def choose_loops(kernel: Kernel, graph: ir.Graph, sizes: Sizes, register_bytes: int, reorder: bool = True) -> Nest:
+    """The loop nest for a machine with vector registers of `register_bytes` (0: no vectors)."""
+    kernel = linearized(kernel, graph)
+    if reorder and register_bytes:
+        kernel = _split_by_remainders(kernel, graph, sizes)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    if reorder:
+        kernel = ordered(kernel, touches, sizes)
+    kernel = collapsed(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    vector = _vector_loop(kernel, touches, sizes) if register_bytes else None
+    if vector is None:
+        return Nest(kernel, None, 1)
+    group = 1
+    if reorder and kernel.share is None and (joined := grouped(kernel, vector, touches, sizes)) is not None:
+        group = sizes.of(vector.extent)
+        kernel, vector = joined
+        touches = list(distinct_touches(kernel, graph, sizes))
+    if vector in kernel.outer:
+        kernel = replace(kernel, outer=(*(v for v in kernel.outer if v is not vector), vector))
+    else:
+        kernel = replace(kernel, inner=(*(v for v in kernel.inner if v is not vector), vector))
+    lanes = _lanes(kernel, vector, sizes, register_bytes)
+    lanes = max(lanes, group)
+    tile = _tile_loop(kernel, vector, touches, sizes) if reorder else None
+    return Nest(kernel, vector if lanes > 1 else None, lanes, tile, group)
+
+
+# ---- linear offsets -------------------------------------------------------------------------------------------------
+
+
+def linearized(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """Replaces logical indices by offsets under the buffers' strides; a row buffer is indexed by the inner loops alone."""
+    rows = set(kernel.rows)
+    made_inner = {o for s in kernel.statements if s.inner and s.kind != "reduction" for o in s.outs}
+    row_index = ix.position_in(kernel.inner)
+    memo: dict[Expr, Expr] = {}
+
+    def offset(name: str, index: tuple[Expr, ...]) -> Expr:
+        if name in rows and name in made_inner:
+            return row_index
+        strides = graph.buffers[name].strides
+        assert strides is not None
+        return ix.linearize(index, strides)
+
+    def visit(value: Value, args: tuple[Value, ...], lookup: object) -> Value:
+        if value.op == "load":
+            name, index, dtype = value.attr
+            moved = tuple(ix.substitute(e, {}, memo, lookup) for e in index)  # type: ignore[arg-type]
+            return vs.load(name, (offset(name, moved),), dtype, args[0] if args else None)
+        if value.op == "index":
+            return vs.index_value(ix.substitute(value.attr, {}, memo, lookup), value.dtype)  # type: ignore[arg-type]
+        return value if args == value.args else vs.rebuild(value, args, value.attr)
+
+    statements = []
+    for s in kernel.statements:
+        new = vs.rewrite(s.roots, visit)
+        store = tuple(ix.substitute(e, {}, memo, new.__getitem__) for e in s.store)
+        mask = None if s.mask is None else new[s.mask]
+        factors = tuple(new[v] for v in s.factors)
+        rank = None if s.rank is None else ix.substitute(s.rank, {}, memo, new.get)
+        statements.append(
+            replace(s, value=new[s.value], store=(offset(s.outs[0], store),), mask=mask, rank=rank, factors=factors)
+        )
+    return replace(kernel, statements=tuple(statements))
+
+
+# ---- what memory the loops touch ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One access: its offset, the bytes it moves over all points of its loops, and those that are not the same ones again."""
+
+    offset: Expr
+    bytes: int
+    distinct: int
+    inner: bool
+    store: bool
+
+
+def distinct_touches(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Iterator[Touch]:
+    outer_points = sizes.points(kernel.outer)
+    inner_points = outer_points * sizes.points(kernel.inner)
+    made = {o for s in kernel.statements for o in s.outs}
+    for s in kernel.statements:
+        points = inner_points if s.inner else outer_points
+        seen = set()
+        for load in vs.loads(s.roots):
+            if load.attr in seen or (load.attr[0] in made and load.attr[0] not in kernel.rows):
+                continue
+            seen.add(load.attr)
+            offset, size = load.attr[1][0], load.attr[2].itemsize
+            yield Touch(offset, points * size, _distinct(offset, kernel, sizes) * size, s.inner, False)
+        store_points = outer_points if s.kind == "reduction" else points
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            if stored:
+                size = graph.buffers[out].dtype.itemsize
+                distinct = _distinct(s.store[0], kernel, sizes) * size
+                yield Touch(s.store[0], store_points * size, distinct, s.inner and s.kind != "reduction", True)
+
+
+def _distinct(offset: Expr, kernel: Kernel, sizes: Sizes) -> int:
+    """Points of the loops that the offset depends on."""
+    used = ix.free_atoms(offset)
+    through = {v for a in used if isinstance(a, ix.Indirect) for v in a.value.free_atoms()}
+    return sizes.points(v for v in (*kernel.outer, *kernel.inner) if v in used or v in through)
+
+
+def stride_along(offset: Expr, v: Var, sizes: Sizes) -> int | None:
+    """Stride along a loop at the hints; None where the offset is not affine in it (also through an indirect index)."""
+    if _through_data(offset, v):
+        return None
+    stride = ix.stride_of(offset, v)
+    return None if stride is None else sizes.of(stride)
+
+
+def _through_data(offset: Expr, v: Var) -> bool:
+    """Whether an index that is read from data, or computed from it, depends on a loop."""
+    return any(isinstance(atom, ix.Indirect) and v in atom.value.free_atoms() for atom in ix.free_atoms(offset))
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+
+def ordered(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Kernel:
+    """Outer loops by falling stride of what moves most bytes, stores first. Inner loops too, unless their order is meaning."""
+
+    def weight(v: Var) -> float:
+        total, norm = 0.0, 0.0
+        for t in touches:
+            stride = stride_along(t.offset, v, sizes)
+            if stride:
+                share = t.distinct * (2.0 if t.store else 1.0)
+                total += share * _log2(abs(stride))
+                norm += share
+        return total / norm if norm else -1.0
+
+    outer = tuple(sorted(kernel.outer, key=weight, reverse=True))
+    fixed = any(s.kind in ("scan", "scatter") for s in kernel.statements)
+    inner = kernel.inner if fixed or kernel.rows else tuple(sorted(kernel.inner, key=weight, reverse=True))
+    return replace(kernel, outer=outer, inner=inner)
+
+
+def _log2(x: int) -> float:
+    return float(x.bit_length())
+
+
+# ---- collapsing -----------------------------------------------------------------------------------------------------
+
+
+def collapsed(kernel: Kernel) -> Kernel:
+    """Joins adjacent loops of one level whose every use walks as one loop would."""
+    exprs = _all_exprs(kernel)
+    scans = any(s.kind == "scan" for s in kernel.statements)
+    mapping: dict[Atom, Expr] = {}
+    outer = _join_adjacent(kernel.outer, exprs, mapping, "x")
+    inner = kernel.inner if scans else _join_adjacent(kernel.inner, exprs, mapping, "y")
+    if not mapping:
+        return kernel
+    statements = tuple(s.substituted(mapping) for s in kernel.statements)
+    return replace(kernel, outer=outer, inner=inner, statements=statements)
+
+
+def _all_exprs(kernel: Kernel) -> list[Expr]:
+    found: dict[Expr, None] = {}
+    for s in kernel.statements:
+        for value in vs.topological(s.roots):
+            for e in vs.index_exprs(value):
+                found[e] = None
+        ranked = [s.rank] if s.rank is not None and (s.op in ("argmax", "argmin") or s.in_order) else []
+        for e in (*s.store, *ranked, *(e for _, e in s.axes)):
+            found[e] = None
+    return list(found)
+
+
+def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom, Expr], letter: str) -> tuple[Var, ...]:
+    """Merges runs of loops; `mapping` gets each old variable in terms of the merged one."""
+    if not loops:
+        return loops
+    runs: list[list[Var]] = [[loops[0]]]
+    for v in loops[1:]:
+        if all(_walks_as_one(e, runs[-1][-1], v) for e in exprs):
+            runs[-1].append(v)
+        else:
+            runs.append([v])
+    if all(len(r) == 1 for r in runs):
+        return loops
+    out = []
+    for k, run in enumerate(runs):
+        if len(run) == 1:
+            out.append(run[0])
+            continue
+        merged = ix.var(f"{letter}{letter}{k}", ix.product(v.extent for v in run))
+        out.append(merged)
+        for v in run[:-1]:
+            mapping[v] = ix.ZERO
+        mapping[run[-1]] = merged.expr()
+    return tuple(out)
+
+
+def _walks_as_one(expr: Expr, high: Var, low: Var) -> bool:
+    atoms = ix.free_atoms(expr)
+    if any(isinstance(a, ix.Indirect) and {high, low} & a.value.free_atoms() for a in atoms):
+        return all(
+            _walks_as_one(e, high, low)
+            for a in atoms
+            if isinstance(a, ix.Indirect)
+            for v in vs.topological([a.value])
+            for e in vs.index_exprs(v)
+        ) and _linear_walk(expr, high, low)
+    return _linear_walk(expr, high, low)
+
+
+def _linear_walk(expr: Expr, high: Var, low: Var) -> bool:
+    a, b = ix.stride_of(expr, high), ix.stride_of(expr, low)
+    return a is not None and b is not None and a is b * low.extent
+
+
+# ---- loops that walk in turns -----------------------------------------------------------------------------------------
+
+
+def _split_by_remainders(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kernel:
+    """Splits an outer loop v into k v' + r where memory is addressed through v // k (windows that overlap, interleaved slices):
+    along v' every access has one stride, and what depends on r alone is decided outside of it."""
+    mapping: dict[Atom, Expr] = {}
+    outer: list[Var] = []
+    touches = list(distinct_touches(kernel, graph, sizes))
+    for v in kernel.outer:
+        turns = math.lcm(*(_turns(t.offset, v) for t in touches)) if touches else 1
+        extent = v.extent.as_int()
+        if turns == 1 or turns > MAX_TURNS or extent is None or extent % turns or extent < 2 * turns:
+            outer.append(v)
+            continue
+        low, high = ix.var(f"{v.name}r", turns), ix.var(f"{v.name}q", extent // turns)
+        mapping[v] = high.expr() * turns + low.expr()
+        outer += [low, high]
+    if not mapping:
+        return kernel
+    statements = tuple(s.substituted(mapping) for s in kernel.statements)
+    return replace(kernel, outer=tuple(outer), statements=statements)
+
+
+def _turns(offset: Expr, v: Var) -> int:
+    """The k for which the offset has a stride along v' in v = k v' + r: 1 if it has one along v, or for no k."""
+    found = 1
+    if ix.stride_of(offset, v) is None:
+        for atom in {a for mono, _ in offset.terms for a in mono}:
+            if isinstance(atom, ix.FloorDiv | ix.Mod):
+                step = ix.stride_of(atom.num, v)
+                by, den = None if step is None else step.as_int(), atom.den.as_int()
+                if by and den:
+                    found = math.lcm(found, den // math.gcd(den, by))
+    return found
+
+
+def unflattened(kernel: Kernel) -> Kernel:
+    """Splits loops that stand for several dimensions at once: where indices hold v // k and v % k, v = k v' + r, and each of
+    the two walks evenly. Reshapes between loops leave such indices."""
+    if any(s.kind == "scan" for s in kernel.statements):
+        return kernel
+    for _ in range(MAX_TURNS):
+        mapping: dict[Atom, Expr] = {}
+        exprs = _all_exprs(kernel)
+        outer = [part for v in kernel.outer for part in _parts(v, exprs, mapping)]
+        inner = [part for v in kernel.inner for part in _parts(v, exprs, mapping)]
+        if not mapping:
+            break
+        statements = tuple(s.substituted(mapping) for s in kernel.statements)
+        kernel = replace(kernel, outer=tuple(outer), inner=tuple(inner), statements=statements)
+    return kernel
+
+
+def _parts(v: Var, exprs: list[Expr], mapping: dict[Atom, Expr]) -> tuple[Var, ...]:
+    """The loops that v falls into at the largest k, or v itself."""
+    extent = v.extent.as_int()
+    divisors = {
+        atom.den.as_int() or 0
+        for e in exprs
+        for mono, _ in e.terms
+        for atom in mono
+        if isinstance(atom, ix.FloorDiv | ix.Mod) and atom.num is v.expr()
+    }
+    fitting = [k for k in divisors if extent is not None and 1 < k < extent and extent % k == 0]
+    if extent is None or not fitting:
+        return (v,)
+    k = max(fitting)
+    high, low = ix.var(f"{v.name}h", extent // k), ix.var(f"{v.name}l", k)
+    mapping[v] = high.expr() * k + low.expr()
+    return high, low
+
+
+# ---- grouped channels -----------------------------------------------------------------------------------------------
+
+
+def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> tuple[Kernel, Var] | None:
+    """Joins a short inner loop with the outer one that goes on where it ends, as the channels and groups of a normalisation of
+    channels-last images do: whole registers of neighbouring channels are reduced over the pixels, then lanes within groups."""
+    width = vector.extent.as_int()
+    if vector not in kernel.inner or len(kernel.inner) < 2 or kernel.rows or width not in GROUPS:
+        return None
+    if any(s.kind in ("scan", "scatter") or (s.kind == "reduction" and s.op not in GROUP_OPS) for s in kernel.statements):
+        return None
+    moved = sum(t.distinct for t in touches)
+    for v in kernel.outer:
+        along = sum(t.distinct for t in touches if _walks_as_one(t.offset, v, vector) and stride_along(t.offset, vector, sizes))
+        if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
+            merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
+            mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
+            statements = tuple(s.substituted(mapping) for s in kernel.statements)
+            outer = tuple(merged if u is v else u for u in kernel.outer)
+            inner = tuple(u for u in kernel.inner if u is not vector)
+            return replace(kernel, outer=outer, inner=inner, statements=statements), merged
+    return None
+
+
+# ---- the vector loop ------------------------------------------------------------------------------------------------
+
+
+def _vector_loop(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+    candidates = [*(kernel.outer if kernel.share is None else ()), *_inner_candidates(kernel)]
+    best: tuple[float, int, Var] | None = None
+    for rank, v in enumerate(candidates):
+        if sizes.of(v.extent) < 2:
+            continue
+        score = _lane_cost(v, kernel, touches, sizes)
+        if best is None or (score, -rank) < best[:2]:
+            best = (score, -rank, v)
+    return None if best is None else best[2]
+
+
+def _tile_loop(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> Var | None:
+    """An outer loop along which a load is contiguous that walks with a stride along the vector loop (a transposed input)."""
+    if kernel.inner or vector not in kernel.outer or sizes.of(vector.extent) < 2 * TILE:
+        return None
+    for touch in touches:
+        stride = stride_along(touch.offset, vector, sizes)
+        if touch.store or stride is None or abs(stride) <= 1:
+            continue
+        for v in kernel.outer:
+            if v is not vector and stride_along(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= 2 * TILE:
+                return v
+    return None
+
+
+def _inner_candidates(kernel: Kernel) -> list[Var]:
+    """Inner loops that may become lanes: for a scan or an ordered scatter only the last one, since lanes run in order."""
+    if any(s.kind in ("scan", "scatter") for s in kernel.statements) or kernel.rows:
+        return list(kernel.inner[-1:])
+    return list(kernel.inner)
+
+
+def _lane_cost(v: Var, kernel: Kernel, touches: list[Touch], sizes: Sizes) -> float:
+    inner_loop = v in kernel.inner
+    extent = sizes.of(v.extent)
+    total = 0.0
+    for t in touches:
+        if inner_loop and not t.inner:
+            total += t.bytes * GATHER  # outer statements stay scalar when the lanes are an inner loop
+            continue
+        stride = stride_along(t.offset, v, sizes)
+        factor = SPLAT if stride == 0 else 1.0 if stride in (1, -1) else GATHER
+        if stride is not None and stride > 1 and stride * 4 <= 32:
+            factor = 3.0
+        total += t.bytes * factor * (1.5 if t.store and factor > 1.0 else 1.0)
+    if inner_loop and any(s.kind == "scan" for s in kernel.statements):
+        total *= SCAN_ALONG
+    if not inner_loop and kernel.inner and kernel.sections:
+        total *= 1.05  # equal otherwise: a reduction along the lanes touches fewer rows at once
+    return total * (1.0 + 8.0 / max(extent, 1))
+
+
+def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> int:
+    """Lanes for the mix of widths: a register of the commonest wide type, several registers for wider ones."""
+    wide = narrow = single = 0
+    random = False
+    for s in kernel.statements:
+        for v in vs.topological([s.value]):
+            random = random or v.op in ops.RANDOM
+            if v.op in ("const", "index") or (v.op == "load" and not _uses(v, vector)):
+                continue
+            size = 1 if v.dtype is torch.bool else v.dtype.itemsize
+            wide, narrow, single = wide + (size == 8), narrow + (size in (2, 4)), single + (size == 1)
+    lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
+    of_blocks = 2 * lanes if random else 0  # as many elements as one register of Philox blocks serves
+    if vector in kernel.outer and kernel.inner:
+        lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
+    elif vector in kernel.inner:
+        lanes *= _registers(kernel, vector, lanes, sizes)
+    if register_bytes == GATHERING and not random and _gathers(kernel, vector):
+        lanes = min(lanes, register_bytes // 8)
+    lanes = max(lanes, of_blocks)
+    literal = vector.extent.as_int()
+    limit = literal if literal is not None else 1 << 30
+    while lanes > 4 and lanes // 2 >= limit:
+        lanes //= 2
+    return min(max(lanes, 4), 64)  # a `Vec` has at least four lanes, in two registers if need be
+
+
+def _gathers(kernel: Kernel, vector: Var) -> bool:
+    """Whether lanes read elements that data point to."""
+    loads = vs.loads([root for s in kernel.statements for root in s.roots])
+    return any(_through_data(e, vector) for load in loads for e in load.attr[1])
+
+
+def _registers(kernel: Kernel, vector: Var, lanes: int, sizes: Sizes) -> int:
+    """How many registers of lanes a step of a horizontal loop takes. Short rows fit into one step and stay in registers; in
+    long ones the chain from step to step of a reduction is hidden by several that are independent."""
+    literal = vector.extent.as_int()
+    if kernel.inner != (vector,):
+        return 1
+    if literal is not None and lanes < literal <= MAX_REGISTERS * lanes:
+        return 2 if literal <= 2 * lanes else MAX_REGISTERS
+    reduced = any(s.inner and s.kind == "reduction" for s in kernel.statements)
+    if sizes.of(vector.extent) < 2 * MAX_REGISTERS * lanes or not reduced:
+        return 1
+    return MAX_REGISTERS if _most_loads(kernel) <= MANY_LOADS else 2
+
+
+def _most_loads(kernel: Kernel) -> int:
+    """How many loads one section of inner loops has at most: about so many values live at once."""
+    by_section: dict[int, set[Value]] = {}
+    for s in kernel.statements:
+        if s.inner:
+            by_section.setdefault(s.section, set()).update(vs.loads(s.roots))
+    return max(map(len, by_section.values()), default=0)
+
+
+def _uses(value: Value, v: Var) -> bool:
+    return any(v in ix.free_atoms(e) for e in vs.index_exprs(value))

@@ -1,0 +1,344 @@
+"""Chooses the tiling of a kernel for a GPU: which loops are program axes, how large a program's tile is, how many warps run it.
+
+A program computes a tile of points. `x` is the axis along which neighbouring threads touch neighbouring memory; a second
+axis `y` exists only where accesses disagree on that (a transposed input); `r` is the inner space of reductions and scans. A
+reduction is *persistent* when a program holds whole rows in registers, else it walks them in steps of `r`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Statement, Tiling
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+from kgen.scheduler.tiling.loops import (
+    Touch,
+    collapsed,
+    distinct_touches,
+    grouped,
+    linearized,
+    ordered,
+    stride_along,
+    unflattened,
+)
+from kgen.templates.problem import Device
+
+# A tile pays on both axes only where each is at least this long.
+MIN_TILE = 16
+# Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
+VECTOR = 16
+THREADS = 128
+# Of a batch: programs of THREADS that a processor runs side by side, how many rounds of them are enough to share the work
+# evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
+RESIDENT = 12
+ROUNDS = 8
+MAX_POINTS = 8
+# Points that a program of a reduction holds at once.
+REDUCTION_POINTS = 4096
+MAX_WARPS = 32
+# Neighbouring columns that a program reduces: whole cache lines of 16-bit numbers.
+COLUMNS = 64
+# Points of a block of rows whose columns are summed, and points of it for each warp: accumulators and column vectors take as
+# many registers each as one operand of the row. The next two blocks are on their way while one is computed: with one, the
+# backward of an RMS norm of 4096 columns takes 1.3 times as long on an H200, with three 1.13 times.
+SHARED_POINTS = 4096
+SHARED_WARP = 512
+SHARED_STAGES = 3
+# Shared memory that the next blocks may take: GPUs with little of it still hold a program with a long row.
+SHARED_BYTES = 65536
+# Warps of 128 registers a thread that a processor holds: two programs of a full block. Should one need more registers, the
+# programs run in two rounds of equal size.
+RESIDENT_WARPS = 16
+# Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.
+MIN_BLOCKS = 4
+# A longer row is walked again, out of the L2 cache, rather than held by all the registers of a processor: then other programs'
+# loads fill the pauses of its arithmetic.
+HELD = 16384
+INT32 = 2**31 - 1
+
+
+H200 = Device()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the choice needs to know of a device, an H200 unless it is said: `processors` run programs side by side; the rest as
+    in `kgen.templates.problem.Device`."""
+
+    arch: int = H200.arch
+    processors: int = H200.processors
+    shared: int = H200.shared
+    flops: float = H200.flops
+    bandwidth: float = H200.bandwidth
+
+
+def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
+    """Whether a program holds a whole row of the inner space at once."""
+    points = ix.product(v.extent for v in kernel.inner).as_int()
+    return points is not None and points <= limit
+
+
+def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> Tiling:
+    """The tiling of a kernel. Kernels without reductions and scans have no order among their points: all loops are axes."""
+    kernel = linearized(kernel, graph)
+    if not any(s.kind in ("reduction", "scan") for s in kernel.statements):
+        kernel = _flattened(kernel)
+    elif reorder:
+        kernel = unflattened(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    if reorder:
+        kernel = ordered(kernel, touches, sizes)
+    kernel = collapsed(kernel)
+    touches = list(distinct_touches(kernel, graph, sizes))
+    wide = not _fits_32(kernel)
+    if kernel.share is not None:
+        blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
+        ahead = SHARED_BYTES // max(1, blocks.x * blocks.r * _bytes_per_point(kernel))
+        blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, ahead))
+        return Tiling(kernel, kernel.outer, (), blocks, True, wide)
+    if kernel.inner:
+        for v in kernel.inner:
+            joined = grouped(kernel, v, touches, sizes)
+            if joined is not None:
+                return _grouped(*joined, sizes.of(v.extent), sizes, wide)
+        return _reduction(kernel, touches, sizes, gpu, wide)
+    slow = _second_axis(kernel, touches, sizes) if reorder else None
+    if slow is None:
+        return Tiling(kernel, kernel.outer, (), _pointwise_blocks(kernel, graph, sizes, gpu), True, wide)
+    y = (*(v for v in kernel.outer[:-1] if v is not slow), slow)
+    blocks = _plane_blocks(kernel.outer[-1], slow, sizes)
+    return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
+
+
+def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
+    """The tilings of a batch's members: the others keep processors busy, so no tile is cut for that."""
+    tilings = [choose_tiles(kernel, graph, sizes, gpu, reorder) for kernel in batch.members]
+    whole = [t if t.y else replace(t, blocks=replace(t.blocks, x=_vector_block(t.kernel, graph, sizes))) for t in tilings]
+    programs = sum(-(-sizes.points(t.x) // t.blocks.x) for t in whole if not t.y)
+    more = 1
+    while programs > more * ROUNDS * RESIDENT * gpu.processors:
+        more *= 2
+
+    def grown(tiling: Tiling) -> Tiling:
+        x = tiling.blocks.x
+        return (
+            tiling
+            if tiling.y
+            else replace(tiling, blocks=replace(tiling.blocks, x=max(x, min(x * more, THREADS * MAX_POINTS))))
+        )
+
+    return [grown(t) for t in whole]
+
+
+def _flattened(kernel: Kernel) -> Kernel:
+    """Every loop an outer one: programs may run the points in any order. What ran once for all inner points runs at each of
+    them; for an update in place that would be too often, so it runs at the first one alone."""
+    statements = tuple(
+        replace(_once(s, kernel) if s.kind == "scatter" and not s.inner else s, inner=False, section=-1)
+        for s in sorted(kernel.statements, key=lambda s: s.section)
+    )
+    return replace(kernel, outer=kernel.outer + kernel.inner, inner=(), sections=0, statements=statements, rows=())
+
+
+def _once(s: Statement, kernel: Kernel) -> Statement:
+    """The statement at the first inner point alone."""
+    zero = vs.const(0, torch.int64)
+    masks = [vs.call("eq", vs.index_value(v.expr()), zero) for v in kernel.inner if v.extent != 1]
+    masks += [] if s.mask is None else [s.mask]
+    return replace(s, mask=functools.reduce(lambda a, b: vs.call("and", a, b), masks)) if masks else s
+
+
+# ---- pointwise ------------------------------------------------------------------------------------------------------
+
+
+def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | None:
+    """The loop along which some access is contiguous that strides along the last loop: tiles over both serve both."""
+    if len(kernel.outer) < 2 or sizes.of(kernel.outer[-1].extent) < MIN_TILE:
+        return None
+    fast = kernel.outer[-1]
+    weights: dict[Var, int] = {}
+    for touch in touches:
+        stride = stride_along(touch.offset, fast, sizes)
+        if stride is not None and abs(stride) <= 1:
+            continue
+        for v in kernel.outer[:-1]:
+            if stride_along(touch.offset, v, sizes) == 1 and sizes.of(v.extent) >= MIN_TILE:
+                weights[v] = weights.get(v, 0) + touch.distinct
+    return max(weights, key=lambda v: weights[v]) if weights else None
+
+
+def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
+    """Enough points a thread for wide accesses, but not so many that processors stay idle."""
+    points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
+    if _gathers(kernel, sizes):
+        block *= 2
+    while block > THREADS and points < block * gpu.processors * 2:
+        block //= 2
+    return Blocks(x=block, warps=THREADS // 32)
+
+
+def _vector_block(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> int:
+    """Points of a program whose threads move VECTOR bytes each, in the type that moves most bytes."""
+    moved: dict[int, int] = {}
+    for name in sorted(_touched(kernel, graph)):
+        buffer = graph.buffers[name]
+        moved[buffer.dtype.itemsize] = moved.get(buffer.dtype.itemsize, 0) + sizes.bytes(buffer)
+    width = max(moved, key=lambda size: moved[size]) if moved else 4
+    return THREADS * (VECTOR // width)
+
+
+def _gathers(kernel: Kernel, sizes: Sizes) -> bool:
+    """Whether half of what a point moves is runs of neighbours at indices from data, such as rows of an embedding. Their loads
+    begin when the indices are there: with twice the points a thread has twice the bytes on their way (1.06 times the speed)."""
+    fast = kernel.outer[-1] if kernel.outer else None
+    if fast is None:
+        return False
+    loads = {load for s in kernel.statements for load in vs.loads(s.roots) if fast in load.variables()}
+    runs = [load for load in loads if _is_run_from_data(load, fast, sizes)]
+    stored = sum(len(s.outs) for s in kernel.statements if any(s.stored))
+    return bool(runs) and 2 * len(runs) >= len(loads) + stored
+
+
+def _is_run_from_data(load: Value, fast: Var, sizes: Sizes) -> bool:
+    (offset,) = load.attr[1]
+    return stride_along(offset, fast, sizes) == 1 and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(offset))
+
+
+def _touched(kernel: Kernel, graph: ir.Graph) -> set[str]:
+    found = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
+    found.update(o for s in kernel.statements for o, stored in zip(s.outs, s.stored, strict=True) if stored)
+    return {n for n in found if n in graph.buffers}
+
+
+def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
+    """A tile whose sides are whole cache lines of both kinds of access."""
+    x = min(64, power_of_two(sizes.of(fast.extent)))
+    y = min(128, power_of_two(sizes.of(slow.extent)))
+    return Blocks(x=x, y=y, warps=8 if x * y > 4096 else 4)
+
+
+# ---- reductions -----------------------------------------------------------------------------------------------------
+
+
+def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
+    rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
+    across = _contiguous_across(kernel, touches, sizes)
+    whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else HELD) and (bool(kernel.rows) or not across or length <= 64)
+    if across and not whole:
+        blocks = _column_blocks(kernel.outer[-1], length, sizes)
+    elif whole:
+        r = power_of_two(length)
+        x = _rows_per_program(rows, r, gpu, across)
+        blocks = Blocks(x=x, r=r, warps=_warps(x * r))
+    else:
+        # a row that is walked again should still be in the L2 cache then: few rows at a time, many threads to each
+        again = kernel.sections > 1
+        r = _step(length, (4 if again else 2) * REDUCTION_POINTS)
+        blocks = Blocks(x=1, r=r, warps=MAX_WARPS if again and r > 2 * REDUCTION_POINTS else 8)
+    return Tiling(kernel, kernel.outer, (), blocks, whole, wide)
+
+
+def _grouped(kernel: Kernel, merged: Var, width: int, sizes: Sizes, wide: bool) -> Tiling:
+    """Neighbouring channels of several groups along x, the pixels along r: whole cache lines of both."""
+    outer = (*(v for v in kernel.outer if v is not merged), merged)
+    length = sizes.points(kernel.inner)
+    blocks = _column_blocks(merged, length, sizes)
+    return Tiling(replace(kernel, outer=outer), outer, (), blocks, False, wide, width)
+
+
+def _column_blocks(columns: Var, length: int, sizes: Sizes) -> Blocks:
+    """Few points a thread: accumulators are tiles, and folding them at the end costs their size."""
+    x = min(COLUMNS, power_of_two(max(1, sizes.of(columns.extent))))
+    return Blocks(x=x, r=_step(length, REDUCTION_POINTS // 8 // x), warps=4)
+
+
+def _step(length: int, most: int) -> int:
+    """Points of a step along a row: the largest of which the last one is not wasted for more than an eighth of the row."""
+    most = max(1, min(most, power_of_two(length)))
+    sizes = [r for r in (most, most // 2, most // 4) if r]
+    return next((r for r in sizes if 8 * (-(-length // r) * r - length) <= length), sizes[-1])
+
+
+def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
+    """Short rows share a program, as long as enough programs are left."""
+    x = max(1, REDUCTION_POINTS // 2 // r)
+    if across:
+        x = max(x, min(32, power_of_two(rows)))
+    while x > 1 and rows < x * gpu.processors * 2:
+        x //= 2
+    return x
+
+
+def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
+    """The tile of a kernel whose programs share out the rows."""
+    r = power_of_two(length)
+    x = max(1, SHARED_POINTS // r)
+    while x > 1 and rows < x * gpu.processors:
+        x //= 2
+    return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
+
+
+def _bytes_per_point(kernel: Kernel) -> int:
+    """What the kernel reads from memory for each row and column."""
+    made = {o for s in kernel.statements for o in s.outs}
+    read = {load.attr for s in kernel.statements for load in vs.loads(s.roots) if load.attr[0] not in made}
+    rows, columns = set(kernel.outer), set(kernel.inner)
+    return sum(dtype.itemsize for _, (at,), dtype in read if rows & ix.free_atoms(at) and columns & ix.free_atoms(at))
+
+
+def shares(rows: int, length: int, gpu: Gpu) -> int:
+    """Programs among which rows are shared out: not more than run side by side, all with the same number of blocks."""
+    blocks = shared_blocks(rows, length, gpu)
+    count = -(-rows // blocks.x)
+    most = gpu.processors * max(1, RESIDENT_WARPS // blocks.warps)
+    programs = min(most, max(count // MIN_BLOCKS, min(count, gpu.processors)))
+    rounds = -(-count // max(1, programs))
+    return -(-count // max(1, rounds))
+
+
+def _warps(points: int) -> int:
+    """About 32 points a thread: enough loads under way at once, and few enough for registers."""
+    return max(1, min(MAX_WARPS, points // 1024))
+
+
+def _contiguous_across(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> bool:
+    """Whether most bytes of the inner accesses are neighbours along the outer loops and not along the inner ones."""
+    if not kernel.outer:
+        return False
+    across = along = 0
+    for touch in touches:
+        if not touch.inner:
+            continue
+        if any(stride_along(touch.offset, v, sizes) == 1 for v in kernel.inner):
+            along += touch.distinct
+        elif stride_along(touch.offset, kernel.outer[-1], sizes) == 1:
+            across += touch.distinct
+    return across > along
+
+
+# ---- index arithmetic -----------------------------------------------------------------------------------------------
+
+
+def _fits_32(kernel: Kernel) -> bool:
+    """Whether every offset and count is known to fit in 32 bits, with room for a tile that reaches past the end."""
+    room = INT32 - (1 << 20)
+    exprs: list[Expr] = [ix.product(v.extent for v in kernel.outer), ix.product(v.extent for v in kernel.inner)]
+    for s in kernel.statements:
+        exprs += s.store
+        for value in vs.topological(s.roots):
+            if value.op == "load":
+                exprs += vs.index_exprs(value)
+    return all(-room <= bound <= room for e in exprs for bound in e.bounds())
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << max(0, number - 1).bit_length()

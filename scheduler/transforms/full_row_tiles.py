@@ -1,0 +1,171 @@
+"""Rows of a product that are reduced and read again, as a softmax or a normalisation does, in the product's own kernel: where a
+tile holds whole rows, a reduction of them is complete at once, and what needs it reads the tile's elements a second time in
+registers. The product is never stored.
+
+Like partial reductions (tile partials) these are written before fusion: each reduction as a `Partial` of one part,
+and a point for each row that has its result. It is all or nothing. Where fusion leaves something that needs both the rows and
+their reductions in another kernel, or no template has a tile as long, the product would be stored and read again anyway: then
+the graph is scheduled anew with its rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.scheduler.transforms.tile_partials import Search, Tiles, Traced, parts_of
+from kgen.verdict import Outcome, Reason, Verdict
+
+# Points of the longest row that some template's tile may hold.
+LONGEST = 1024
+
+
+def refusal_of(product: str) -> str:
+    """The name by which the rows of a product are refused a place in its tiles."""
+    return f"{product}:rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A buffer with an element for each row of a product, made of these reductions of it, by their first results, each along
+    one of the product's dimensions."""
+
+    product: str
+    reductions: frozenset[tuple[str, int]]
+
+
+def whole_rows(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> tuple[list[ir.Node], dict[str, str]]:
+    """The nodes with such reductions written for whole tiles, and what has to be in the kernel of which product then, by
+    buffers. Buffers are added to the graph."""
+    search = _Rows(graph, tiles, nodes)
+    needed = {(one.product, along) for one in search.readers.values() for _, along in one.reductions}
+    held = {out: one.product for out, one in search.readers.items()}
+    held |= {
+        out: row.product
+        for out, row in search.rows.items()
+        if all((row.product, along) in needed for _, along in row.reductions)
+    }
+    made: list[ir.Node] = []
+    for node in nodes:
+        if isinstance(node, ir.Reduction) and node.outs[0] in held:
+            partial, *points = _of_tiles(graph, node)
+            held |= dict.fromkeys(ir.outs(partial), held[node.outs[0]])
+            made += [partial, *points]
+        else:
+            made.append(node)
+    return made, held
+
+
+def _of_tiles(graph: ir.Graph, node: ir.Reduction) -> list[ir.Node]:
+    """The reduction of a tile's rows, and its results."""
+    length = ix.product(v.extent for v in node.rvars).as_int()
+    assert length is not None
+    row = tuple(v.expr() for v in node.vars)
+    sizes = (ix.ONE, *(v.extent for v in node.vars))
+    names = parts_of(graph, node)
+    found: list[ir.Node] = [
+        ir.Partial(names, node.vars, node.rvars, node.op, node.value, length, True, node.origin, whole=True)
+    ]
+    for k, (out, name) in enumerate(zip(node.outs, names, strict=True)):
+        kind = torch.int64 if k and node.op in ("argmax", "argmin") else node.value.dtype
+        graph.buffers[name] = ir.Buffer(name, kind, graph.buffers[out].device, sizes, ix.contiguous_strides(sizes))
+        found.append(ir.Pointwise(out, node.vars, vs.load(name, (ix.ZERO, *row), kind), node.origin))
+    return found
+
+
+class _Rows(Search):
+    """Follows the elements of products through reductions of their rows."""
+
+    def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
+        self.rows: dict[str, Row] = {}
+        self.readers: dict[str, Row] = {}  # elements of a product's tile that need reductions of their row
+        super().__init__(graph, tiles, nodes)
+
+    def visit(self, node: ir.Node) -> None:
+        if isinstance(node, ir.Contraction) and node.vendor is None:
+            self._product(node)
+            return
+        reads = ir.reads(node)
+        after = frozenset().union(*(self.after.get(name, ()) for name in reads))
+        row = self._row(node, after)
+        if row is not None:
+            self.rows |= dict.fromkeys(ir.outs(node), row)
+        elif isinstance(node, ir.Pointwise):
+            self._points(node, after)
+        else:
+            after |= {self.traced[name].product for name in reads if name in self.traced}
+            after |= {self.rows[name].product for name in reads if name in self.rows}
+        self.after |= dict.fromkeys(ir.outs(node), after)
+
+    def _points(self, node: ir.Pointwise, after: frozenset[str]) -> None:
+        """Elements of a tile, or of its rows."""
+        place = self._place(node.value)
+        row = self._rows_read(node.value)
+        products = set() if row is None else {row.product}
+        if place is not None and place[0] not in after and products <= {place[0]}:
+            self.traced[node.out] = Traced(*place, node.vars)
+            if row is not None:
+                self.readers[node.out] = row
+        elif place is None and row is not None and row.product not in after and self._one_each(node):
+            self.rows[node.out] = row
+
+    def _row(self, node: ir.Node, after: frozenset[str]) -> Row | None:
+        """What a reduction of whole rows makes, where the rows' length is known and not too large."""
+        if not isinstance(node, ir.Reduction):
+            return None
+        place, rows = self._place(node.value), self._rows_read(node.value)
+        if place is None or place[0] not in self.tiles.rows or place[0] in after:
+            return None
+        if rows is not None and rows.product != place[0]:
+            return None
+        if any(isinstance(a, ix.Indirect) for e in place[1] for a in ix.free_atoms(e)):
+            return None
+        loops = self._along(*place, node)
+        length = ix.product(v.extent for v in node.rvars).as_int()
+        if not loops or not length or length > LONGEST or any(v not in loops and v.extent != 1 for v in node.rvars):
+            return None
+        along = next(k for k, e in enumerate(place[1]) if any(v in ix.free_atoms(e) for v in loops))
+        return Row(place[0], frozenset({(node.outs[0], along)}) | (frozenset() if rows is None else rows.reductions))
+
+    def _rows_read(self, value: vs.Value) -> Row | None:
+        """The reduced rows that a value reads, as one; those of several products count as those of none of them."""
+        read = [self.rows[load.attr[0]] for load in vs.loads([value]) if load.attr[0] in self.rows]
+        if not read:
+            return None
+        products = {row.product for row in read}
+        return Row(products.pop() if len(products) == 1 else "", frozenset().union(*(row.reductions for row in read)))
+
+    def _one_each(self, node: ir.Pointwise) -> bool:
+        """Whether there is one point for each row."""
+        loops = {v for v in node.vars if v.extent != 1}
+        read = (load for load in vs.loads([node.value]) if load.attr[0] in self.rows)
+        return all(loops <= {a for e in load.attr[1] for a in ix.free_atoms(e)} for load in read)
+
+
+def rows_in(kernel: Kernel, held: Mapping[str, str]) -> set[str]:
+    """The products whose rows the kernel reduces and reads again."""
+    return {held[out] for s in kernel.statements for out in s.outs if out in held}
+
+
+def rows_apart(plan: Schedule, held: Mapping[str, str]) -> dict[str, Verdict]:
+    """Products whose rows fusion has not kept in their own kernels."""
+    found: dict[str, Verdict] = {}
+    for kernel in (one for step in plan.kernels for one in members(step)):
+        made = {out for s in kernel.statements for out in s.outs}
+        for product in rows_in(kernel, held) - made:
+            found[refusal_of(product)] = _refusal(plan, kernel, product)
+    return found
+
+
+def _refusal(plan: Schedule, kernel: Kernel, product: str) -> Verdict:
+    """Why fusion kept a kernel apart from a product."""
+    names = {origin.name for origin in kernel.origins}
+    refused = (Outcome.ILLEGAL, Outcome.UNPROFITABLE)
+    found = [v for v in plan.verdicts if v.outcome in refused and names & {v.producer, v.consumer}]
+    return found[-1] if found else Verdict(product, kernel.name, Outcome.ILLEGAL, Reason.NOT_WHOLE)

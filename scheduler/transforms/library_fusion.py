@@ -1,0 +1,66 @@
+"""Products that the library computes in one call with what follows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.tuning.answer import FUSED, Answer, Place
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[FusionDemand, ...]) -> list[ir.Node]:
+    """The graph's nodes, without those calls for two nodes that cannot stand in their place: the result has another layout than
+    the library's, somebody needs the product alone, `allowed` is not true of its result, or a demand says what kernels there
+    are to be."""
+    readers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
+    visible = ir.visible(graph)
+
+    def fits(node: ir.Contraction, call: ir.Extern) -> bool:
+        reader = readers.get(call.outs[0] or "")
+        if reader is None:
+            return False
+        made = graph.buffers[reader.out]
+        asked = any(d.between(node.origin.operators, reader.origin.operators) for d in demands)  # for one kernel, or for two
+        plain = made.alias_of is None and made.strides == ix.contiguous_strides(made.sizes)
+        return allowed(node.out) and plain and node.out not in visible and not asked
+
+    return [
+        replace(node, fused=None) if isinstance(node, ir.Contraction) and node.fused and not fits(node, node.fused) else node
+        for node in graph.nodes
+    ]
+
+
+def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Node]:
+    """Products that the library computes, those in `apart` excepted, in one call with the one node that reads them."""
+    readers = {node.out: node for node in nodes if isinstance(node, ir.Pointwise)}
+    uses = Counter(name for node in nodes for name in ir.reads(node))
+    calls: dict[str, ir.Extern] = {}
+    gone: set[str] = set()
+    for node in nodes:
+        if not isinstance(node, ir.Contraction) or node.fused is None or node.vendor is None or node.out in apart:
+            continue
+        reader = readers.get(node.fused.outs[0] or "")
+        if reader is not None and uses[node.out] == 1:
+            calls[node.out] = replace(node.fused, origin=node.origin.joined(reader.origin))
+            gone.add(reader.out)
+    replaced = (calls.get(ir.outs(node)[0], node) if isinstance(node, ir.Contraction) else node for node in nodes)
+    return [node for node in replaced if not (isinstance(node, ir.Pointwise) and node.out in gone)]
+
+
+def verdicts(nodes: Iterable[ir.Node], graph: ir.Graph) -> list[Verdict]:
+    """What is said of the calls among the nodes that stand for two nodes of the graph."""
+    products = {n.fused.outs: n.out for n in graph.nodes if isinstance(n, ir.Contraction) and n.fused is not None}
+    calls = [n for n in nodes if isinstance(n, ir.Extern) and n.outs in products]
+    return [
+        Verdict(products[c.outs], c.outs[0] or "", Outcome.FUSED, Reason.LIBRARY_FUSES, detail=str(c.target)) for c in calls
+    ]
+
+
+def kept_apart(answers: Mapping[str, Mapping[Place, Answer]]) -> frozenset[str]:
+    """Products of which it was measured that the plain call and a separate kernel are faster than one call."""
+    library = {out: [a.config for a in known.values() if a.template is None] for out, known in answers.items()}
+    return frozenset(out for out, configs in library.items() if configs and FUSED not in configs)

@@ -1,0 +1,273 @@
+"""Operands of products on a GPU that are made first: copies in rows that begin at lines of the cache, and what templates would
+compute for every tile.
+
+The cache hands out lines, and two of them for each line's length of such a row: tile for tile a product reads its operands many
+times from there, and the copy reads them once. Rows that do not even begin at multiples of 16 bytes cannot be moved by the copy
+engine, or by more than one number at a time. An operand that a kernel of the graph makes is stored in aligned rows at once, for
+the copy fuses with what makes it.
+
+    x, w with rows of 1000 and 5000 numbers of 2 bytes:  w' = w in rows of 5056;  y = x w'
+
+A computed operand costs each tile its operators, and templates whose operands come through the copy engine do not take it.
+Stored once, as the library call would read it, it often joins the kernel that made what it needs.
+
+    y = gelu(rms_norm(x) w):  x' = rms_norm(x);  y = gelu(x' w)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Statement
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+from kgen.scheduler.selection.choose import problems, product_of
+from kgen.templates.problem import Device, Problem
+from kgen.tuning import model
+from kgen.verdict import Outcome, Reason, Verdict
+
+# How much faster a product has to be estimated with its copies.
+WORTH = 1.04
+# The time of a copy, in passes of its bytes through the memory: it is read from there, and written to the cache.
+TRIPS = 1.5
+# Operands that are copied: none of them, one, or both.
+NONE, LEFT, RIGHT, BOTH = "", "left", "right", "both"
+_SIDES = {NONE: (False, False), LEFT: (True, False), RIGHT: (False, True), BOTH: (True, True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A product with some operands made first: how templates see it, and the seconds that making them takes."""
+
+    problems: tuple[Problem, ...]
+    seconds: float
+
+
+def aligned_of(graph: ir.Graph, name: str) -> str:
+    """The copy of a buffer."""
+    return ir.derived(graph, ir.Derived(name, model.ALIGNED_COPY))
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An operand that is made first: the value that reads it, a buffer to add to the graph, and seconds."""
+
+    value: Value
+    buffer: ir.Buffer | None
+    seconds: float
+
+
+def from_memory(copies: str) -> tuple[bool, bool]:
+    """Which of a product's operands are not computed in its kernel."""
+    return _SIDES[copies]
+
+
+def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.Contraction, list[ir.Pointwise]]:
+    """The product with copies of its operands, and what makes these. Buffers are added to the graph."""
+    operands, made = [], []
+    for value, wanted in zip((node.lhs, node.rhs), _SIDES[copies], strict=True):
+        source = _source(value, graph) if wanted else None
+        if source is None:
+            operands.append(value)
+            continue
+        copy = _aligned(graph, graph.buffers[source])
+        assert copy is not None
+        graph.buffers[copy.name] = copy
+        loops = tuple(ix.var(f"d{k}", size) for k, size in enumerate(copy.sizes))
+        origin = replace(node.origin, operators=("copy",))
+        made.append(ir.Pointwise(copy.name, loops, vs.load(source, [v.expr() for v in loops], copy.dtype), origin))
+        operands.append(_reading(graph, value, source))
+    return replace(node, lhs=operands[0], rhs=operands[1]), made
+
+
+def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, Copies]:
+    """What of a kernel's operands may be copied, and what templates make of it then. Sums of operands that the kernel makes
+    beside its product need these as they are."""
+    sums = [s for s in kernel.statements if s.kind == "contraction"]
+    beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
+    if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
+        return {}
+    product = sums[0]
+    operands = (product.value, *product.factors)
+    sources = [_buffer(value, graph) for value in operands]
+    if sources[0] is not None and sources[0] == sources[1]:
+        return {}
+    made = [
+        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, product, graph, device)
+        for side, (source, value) in enumerate(zip(sources, operands, strict=True))
+    ]
+    found: dict[str, Copies] = {}
+    for copies, sides in _SIDES.items():
+        chosen = {side: one for side, one in enumerate(made) if sides[side] and one is not None}
+        if copies == NONE or len(chosen) < sum(sides):
+            continue
+        taken = _problems(kernel, product, graph, device, chosen)
+        if taken:
+            found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen.values()))
+    return found
+
+
+def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> str:
+    """The operands to copy, by the cost model. `vendor`: whether a library call computes the product."""
+    possible = possible_copies(kernel, graph, device)
+    if not possible:
+        return NONE
+    taken = problems(kernel, graph, device, None)[0]
+    library = min((model.apart_seconds(problem) for problem in taken[:1] if vendor), default=math.inf)
+    now = min(model.template_seconds(taken, vendor), library)
+    found = {copies: model.template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
+    best = min(found, key=lambda copies: found[copies])
+    return best if found[best] * WORTH < now < math.inf else NONE
+
+
+def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> list[Verdict]:
+    """What is to be said of products that read the copies which a plan makes."""
+    verdicts: list[Verdict] = []
+    for node in graph.nodes:
+        if isinstance(node, ir.Contraction) and copies.get(node.out):
+            sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
+            found = [name for name in sources if aligned_of(graph, name) in made]
+            verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
+            for value, stored, side in zip((node.lhs, node.rhs), node.stored, from_memory(copies[node.out]), strict=False):
+                names = {load.attr[0] for load in vs.loads([stored])} if side and stored is not value else set()
+                verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.MADE_FIRST) for name in sorted(names & {*made})]
+    return verdicts
+
+
+def _source(value: Value, graph: ir.Graph) -> str | None:
+    """The buffer that an operand is, element by element, if its rows are no whole lines."""
+    name = _buffer(value, graph)
+    if name is None:
+        return None
+    pairs = [(e.atom(), size) for e, size in zip(value.attr[1], graph.buffers[name].sizes, strict=True) if size != 1]
+    whole = all(isinstance(v, ix.Var) and v.extent == size for v, size in pairs)
+    return name if whole and len({v for v, _ in pairs}) == len(pairs) else None
+
+
+def _buffer(value: Value, graph: ir.Graph) -> str | None:
+    """The buffer that an operand is read from as it is, if the rows of a copy would lie otherwise. Which of its elements are
+    read is not asked: a kernel's loops need not be the product's."""
+    if value.op != "load" or value.args:
+        return None
+    buffer = graph.buffers[value.attr[0]]
+    return buffer.name if _straddles(buffer) and _aligned(graph, buffer) is not None else None
+
+
+def _straddles(buffer: ir.Buffer) -> bool:
+    """Whether some rows begin in the middle of a line."""
+    assert buffer.strides is not None
+    steps = [stride for stride, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1 and stride != 1]
+    return any(ix.mod(stride * buffer.dtype.itemsize, model.LINE) != 0 for stride in steps)
+
+
+def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
+    """A buffer for the copy, in rows of whole lines; None where rows have a length that only the call knows, or no element has
+    a neighbour."""
+    strides = buffer.strides
+    assert strides is not None
+    long = [d for d, size in enumerate(buffer.sizes) if size != 1]
+    rows = [d for d in long if strides[d] == 1]
+    length = buffer.sizes[rows[0]].as_int() if len(rows) == 1 else None
+    if length is None or len(long) < 2 or any(strides[d] == 0 for d in long):
+        return None
+    sizes = Sizes({})
+    order = sorted(long, key=lambda d: sizes.of(strides[d]))
+    if order[0] != rows[0]:
+        return None
+    unit = model.LINE // buffer.dtype.itemsize
+    made, step = [ix.ONE] * len(strides), ix.constant(-(-length // unit) * unit)
+    for d in order[1:]:
+        made[d], step = step, step * buffer.sizes[d]
+    return ir.Buffer(aligned_of(graph, buffer.name), buffer.dtype, buffer.device, buffer.sizes, tuple(made))
+
+
+def _reading(graph: ir.Graph, value: Value, source: str) -> Value:
+    """The value with loads from the copy."""
+
+    def renamed(load: Value) -> Value | None:
+        name, index, dtype = load.attr
+        return vs.load(aligned_of(graph, name), index, dtype, *load.args) if name == source else None
+
+    return vs.replace_loads([value], renamed)[0]
+
+
+def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made:
+    """A copy. What a kernel makes is stored where it belongs, at worst a second time."""
+    copy = _aligned(graph, graph.buffers[source])
+    assert copy is not None
+    moved = Sizes(graph.size_hints).bytes(graph.buffers[source]) / device.bandwidth / model.STREAM_RATE
+    made = any(source in ir.outs(node) for node in graph.nodes if not isinstance(node, ir.Extern))
+    seconds = moved if made else TRIPS * moved + model.LAUNCH[device.kind]
+    return _Made(_reading(graph, value, source), copy, seconds)
+
+
+def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
+    """A computed operand from where the library call reads it, at the price of a kernel that does nothing else. Not one that
+    stays as large where a length of the call is small: weights of 8 bits are then read once, and would be written and read."""
+    computed = (product.value, *product.factors)[side]
+    if computed.op == "load" and not computed.args:
+        return None
+    if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
+        return None
+    out = product_of(kernel)
+    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
+    if node is None or not node.stored:
+        return None
+    inner = [v for v in kernel.inner if v.extent != 1]
+    reduced = [v for v in node.reduced if v.extent != 1]
+    if [v.extent for v in inner] != [v.extent for v in reduced] or len(product.store) != len(node.out_vars):
+        return None
+    mapping: dict[ix.Atom, ix.Expr] = dict(zip(node.out_vars, product.store, strict=True))
+    mapping |= {v: ix.ZERO for v in node.reduced if v.extent == 1}
+    mapping |= {v: own.expr() for v, own in zip(reduced, inner, strict=True)}
+    value = vs.substitute(node.stored[side], mapping)
+    names = {load.attr[0] for load in vs.loads([value])}
+    if value is computed or len(names) != 1:
+        return None
+    (name,) = names
+    copy = _aligned(graph, graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
+    return _Made(value if copy is None else _reading(graph, value, name), copy, seconds)
+
+
+def _storing_seconds(name: str, read: set[str], graph: ir.Graph, device: Device) -> float:
+    """The time of storing an operand: of a kernel that does nothing else, or, where kernels of the graph make all its elements,
+    of what these then write besides. It is negative where they no longer store what was wider and nobody else needs."""
+    sizes = Sizes(graph.size_hints)
+    written = sizes.bytes(graph.buffers[name])
+    large = [one for one in sorted(read - {name}) if _points(graph, one) >= _points(graph, name)]
+    made = {out for node in graph.nodes if not isinstance(node, ir.Extern) for out in ir.outs(node)}
+    if not large or not made.issuperset(large):
+        moved = written + sum(sizes.bytes(graph.buffers[one]) for one in read - {name})
+        return moved / device.bandwidth / model.STREAM_RATE + model.LAUNCH[device.kind]
+    needed = ir.visible(graph).union(*(ir.reads(node) for node in _others(graph, name)))
+    spared = sum(sizes.bytes(graph.buffers[one]) for one in large if one not in needed)
+    return (written - spared) / device.bandwidth / model.STREAM_RATE
+
+
+def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
+    """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
+    joins the kernel of whoever makes its elements."""
+    for node in graph.nodes:
+        reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
+            yield node
+
+
+def _points(graph: ir.Graph, name: str) -> int:
+    return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
+
+
+def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:
+    """What templates would make of the kernel with these operands, by their places."""
+    operands = enumerate((product.value, *product.factors))
+    value, factor = (made[side].value if side in made else own for side, own in operands)
+    changed = replace(product, value=value, factors=(factor,))
+    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made.values() if one.buffer is not None}}
+    reading = replace(kernel, statements=tuple(changed if s is product else s for s in kernel.statements))
+    return problems(reading, replace(graph, buffers=buffers), device, None)[0]

@@ -1,0 +1,205 @@
+"""Sums of a product's operand over what the product is summed over, in the product's own kernel: the gradient of a linear
+layer's bias, ``dy.sum(0)``, is a sum of the operand of ``dy.t() @ x``, whose kernel has every element of dy in hand.
+
+Fusion leaves the two apart, for they cover different loops. Once it is done, a kernel that does nothing but such a sum, and
+work on its results, is moved into that of the product, where that is at another place in the order without anybody seeing a
+difference. Whether a template makes the sum, and whether that is faster than a kernel of its own, is decided with the template:
+where not, the graph is scheduled anew with the sums of this product apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Kernel, Statement, Step
+from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.memory import hides, reads, root, writes
+from kgen.scheduler.fusion.combo_kernels import forbids
+from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
+from kgen.scheduler.transforms.column_reduction import placed
+from kgen.templates.problem import Device
+from kgen.tuning import model
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+# Loops of a kernel whose orders are all tried.
+MAX_LOOPS = 4
+# How much slower one kernel may look than two: estimates are no better, and one reads the operand once.
+DOUBT = 1.05
+
+
+def refusal_of(product: str) -> str:
+    """The name by which sums of a product's operands are refused a place in its kernel."""
+    return f"{product}:side_sums"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What decides besides the steps: names by which sums were refused before, the user's demands, and whether the order of
+    additions may depend on the product's tile."""
+
+    graph: ir.Graph
+    apart: frozenset[str] = frozenset()
+    demands: tuple[FusionDemand, ...] = ()
+    stable: bool = False
+
+
+def carry_sums(steps: Sequence[Step], setting: Setting, verdicts: list[Verdict]) -> list[Step]:
+    """The steps with sums of operands moved into the kernels of products."""
+    places: list[Step | None] = list(steps)
+    products: dict[str, list[int]] = {}
+    for where, step in enumerate(steps):
+        if isinstance(step, Kernel) and step.contracts:
+            for name in reads(step):
+                products.setdefault(name, []).append(where)
+    for at, step in enumerate(steps):
+        if isinstance(step, Kernel) and _only_sums(step):
+            candidates = sorted({where for name in reads(step) for where in products.get(name, ())})
+            _carry(places, at, candidates, setting, verdicts)
+    return [step for step in places if step is not None]
+
+
+def side_sums(kernel: Kernel) -> tuple[Statement, ...]:
+    """The sums of operands in a product's kernel."""
+    return tuple(s for s in kernel.statements if s.kind == "reduction") if kernel.contracts else ()
+
+
+def without_sums(kernel: Kernel) -> Kernel:
+    """The product's kernel as it was before."""
+    made = {out for s in side_sums(kernel) for out in s.outs}
+    kept: list[Statement] = []
+    for s in kernel.statements:
+        if s in side_sums(kernel) or any(load.attr[0] in made for load in vs.loads(s.roots)):
+            made.update(s.outs)
+        else:
+            kept.append(s)
+    return replace(kernel, statements=tuple(kept))
+
+
+def why_apart(kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device: Device, given: Given) -> Verdict | None:
+    """Why the sums in a product's kernel are better off in kernels of their own, once it was `chosen` how to make it with them.
+    Estimates decide: nothing has measured the product without them."""
+    sums = side_sums(kernel)
+    if not sums:
+        return None
+    out, names = product_of(kernel), ", ".join(s.outs[0] for s in sums)
+    if isinstance(chosen, Verdict):
+        if chosen.reason is Reason.NO_TEMPLATE:
+            return Verdict(out, names, Outcome.ILLEGAL, Reason.NOT_SIDE_SUM, detail=chosen.detail)
+        return replace(chosen, consumer=names, outcome=Outcome.UNPROFITABLE)
+    if given.only is not None or demanded(kernel, given.demands):
+        return None
+    with_them, alone = (problems(one, graph, device, None)[0] for one in (kernel, without_sums(kernel)))
+    estimates = replace(given, answers={})
+    together, bare = best(with_them, estimates), best(alone, estimates)
+    if together is None or bare is None:
+        return None
+    apart = bare.seconds + model.sums_seconds(together.problem)
+    if together.seconds_of_template <= apart * DOUBT:
+        return None
+    times = (together.seconds_of_template * 1e6, apart * 1e6)
+    return Verdict(out, names, Outcome.UNPROFITABLE, Reason.APART_FASTER, detail=str(bare.choice), measured=times)
+
+
+def _carry(places: list[Step | None], at: int, candidates: Iterable[int], setting: Setting, verdicts: list[Verdict]) -> None:
+    """Moves the sums at a place into the first of the products that may take them."""
+    kernel = places[at]
+    assert isinstance(kernel, Kernel)
+    for where in candidates:
+        product = places[where]
+        assert isinstance(product, Kernel)
+        moved = _over(product, kernel)
+        if not moved or refusal_of(product_of(product)) in setting.apart:
+            continue
+        reason = _refusal(places, where, at, setting)
+        if reason is None:
+            origins = tuple(dict.fromkeys((*product.origins, *kernel.origins)))
+            places[where] = replace(product, statements=(*product.statements, *moved), origins=origins)
+            places[at] = None
+            verdicts.append(
+                Verdict(product.name, kernel.name, Outcome.FUSED, Reason.SIDE_SUM, _saved(product, kernel, setting))
+            )
+            return
+        outcome = Outcome.UNPROFITABLE if reason in (Reason.FORBIDDEN, Reason.STABLE_ORDER) else Outcome.ILLEGAL
+        verdicts.append(Verdict(product.name, kernel.name, outcome, reason))
+
+
+def _saved(product: Kernel, kernel: Kernel, setting: Setting) -> int:
+    """Bytes that are not read a second time."""
+    sizes = Sizes(setting.graph.size_hints)
+    return sum(sizes.bytes(setting.graph.buffers[name]) for name in reads(product) & reads(kernel))
+
+
+def _only_sums(kernel: Kernel) -> bool:
+    """Whether a kernel adds up one value, and otherwise makes new buffers of the sums, point by point."""
+    if kernel.contracts or kernel.sections != 1 or kernel.rows or kernel.share is not None:
+        return False
+    sums = [s for s in kernel.statements if s.inner]
+    if any(s.kind != "reduction" or s.op != "sum" for s in sums) or len({s.value for s in sums}) != 1:
+        return False
+    made = {out for s in sums for out in s.outs}
+    for s in kernel.statements:
+        if s.inner:
+            continue
+        if s.kind != "pointwise" or s.target is not None or made.isdisjoint(load.attr[0] for load in vs.loads(s.roots)):
+            return False
+        made.update(s.outs)
+    return True
+
+
+def _over(product: Kernel, kernel: Kernel) -> tuple[Statement, ...]:
+    """The statements of a kernel of sums over the loops of a product one of whose operands is what they add up; none where
+    that is not so."""
+    value = next(s.value for s in kernel.statements if s.inner)
+    mains = [s for s in product.statements if s.kind == "contraction" and s.op == "sum"]
+    for operand in dict.fromkeys(v for s in mains for v in (s.value, *s.factors)):
+        if operand.dtype != value.dtype or not operand.dtype.is_floating_point:
+            continue
+        own = tuple(v for v in product.outer if v in operand.variables())
+        for mapping in _mappings(kernel, own, product.inner):
+            if vs.substitute(value, mapping) is operand:
+                return tuple(s.substituted(mapping) for s in kernel.statements)
+    return ()
+
+
+def _mappings(kernel: Kernel, own: tuple[Var, ...], summed: tuple[Var, ...]) -> Iterator[dict[Atom, Expr]]:
+    """The loops of a kernel of sums in terms of those of an operand, in all orders."""
+    if max(len(own), len(summed)) > MAX_LOOPS:
+        return
+    for inner in permutations(summed):
+        down = placed(kernel.inner, inner)
+        for outer in permutations(own) if down is not None else ():
+            across = placed(kernel.outer, outer)
+            if down is not None and across is not None:
+                yield {**down, **across}
+
+
+# ---- legality ---------------------------------------------------------------------------------------------------------
+
+
+def _refusal(places: Sequence[Step | None], where: int, at: int, setting: Setting) -> Reason | None:
+    """Why the sums may not run where the product does."""
+    product, kernel = places[where], places[at]
+    assert isinstance(product, Kernel)
+    assert isinstance(kernel, Kernel)
+    if any(not d.wanted and forbids(d, product, kernel) for d in setting.demands):
+        return Reason.FORBIDDEN
+    if setting.stable:
+        return Reason.STABLE_ORDER
+
+    def roots(names: Iterable[str]) -> set[str]:
+        return {root(setting.graph, name) for name in names}
+
+    read, made = roots(reads(kernel)), roots(writes(kernel))
+    first, last = sorted((where, at))
+    for step in (product, *(step for step in places[first + 1 : last] if step is not None)):
+        written = roots(writes(step))
+        if hides(step) or made & roots(reads(step)) or (at > where and read & written):
+            return Reason.CYCLE
+        if (read | made) & written:
+            return Reason.MUTATION
+    return None

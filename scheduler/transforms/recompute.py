@@ -1,0 +1,261 @@
+"""Products that are computed twice: once for what is reduced of their rows, and again for what needs both an element and a
+reduction of its row, as a softmax or a normalisation does. Neither stores the product: the first runs reductions on its tiles
+(`kgen.scheduler.transforms.tile_partials`), the second an epilogue that reads what these have found of each row.
+
+    y = softmax(x w):  m, s = maximum and sum of exponentials of x w;  y = exp(x w - m) / s
+
+A graph is rewritten before fusion: the product, and what is made of its elements before any reduction, have copies that only
+the reductions read. Here is which products may be, and how; whether it pays is asked elsewhere (`recompute_trial.py`).
+
+The two computations may have tiles of different shapes, and so differ in the last bits. Where that could be told by more than
+the last bits of a result, a product is computed once: an element may be larger than the maximum of its row by a bit, and what
+is rounded, or chosen by a comparison, need not be what its row's sum was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Schedule, members
+from kgen.ir.values import Value
+from kgen.scheduler.analysis.items import accumulators
+from kgen.scheduler.transforms.tile_partials import Search, Tiles
+from kgen.verdict import Outcome, Reason, Verdict
+
+# Operations without steps or poles: a small change of an argument is a small change of the result, whatever the argument.
+SMOOTH = frozenset({
+    "add", "sub", "mul", "neg", "abs", "square", "maximum", "minimum", "fma", "exp", "exp2", "expm1", "sigmoid", "tanh", "erf",
+    "erfc", "sin", "cos", "atan",
+})  # fmt: skip
+# What a value is made of: elements of a product, reductions of its rows, or both.
+ELEMENT, OF_ROW, BOTH = 1, 2, 3
+
+
+_FIRST = "first"
+
+
+def first_of(graph: ir.Graph, name: str) -> str:
+    """The copy of a product, or of its elements, that only reductions read."""
+    return ir.derived(graph, ir.Derived(name, _FIRST))
+
+
+def original_of(graph: ir.Graph, name: str) -> str:
+    """What a buffer is a copy of, or the buffer."""
+    return ir.source_in(graph, name, _FIRST) or name
+
+
+def second_of(product: str) -> str:
+    """The name by which a product is refused a second computation."""
+    return f"{product}:twice"
+
+
+@dataclass(slots=True)
+class Around:
+    """What is made of a product: `early` elements, which wait for no reduction of it, the product among them; `reductions`, by
+    their first results, with the values that they fold in terms of early elements; `late` elements, which wait for these."""
+
+    graph: ir.Graph = field(repr=False, compare=False)
+    node: ir.Contraction
+    early: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
+    reductions: dict[str, Value] = field(default_factory=dict)
+    results: set[str] = field(default_factory=set)  # all results of the reductions
+    refusal: Verdict | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """All buffers that change their kernel if the product is computed twice."""
+        return {*self.early, *self.late, *self.results, *(first_of(self.graph, name) for name in self.early)}
+
+    def refuse(self, consumer: ir.Node | str, reason: Reason) -> None:
+        name = consumer if isinstance(consumer, str) else "".join(ir.outs(consumer)[:1])
+        self.refusal = self.refusal or Verdict(self.node.out, name, Outcome.STORED, reason)
+
+
+def may_be_twice(graph: ir.Graph, offered: Iterable[str], tiles: Tiles) -> list[Around]:
+    """Those of the products in `offered` whose rows are reduced and read again, with a refusal where they may not be computed
+    twice."""
+    wanted = frozenset(offered)
+    if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
+        return []
+    nodes = [replace(n, vendor=None) if isinstance(n, ir.Contraction) and n.out in wanted else n for n in graph.nodes]
+    found = [around for around in _Elements(graph, tiles, nodes).around.values() if around.reductions and around.late]
+    return [around for around in found if around.node.out not in tiles.cuts]
+
+
+def computed_twice(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
+    """The nodes with copies of the products in `tiles.twice`, and of their early elements, for reductions to read. Buffers of
+    copies are added to the graph."""
+    if not tiles.twice:
+        return nodes
+    known = [around for product, around in _Elements(graph, tiles, nodes).around.items() if product in tiles.twice]
+    places = {name: around for around in known for name in (*around.early, *around.reductions)}
+    made: list[ir.Node] = []
+    for node in nodes:
+        around = next((places[out] for out in ir.outs(node) if out in places), None)
+        if around is None:
+            made.append(node)
+        elif isinstance(node, ir.Reduction):
+            made.append(replace(node, value=_from_first(around.reductions[node.outs[0]], around)))
+        else:
+            made += [_copy(graph, node, around), node]
+    return made
+
+
+def _copy(graph: ir.Graph, node: ir.Node, around: Around) -> ir.Node:
+    assert isinstance(node, ir.Contraction | ir.Pointwise)
+    copy = replace(node, out=first_of(graph, node.out))
+    if isinstance(copy, ir.Pointwise):
+        copy = replace(copy, value=_from_first(copy.value, around))
+    for name, new in zip(_buffers(graph, node), _buffers(graph, copy), strict=True):
+        graph.buffers[new] = replace(graph.buffers[name], name=new)
+    return copy
+
+
+def _buffers(graph: ir.Graph, node: ir.Contraction | ir.Pointwise) -> tuple[str, ...]:
+    return (node.out, *accumulators(graph, node)) if isinstance(node, ir.Contraction) else (node.out,)
+
+
+def _from_first(value: Value, around: Around) -> Value:
+    """The value, made of the first computation's elements."""
+
+    def first(load: Value) -> Value | None:
+        name, index, dtype = load.attr
+        return vs.load(first_of(around.graph, name), index, dtype, *load.args) if name in around.early else None
+
+    [renamed] = vs.replace_loads([value], first)
+    return renamed
+
+
+class _Elements(Search):
+    """Follows the elements of products past the reductions of their rows."""
+
+    def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
+        self.around: dict[str, Around] = {}
+        self.late: dict[str, frozenset[str]] = {}  # buffer -> products of which it has late elements
+        super().__init__(graph, tiles, nodes)
+        kept = ir.visible(graph)
+        for name, traced in self.traced.items():
+            if name in kept or graph.buffers[name].alias_of is not None:
+                self.around[traced.product].refuse(name, Reason.NEEDED)
+        for around in self.around.values():
+            self._compare(around)
+
+    def visit(self, node: ir.Node) -> None:
+        super().visit(node)
+        early = {self.traced[name].product for name in ir.reads(node) if name in self.traced}
+        late = frozenset().union(*(self.late.get(name, ()) for name in ir.reads(node)))
+        if isinstance(node, ir.Contraction) and node.vendor is None:
+            self.around[node.out] = Around(self.graph, node, {node.out})
+            if not all(v.extent.as_int() for v in (*node.out_vars, *node.reduced)):
+                self.around[node.out].refuse(node, Reason.UNKNOWN_SIZES)
+        elif isinstance(node, ir.Reduction):
+            self._reduced(node, early, late)
+            return
+        elif isinstance(node, ir.Pointwise):
+            self._points(node, early, late)
+            return
+        for product in early:
+            self.around[product].refuse(node, Reason.NEEDED)
+
+    def _reduced(self, node: ir.Reduction, early: set[str], late: frozenset[str]) -> None:
+        site = self.sites.get(node.outs[0])
+        if site is not None:
+            around = self.around[site.product]
+            around.reductions[node.outs[0]] = self._unfolded(node.value, frozenset(node.rvars))
+            around.results |= set(node.outs)
+        own = {site.product} if site is not None else set()
+        waiting = frozenset().union(*(self.after.get(name, ()) for name in ir.reads(node)))
+        for product in (early | late) - own:
+            self.around[product].refuse(node, Reason.MORE_THAN_TWICE if product in waiting else Reason.NEEDED)
+
+    def _points(self, node: ir.Pointwise, early: set[str], late: frozenset[str]) -> None:
+        own = self.traced.get(node.out)
+        waiting = early & self.after[node.out]
+        if own is not None:
+            self.around[own.product].early.add(node.out)
+        for product in late | waiting:
+            self.around[product].late.add(node.out)
+        self.late[node.out] = late | waiting if own is None else frozenset()  # another product's epilogue reads memory
+        picked = any(isinstance(a, ix.Indirect) for v in vs.loads([node.value]) for e in v.attr[1] for a in ix.free_atoms(e))
+        for product in early:
+            if len(early) > 1:
+                self.around[product].refuse(node, Reason.TWO_PRODUCTS)
+            elif picked or (product not in waiting and (own is None or own.product != product)):
+                self.around[product].refuse(node, Reason.NEEDED)
+
+    # ---- the last bits ----------------------------------------------------------------------------------------------
+
+    def _compare(self, around: Around) -> None:
+        """Refuses a product if something that is made of its elements is no smooth function of them. Only what was made of an
+        element and a reduction of its row may be rounded."""
+        if around.node.rounded is not None:
+            around.refuse(around.node, Reason.UNEQUAL)
+        for name in sorted((around.early | around.late) & self.made.keys()):
+            if not self._changes_little(self.made[name].value, around):
+                around.refuse(name, Reason.UNEQUAL)
+
+    def _changes_little(self, root: Value, around: Around) -> bool:
+        kinds: dict[Value, int] = {}
+        for value in vs.topological([root]):
+            kinds[value] = self._kind(value, around)
+            for child in vs.children(value):
+                kinds[value] |= kinds[child]
+            if kinds[value] & ELEMENT and not _is_smooth(value, kinds):
+                return False
+        return True
+
+    def _kind(self, value: Value, around: Around) -> int:
+        if value.op != "load":
+            return 0
+        name, product = value.attr[0], around.node.out
+        if name in around.late:
+            return BOTH
+        return ELEMENT if name in around.early else OF_ROW if product in self.after.get(name, ()) else 0
+
+
+def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
+    """Whether a value that is made of elements changes but little where these do."""
+    if value.op == "load":
+        return not any(kinds[child] & ELEMENT for child in vs.children(value))
+    if value.op == "where":
+        return not kinds[value.args[0]] & ELEMENT
+    if value.op == "truediv":
+        return not kinds[value.args[1]] & ELEMENT
+    if value.op == "cast":
+        return value.dtype.is_floating_point
+    return value.op in SMOOTH or (value.op == "round_to" and kinds[value] == BOTH)
+
+
+# ---- what fusion made of it -------------------------------------------------------------------------------------------
+
+
+def computations(graph: ir.Graph, tiles: Tiles) -> dict[str, str]:
+    """Both computations of the products that are computed twice, with the products."""
+    return {name: product for product in sorted(tiles.twice) for name in (product, first_of(graph, product))}
+
+
+def stored(plan: Schedule, tiles: Tiles) -> dict[str, Verdict]:
+    """Products that are to be computed twice, but of which fusion stores elements, or which share a kernel with others."""
+    kernels = [one for step in plan.kernels for one in members(step)]
+    return {second_of(p): verdict for p in sorted(tiles.twice) if (verdict := _stored(plan, kernels, p)) is not None}
+
+
+def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | None:
+    makers = {out: kernel for kernel in kernels for s in kernel.statements for out in s.outs}
+    first, again = makers.get(first_of(plan.graph, product)), makers.get(product)
+    if first is None or again is None or first is again:
+        return Verdict(product, "", Outcome.STORED, Reason.NOT_IN_TILES)
+    kept = [out for s in first.statements if s.kind != "partial" for out, on in zip(s.outs, s.stored, strict=True) if on]
+    early = {original_of(plan.graph, name) for s in first.statements for name in s.outs}
+    kept += [out for s in again.statements for out, on in zip(s.outs, s.stored, strict=True) if on and out in early]
+    if not kept and sum(s.kind == "contraction" for s in (*first.statements, *again.statements)) == 2:
+        return None
+    names = {origin.name for origin in (*first.origins, *again.origins)}
+    refused = [v for v in plan.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE) and v.producer in names]
+    reason = refused[-1].reason if refused else Reason.NOT_IN_TILES
+    return Verdict(product, kept[0] if kept else "", Outcome.STORED, reason)

@@ -1,0 +1,79 @@
+"""Updates at indices from data as epilogues of products on a CPU: rows of a product that are added to a table as they are made.
+
+Points that may hit one element run in order there, so threads share a product only along the other axis. Whether a template
+keeps that order, and whether what is left to share is enough, is decided with the template: where not, the graph is scheduled
+anew with these updates apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, Statement
+from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
+from kgen.templates.problem import Device
+from kgen.tuning import model
+from kgen.verdict import Outcome, Reason, Verdict
+
+# How much slower one kernel may look than two: estimates are no better, and one does not store the product.
+DOUBT = 1.05
+
+
+def refusal_of(update: str) -> str:
+    """The name by which an update is refused a place in the kernel of a product."""
+    return f"{update}:update"
+
+
+def refused_updates(refused: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Those of all refusals that are of updates, by these."""
+    return {verdict.consumer: verdict for name, verdict in refused.items() if name == refusal_of(verdict.consumer)}
+
+
+def updates(kernel: Kernel) -> tuple[Statement, ...]:
+    """The updates of a product's kernel that have to run in order."""
+    return tuple(s for s in kernel.statements if s.in_order) if kernel.contracts else ()
+
+
+def without_updates(kernel: Kernel) -> Kernel:
+    """The kernel with what its updates need in memory instead."""
+    gone = updates(kernel)
+    read = {load.attr[0] for s in gone for load in vs.loads(s.roots)}
+    kept = (s for s in kernel.statements if s not in gone)
+    stored = (replace(s, stored=tuple(k or o in read for o, k in zip(s.outs, s.stored, strict=True))) for s in kept)
+    return replace(kernel, statements=tuple(stored))
+
+
+def why_updates_apart(
+    kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device: Device, given: Given
+) -> dict[str, Verdict]:
+    """By name of refusal, why updates in a product's kernel are better off in kernels of their own, once it was `chosen` how to
+    make it with them. Estimates decide: nothing has measured the product without them."""
+    found = updates(kernel)
+    if not found:
+        return {}
+    if isinstance(chosen, Verdict):
+        illegal = chosen.reason is Reason.NO_TEMPLATE
+        return _of_each(found, Verdict(
+            chosen.producer, "", Outcome.ILLEGAL if illegal else Outcome.UNPROFITABLE,
+            Reason.NOT_IN_ORDER if illegal else chosen.reason, detail=chosen.detail, measured=chosen.measured,
+        ))  # fmt: skip
+    if given.only is not None or demanded(kernel, given.demands):
+        return {}
+    estimates = replace(given, answers={})
+    with_them, alone = (problems(one, graph, device, None)[0] for one in (kernel, without_updates(kernel)))
+    together, bare = best(with_them, estimates), best(alone, estimates)
+    if together is None or bare is None:
+        return {}
+    apart = bare.seconds + model.updates_seconds(together.problem)
+    if together.seconds_of_template <= apart * DOUBT:
+        return {}
+    times = (together.seconds_of_template * 1e6, apart * 1e6)
+    out, detail = product_of(kernel), str(bare.choice)
+    return _of_each(found, Verdict(out, "", Outcome.UNPROFITABLE, Reason.ORDER_DEAR, detail=detail, measured=times))
+
+
+def _of_each(found: Iterable[Statement], why: Verdict) -> dict[str, Verdict]:
+    return {refusal_of(s.outs[0]): replace(why, consumer=s.outs[0]) for s in found}

@@ -1,0 +1,120 @@
+"""Products with few tiles and long sums: the sum is cut into parts, which the product has as one more batch, and a generated
+reduction adds the parts up, with the epilogue. Two launches, and always the same order of addition.
+
+    out[m, n] = f(sum over k of a[m, k] b[k, n])
+    part[p, m, n] = sum over j of a[m, p*chunk + j] b[p*chunk + j, n];  out[m, n] = f(sum over p of part[p, m, n])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Kernel
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+from kgen.templates.problem import Device, Problem
+from kgen.tuning import model
+
+# Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
+# tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.
+TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
+# Parts begin where the copy engine may begin, and whole tiles of any template end.
+ROUND = 64
+
+
+def partial_of(graph: ir.Graph, out: str) -> str:
+    """The buffer of a product's parts."""
+    return ir.derived(graph, ir.Derived(out, "cut"))
+
+
+def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
+    """Whether a product leaves processors idle while its sums are long. Sums over several loops, those of a length that only
+    the call knows, and what operators make of their operands, stay whole."""
+    if any(s.kind == "contraction" and s.op != "sum" for s in kernel.statements):
+        return False
+    single = len(kernel.inner) == 1 and kernel.inner[0].extent.as_int() is not None
+    return single and leaves_idle(kernel.outer, kernel.inner, sizes, device)
+
+
+def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device: Device) -> bool:
+    """Whether a product with such loops has few tiles and long sums."""
+    tiles = -(-sizes.points(outer) // TILES[0])
+    return device.kind == "cuda" and 2 * tiles <= device.processors and sizes.points(inner) >= 2 * CHUNK
+
+
+def parts_of(problems: list[Problem], kernel: Kernel) -> int:
+    """Into how many parts it is best to cut the sum of a kernel that may be cut, by the cost model; 1: leave it whole."""
+    possible = possible_parts(problems, kernel)
+    if not possible:
+        return 1
+    takers = [p for p in problems if p.template.implements.batch]
+    whole = model.least_seconds(takers, vendor=True)
+    seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
+    return parts if seconds < whole else 1
+
+
+def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
+    """Into how many parts the sum of a kernel may be cut for templates that take batches, and the elements of the tile with
+    which so many parts keep the processors busy; those for large tiles first."""
+    problems = [p for p in problems if p.template.implements.batch]
+    if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
+        return {}
+    problem, sizes = problems[0], problems[0].sizes
+    length = kernel.inner[0].extent.as_int()
+    assert length is not None
+    found: dict[int, int] = {}
+    for tile in TILES:
+        wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // tile), length // CHUNK)
+        parts = next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
+        if parts > 1:
+            found.setdefault(parts, tile)
+    return found
+
+
+def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:
+    """The product of the parts; their sum, and what is left to do for the result. Buffers are added to the graph."""
+    assert node.operands is not None
+    chunk = ix.floordiv(math.prod((k.extent for k in node.reduced), start=ix.ONE), parts)
+    part, step = ix.var("part", parts), ix.var("k", chunk)
+    place = unrolled(node.reduced, part.expr() * chunk + step.expr())
+    kind, name = ops.sum_dtype(node.operands), partial_of(graph, node.out)
+    total = ir.derived(graph, ir.Derived(node.out, "total"))
+    whole = graph.buffers[node.out]
+    sizes = (ix.constant(parts), *whole.sizes)
+    graph.buffers[name] = ir.Buffer(name, kind, whole.device, sizes, ix.contiguous_strides(sizes))
+    graph.buffers[total] = ir.Buffer(total, kind, whole.device, whole.sizes, whole.strides)
+    lhs, rhs = (vs.substitute(v, place) for v in (node.lhs, node.rhs))
+    product = replace(
+        node, out=name, out_vars=(part, *node.out_vars), reduced=(step,), lhs=lhs, rhs=rhs, scale=None, addend=None, stored=(),
+        rounded=None,
+    )  # fmt: skip
+    row = tuple(v.expr() for v in node.out_vars)
+    sums = ir.Reduction((total,), node.out_vars, (part,), "sum", vs.load(name, (part.expr(), *row), kind), node.origin)
+    value = vs.cast(finished(node, vs.load(total, row, kind)), ops.compute_dtype(whole.dtype))
+    return product, [sums, ir.Pointwise(node.out, node.out_vars, value, node.origin)]
+
+
+def unrolled(loops: Sequence[Var], at: Expr) -> dict[Atom, Expr]:
+    """The loops at a point of one that walks through them all, the last one fastest. A kernel that is cut has one loop for its
+    sum; the product may have more, such as the taps of a 1x1 window."""
+    place: dict[Atom, Expr] = {}
+    for loop in reversed(loops):
+        place[loop] = ix.mod(at, loop.extent) if len(place) < len(loops) - 1 else at
+        at = ix.floordiv(at, loop.extent)
+    return place
+
+
+def finished(node: ir.Contraction, value: Value) -> Value:
+    """The sum with its scale and its addend, rounded where that was asked for."""
+    if node.scale is not None:
+        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
+    if node.addend is not None:
+        value = vs.call("add", value, vs.cast(node.addend, value.dtype))
+    return value if node.rounded is None else vs.cast(value, node.rounded)

@@ -1,0 +1,180 @@
+"""Spreads the reductions of few long rows over the programs of a GPU: partial results first, a second kernel joins them.
+
+The order of combination is fixed by the plan, so results repeat from run to run. A mean and its squared deviations join by the
+formula of Chan, Golub and LeVeque (1979): ``m2 = sum(m2_k) + sum(n_k (mean_k - mean)^2)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Kernel, Statement, Tiling
+from kgen.ir.sizes import Sizes
+from kgen.ir.values import Value
+from kgen.scheduler.tiling.loops import unflattened
+from kgen.scheduler.tiling.tiles import Gpu, choose_tiles
+
+# Points that a program reduces at least, so that its launch is worth while.
+MIN_CHUNK = 4096
+# Warps that a processor runs at once: with so many, some load at any time.
+WARPS = 64
+
+
+def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:
+    """The kernel itself, or two kernels that do its work; new buffers for partial results are added to the graph."""
+    if not _may_split(kernel):
+        return (kernel,)
+    kernel = unflattened(kernel)
+    tiling = choose_tiles(kernel, graph, sizes, gpu)
+    programs = _programs(tiling, sizes)
+    work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
+    wanted = min(gpu.processors * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
+    if wanted < 2:
+        return (kernel,)
+    loop = next((v for v in kernel.inner if sizes.of(v.extent) >= wanted), None)
+    loop = loop or max(kernel.inner, key=lambda v: sizes.of(v.extent))
+    shares = _shares(kernel, loop, min(wanted, sizes.of(loop.extent)))
+    return (kernel,) if shares is None else _Split(kernel, graph, loop, shares).run()
+
+
+def _programs(tiling: Tiling, sizes: Sizes) -> int:
+    return max(1, -(-sizes.points(tiling.x) // tiling.blocks.x))
+
+
+def _may_split(kernel: Kernel) -> bool:
+    """One walk of the inner space that only reduces, and stores what is there point by point."""
+    inner = [s for s in kernel.statements if s.inner]
+    if kernel.sections != 1 or kernel.rows or not any(s.kind == "reduction" for s in inner):
+        return False
+    if any(s.kind == "scatter" and s.section < 0 for s in kernel.statements):
+        return False  # every share would update the memory
+    return all(s.kind in ("reduction", "pointwise") for s in inner)
+
+
+def _shares(kernel: Kernel, loop: Var, wanted: int) -> int | None:
+    """How many shares the loop is cut into: a number that divides it where one is near, for then nothing is masked."""
+    exact = loop.extent.as_int()
+    if exact is not None:
+        near = [n for n in range(wanted, max(1, wanted // 2), -1) if exact % n == 0]
+        if near:
+            return near[0]
+    if any(s.inner and ((s.kind == "pointwise" and any(s.stored)) or s.op == "welford") for s in kernel.statements):
+        return None  # a store at a point past the end could not be masked, nor such a point be left uncounted
+    return wanted
+
+
+class _Split:
+    """Cuts `loop`, one of the inner loops, into shares."""
+
+    def __init__(self, kernel: Kernel, graph: ir.Graph, loop: Var, shares: int) -> None:
+        self.kernel, self.graph, self.shares = kernel, graph, shares
+        self.length = ix.product(v.extent for v in kernel.inner)
+        self.chunk = ix.ceildiv(loop.extent, shares)
+        self.share, self.step = ix.var("share", shares), ix.var("step", self.chunk)
+        place = self.share.expr() * self.chunk + self.step.expr()
+        exact = self.chunk * shares is loop.extent
+        self.inside: Value | None = None if exact else vs.compare("lt", place, loop.extent)
+        self.place: dict[Atom, Expr] = {loop: place}
+        self.inner = tuple(self.step if v is loop else v for v in kernel.inner)
+        self.row = tuple(v.expr() for v in kernel.outer)
+
+    def run(self) -> tuple[Kernel, Kernel]:
+        """(partial results of each share, what joins them)."""
+        kernel = self.kernel
+        head = tuple(s for s in kernel.statements if not s.inner and s.section < 0)
+        inner = [s for s in kernel.statements if s.inner]
+        after = [s for s in kernel.statements if not s.inner and s.section >= 0]
+        first: list[Statement] = [replace(s, stored=(False,) * len(s.outs)) for s in head]
+        second: list[Statement] = list(head)
+        joined: list[Statement] = []
+        for s in inner:
+            made = self._moved(s)
+            if s.kind == "reduction":
+                partials = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
+                first.append(replace(made, outs=partials, store=(self.share.expr(), *self.row), stored=(True,) * len(partials)))
+                joined += self._joined(s, partials)
+            else:
+                first.append(made)
+        sections = 1 + max(s.section for s in joined)
+        second += [*joined, *(replace(s, section=sections - 1) for s in after)]
+        partial = replace(
+            kernel,
+            name=f"{kernel.name}_partial",
+            outer=(self.share, *kernel.outer),
+            inner=self.inner,
+            statements=tuple(first),
+        )
+        final = replace(kernel, inner=(self.share,), sections=sections, statements=tuple(second))
+        return partial, final
+
+    def _moved(self, s: Statement) -> Statement:
+        """The statement over a share of the row; past the end a reduction steps with what leaves it unchanged."""
+        mapping = self.place
+        value = vs.substitute(s.value, mapping)
+        memo: dict[Expr, Expr] = {}
+        store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in s.store)
+        rank = None if s.rank is None else ix.substitute(s.rank, mapping, memo)
+        if s.kind == "reduction" and self.inside is not None and s.op != "welford":
+            value = vs.masked(self.inside, value, vs.const(ops.identity(s.op, value.dtype), value.dtype))
+        return replace(s, value=value, store=store, rank=rank)
+
+    def _kinds(self, s: Statement) -> Iterator[torch.dtype]:
+        yield s.value.dtype
+        if len(s.outs) == 2:
+            yield torch.int64 if s.op in ("argmax", "argmin") else s.value.dtype
+
+    def _partial(self, name: str, dtype: torch.dtype) -> str:
+        sizes = (ix.constant(self.shares), *(v.extent for v in self.kernel.outer))
+        device = self.graph.buffers[name].device
+        made = ir.Buffer(
+            ir.derived(self.graph, ir.Derived(name, "partial")), dtype, device, sizes, ix.contiguous_strides(sizes)
+        )
+        self.graph.buffers[made.name] = made
+        return made.name
+
+    def _load(self, name: str) -> Value:
+        return vs.load(name, (self.share.expr(), *self.row), self.graph.buffers[name].dtype)
+
+    def _joined(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+        """The reductions over the shares that give the statement's results."""
+        if s.op == "welford":
+            return self._joined_welford(s, partials)
+        rank = None
+        if s.op in ("argmax", "argmin"):
+            rank = ix.indirect(self._load(partials[1]), self.length).expr()
+        return [replace(s, value=self._load(partials[0]), rank=rank, section=0)]
+
+    def _joined_welford(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+        dtype = s.value.dtype
+        mean, m2 = s.outs
+        total = self._local(ir.derived(self.graph, ir.Derived(mean, "total_of_shares")), dtype)
+        filled = vs.cast(vs.index_value(self._filled()), dtype)
+        weighted = vs.call("mul", self._load(partials[0]), filled)
+        whole = vs.cast(vs.index_value(self.length), dtype)
+        overall = vs.call("truediv", vs.load(total, self.row, dtype), whole)
+        apart = vs.call("square", vs.call("sub", self._load(partials[0]), vs.load(mean, self.row, dtype)))
+        spread = vs.call("add", self._load(partials[1]), vs.call("mul", filled, apart))
+        return [
+            replace(s, outs=(total,), value=weighted, op="sum", section=0, stored=(False,), store=self.row),
+            Statement("pointwise", (mean,), overall, s.store, False, 0, (s.stored[0],)),
+            replace(s, outs=(m2,), value=spread, op="sum", section=1, stored=(s.stored[1],)),
+        ]
+
+    def _local(self, name: str, dtype: torch.dtype) -> str:
+        """A buffer that never becomes memory."""
+        sizes = tuple(v.extent for v in self.kernel.outer)
+        device = self.graph.buffers[self.kernel.statements[0].outs[0]].device
+        self.graph.buffers[name] = ir.Buffer(name, dtype, device, sizes, ix.contiguous_strides(sizes))
+        return name
+
+    def _filled(self) -> Expr:
+        """Points of a share: a ragged last share is never made where they count."""
+        return ix.product(v.extent for v in self.inner)

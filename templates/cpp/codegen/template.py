@@ -1,0 +1,59 @@
+"""From a problem and a configuration to a C++ function: renders a template's Jinja file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kgen.build.unit import Rendered
+from kgen.templates import slots as sl
+from kgen.templates.contract import Config
+from kgen.templates.cpp.codegen.epilogue_loops import Parameters
+from kgen.templates.cpp.codegen.table import CPP_TYPES
+from kgen.templates.cpp.codegen.tile import Slots
+from kgen.templates.cpp.kernels.loops import source_lines
+from kgen.templates.problem import Problem
+from kgen.templates.render import clean
+
+
+def render_template(problems: Sequence[Problem], config: Config, name: str) -> Rendered:
+    """The function of a problem, or of several that share an operand. It is rendered twice: only its slots know which pointers
+    and sizes it needs."""
+    parameters = Parameters()
+    _text(name, problems, config, parameters)
+    text = _text(name, problems, config, parameters)
+    names = frozenset(parameters.made_names | set(parameters.sizes) | {f"p_{clean(b)}" for b in parameters.pointers})
+    return Rendered(text, tuple(parameters.pointers), tuple(parameters.sizes), names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """``{{ kernel() }}`` opens the function, ``{{ kernel.end() }}`` closes it."""
+
+    name: str
+    fillers: Sequence[Slots]
+
+    def __call__(self) -> str:
+        first = self.fillers[0]
+        problem, parameters = first.problem, first.parameters
+        lines = [f"// {line}" for filler in self.fillers for line in source_lines(filler.problem.kernel.origins)]
+        lines += [f"// {problem.template.name} {first.config}"]
+        lines += [f'extern "C" int {self.name}(void** ptrs, const int64_t* ints, int threads) {{']
+        for k, buffer in enumerate(parameters.pointers):
+            kind = CPP_TYPES[problem.graph.buffers[buffer].dtype].storage
+            lines.append(f"  {kind}* const p_{clean(buffer)} = static_cast<{kind}*>(ptrs[{k}]);")
+        lines += [f"  const int64_t {size} = ints[{k}];" for k, size in enumerate(parameters.sizes)]
+        lines += ["  Flag failed;"] if parameters.checks else []
+        return "\n".join(lines)
+
+    def end(self) -> str:
+        return f"  return {'failed.raised' if self.fillers[0].parameters.checks else '0'};\n}}"
+
+
+def _text(name: str, problems: Sequence[Problem], config: Config, parameters: Parameters) -> str:
+    fillers = [Slots(problem, config, parameters) for problem in problems]
+    return sl.render(fillers, _Function(name, fillers), _facts, "")
+
+
+def _facts(problem: Problem, operand: str) -> dict[str, object]:
+    return {"type": CPP_TYPES[problem.inputs[operand].dtype].storage}

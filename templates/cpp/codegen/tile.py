@@ -1,0 +1,151 @@
+"""Slots of C++ templates: operands of the matrix product engine (`include/kgen/matmul.h`), and what becomes of its results.
+
+An operand is memory with strides, or a function that computes a block of its values into a thread's memory. A result's tile
+lies in a thread's cache, and its epilogue is a loop nest over it like that of any pointwise kernel, the tile one more input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Statement
+from kgen.templates.contract import Config
+from kgen.templates.cpp.codegen.epilogue_loops import Block, Nests, Parameters, Rectangle, digits
+from kgen.templates.cpp.codegen.table import CPP_TYPES
+from kgen.templates.cpp.codegen.tile_loops import walks_of
+from kgen.templates.problem import Input, Problem
+from kgen.templates.render import clean
+
+
+@dataclass(slots=True)
+class Slots:
+    """Renders the slots of one problem under one configuration."""
+
+    problem: Problem
+    config: Config
+    parameters: Parameters = field(default_factory=Parameters)
+    nests: Nests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nests = Nests(self.problem, self.config, self.parameters)
+
+    # ---- operands ---------------------------------------------------------------------------------------------------
+
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
+        one = self.problem.members[number][operand]
+        own, summed = self.problem.sides(one.name)
+        batch = [a for a in one.axes if a not in (own, summed)]
+        if len(indices) != len(batch):
+            raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
+        fixed = self._digits(batch, indices, one.loops)
+        array = next((made for *key, made in self.problem.kernel.packed if key == [operand, number]), None)
+        if array is not None:
+            return [self._packed(one, name, fixed, array)]
+        strides = [self.problem.stride(operand, axis, number) for axis in (own, summed)]
+        if one.load is not None and None not in strides:
+            return self._strided(one, name, fixed, [s for s in strides if s is not None])
+        return self._filled(one, name, fixed, self._along(one, own))
+
+    def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
+        """The array of a `kgen.ir.plan.Packing`, in which batches follow each other."""
+        own, summed = self.problem.sides(one.name)
+        kind, other = CPP_TYPES[one.dtype].storage, CPP_TYPES[self.problem.main_dtype].storage
+        self.parameters.pointers.setdefault(array)
+        batch = [v for a in one.axes if a not in (own, summed) for v in one.loops[a] if v in one.value.variables()]
+        start = f"p_{clean(array)}"
+        if batch:
+            number = ix.substitute(ix.position_in(batch), dict(fixed), {})
+            words = f"packed_words<unit_t<{other}, {kind}>>({self.size(own)}, {self.size(summed)})"
+            start += f" + ({self.text(number)}) * {words}"
+        return f"const Packed<{kind}> {name}{{{start}, {self.size(summed)}}};"
+
+    def _strided(self, one: Input, name: str, fixed: Mapping[Atom, Expr], strides: list[Expr]) -> list[str]:
+        assert one.load is not None
+        buffer, (offset,), _ = one.load.attr
+        zero: dict[Atom, Expr] = {v: ix.ZERO for axis in one.axes for v in one.loops[axis]}
+        at = {**zero, **fixed}
+        start = ix.substitute(offset, at, {}, lambda value: vs.substitute(value, at))
+        kind = CPP_TYPES[one.dtype].storage
+        self.parameters.pointers.setdefault(buffer)
+        lines, text = self.nests.place(start, f"{name}_start")
+        where = f"p_{clean(buffer)}" + (f" + {text}" if start.terms else "")
+        return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
+
+    def _along(self, one: Input, own: str) -> str:
+        """The axis along which most of the operand's memory is contiguous: neighbours in a vector."""
+        weights = dict.fromkeys(one.axes, 0)
+        for load in vs.loads([one.value]):
+            for axis in one.axes:
+                loops = one.loops[axis]
+                if loops and ix.stride_of(load.attr[1][0], loops[-1]) == 1:
+                    weights[axis] += load.attr[2].itemsize
+        summed = self.problem.sides(one.name)[1]
+        return own if weights[own] > weights[summed] else summed
+
+    def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
+        """A function that computes a block of the operand."""
+        own, summed = self.problem.sides(one.name)
+        sides = {own: Block(own, one.loops[own], "i0", "ni", "i"), summed: Block(summed, one.loops[summed], "k0", "nk", "k")}
+        slow, fast = (sides[a] for a in ((own, summed) if along == summed else (summed, own)))
+        buffer = ir.fresh(self.problem.graph, f"{name}_block")
+        kind = CPP_TYPES[one.dtype].storage
+        statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
+        body = self.nests.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
+        head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
+        arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
+        return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
+
+    def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the
+        operand's own axis, and how many sums there are."""
+        one = self.problem.members[number][operand]
+        own, summed = self.problem.sides(one.name)
+        batch = [a for a in one.axes if a not in (own, summed)]
+        fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
+        first, count = indices[len(batch) :]
+        found = self.problem.side_sum(operand, number)
+        total = ir.fresh(self.problem.graph, f"{found.statements[0].outs[0]}_total")
+        self.parameters.made_names.add(f"p_{clean(total)}")
+        side = Block(own, self.problem.loops[own], first, count, "j")
+        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]
+
+    # ---- results ----------------------------------------------------------------------------------------------------
+
+    def store(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """The epilogue of the rectangle `name`; of a family, of the rectangles `name`0, `name`1, and so on. `indices` are those
+        of the batch axes, then the first row, the first column, the numbers of rows and of columns, and the tiles' leading
+        dimension."""
+        axes = self.problem.template.results[result].axes
+        batch, (rows, columns) = axes[:-2], axes[-2:]
+        scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
+        loops = self.problem.loops
+        fixed = self._digits(batch, scalars, loops)
+        slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
+        sums = tuple(out for s in self.problem.mains for out in s.outs)
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
+        aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
+        walks = walks_of(self.problem, self.config, columns)
+        return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
+
+    def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
+        """Loops of axes of which the function has one index, a C++ variable."""
+        found: dict[Atom, Expr] = {}
+        self.nests.variables.update(indices)
+        for axis, index in zip(axes, indices, strict=True):
+            found |= digits(loops[axis], ix.size(index).expr())
+        return found
+
+    def size(self, axis: str) -> str:
+        """The text of an axis' length."""
+        return self.text(self.problem.extent(axis))
+
+    def text(self, expr: Expr) -> str:
+        """An expression of sizes, and of the author's variables."""
+        return self.nests.text(expr)

@@ -1,0 +1,123 @@
+"""What a matrix product of the C++ engine takes, with constants fitted to measurements on an Intel Xeon with AMX
+(`bench/cpu_products.py`). The library's time, in the same units: `kgen.tuning.model`.
+
+With many rows the operands are packed, then multiplied; with a few the time is that of reading them, where they lie. Between,
+rows are packed and columns read while they are multiplied (`include/kgen/dots.h`). The constants of pairs in registers, and of
+such columns, come from an AMD EPYC with AVX-512's instructions for bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kgen.templates.contract import Config
+from kgen.templates.cpp.codegen import packing
+from kgen.templates.cpp.kernels.blocking import DOT_ROWS, FEW_ROWS, Blocking, choose_blocking
+from kgen.templates.problem import Problem
+
+# Seconds: starting the kernel, and packing and storing what there is at least.
+START = 2e-6
+# Share of the peak rate: of numbers in registers (0.83 to 0.95 of the library's, by the CPU), and of bfloat16 in tiles, whose
+# packing counts for more.
+RATE, TILES_RATE, TILES_COLUMNS_RATE = 0.88, 0.8, 0.56
+PAIRS_RATE = 0.93  # of bfloat16 in registers
+# Share of the memory's bandwidth: of packing, of reading columns of a few rows, and of pairs that have to be brought together.
+PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
+# What is left of the time of reading columns that are read while they are multiplied.
+READ_MEANWHILE = 0.75
+# Adding up rows that were just packed, from the cache, to bringing them there from memory.
+SUMMING = 0.25
+# Rows of a rectangle whose products take as long as bringing its columns into order.
+PACKED_ROWS = 16
+
+
+def seconds(problem: Problem, config: Config) -> float:
+    """The time of a kernel."""
+    smallest = min(problem.size("m"), problem.size("n"))
+    ready = packed(problem)
+    few = smallest <= config.FEW_ROWS and not ready
+    pairs = problem.main_dtype is torch.bfloat16 and problem.device.narrow > 1
+    apart = pairs and any(problem.stride(name, "k") != 1 for name in ("A", "B")[: 1 if ready else 2])
+    compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
+    share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
+    reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
+    compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
+    writing = problem.epilogue_bytes / problem.device.bandwidth
+    if few:
+        alone = problem.device.processors if _one_thread(problem) else 1
+        return START + writing + max(compute, sum(reading.values())) * alone
+    if problem.in_order or not (problem.static("m") and problem.static("n")):
+        compute *= _excess(problem, config)
+    if ready:  # what is packed comes from memory while it is multiplied
+        return START + writing + max(compute, reading["B"]) + reading["A"]
+    if _dots(problem):
+        reading["B"] *= READ_MEANWHILE
+    return START + writing + compute + sum(reading.values())
+
+
+def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
+    """The share of the peak rate that products reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
+    if not packing.in_tiles(problem.main_dtype, problem.device):
+        return PAIRS_RATE if pairs else RATE
+    return TILES_COLUMNS_RATE if apart else TILES_RATE
+
+
+def _dots(problem: Problem) -> bool:
+    """Whether columns are multiplied where they lie: `Operand::takes_dots` of the engine."""
+    if packing.in_tiles(problem.main_dtype, problem.device) or problem.size("m") > DOT_ROWS:
+        return False
+    return all(problem.stride("B", "k", number) == 1 for number in range(len(problem.members)))
+
+
+def packed(problem: Problem) -> bool:
+    """Whether all right operands were packed before the call."""
+    return all(problem.is_frozen("B", k) and packing.why_not(problem, "B", k) is None for k in range(len(problem.members)))
+
+
+def rule(problem: Problem) -> Blocking:
+    """The cut that the rule makes at the hints."""
+    return _rule(problem, problem.in_order)
+
+
+def _rule(problem: Problem, in_order: tuple[str, ...]) -> Blocking:
+    """Were results stored in order along these axes."""
+    size, isa = (problem.size("m"), problem.size("n"), problem.size("k")), problem.device.isa
+    order = next((axis for axis in "mn" if axis in in_order), "")
+    return choose_blocking(size, problem.main_dtype, isa, _threads(problem, in_order), len(problem.members), order)
+
+
+def _threads(problem: Problem, in_order: tuple[str, ...]) -> int:
+    """Threads that share one matrix product."""
+    processors = problem.device.processors
+    return 1 if problem.size("b") >= processors and "b" not in in_order else processors
+
+
+def _excess(problem: Problem, config: Config) -> float:
+    """How many times longer the products take than with the rule's cut, in any order: a cut made for another length of a
+    dynamic axis packs columns more often, or leaves threads idle, and so does an order."""
+    own = Blocking(config.ROWS, config.BLOCK_M, config.BLOCK_N, config.PARTS)
+    return max(1.0, _effort(problem, own, problem.in_order) / _effort(problem, _rule(problem, ()), ()))
+
+
+def _effort(problem: Problem, cut: Blocking, in_order: tuple[str, ...]) -> float:
+    """What the thread with most rectangles does, in a unit of the problem's."""
+    b, m, n = (problem.size(axis) for axis in "bmn")
+    threads = _threads(problem, in_order)
+    rows = min(cut.rows, m)
+    tile_rows, tile_columns = min(cut.tile_rows, rows), min(cut.tile_columns, n)
+    down, across = math.ceil(rows / tile_rows), math.ceil(n / tile_columns)
+    tasks, each = down * across * cut.parts, tile_rows * tile_columns / cut.parts
+    if cut.parts == 1 and "m" in in_order:
+        tasks, each = across, rows * tile_columns
+    elif cut.parts == 1 and "n" in in_order:
+        tasks, each = down, tile_rows * n
+    products = b if threads > 1 or "b" in in_order else math.ceil(b / problem.device.processors)
+    rounds = products * math.ceil(m / rows) * math.ceil(tasks / threads)
+    return rounds * each * (1 + PACKED_ROWS / tile_rows)
+
+
+def _one_thread(problem: Problem) -> bool:
+    """Whether a few rows, or columns, are stored in the order of what threads would share."""
+    return ("n" if problem.size("m") <= FEW_ROWS else "m") in problem.in_order

@@ -1,0 +1,333 @@
+"""The bodies of the generic Triton kernels: reductions, scans and columns on the tile of a program.
+
+A value has the axes along which it differs (`x`, `y`, `r`). A value that does not differ along `r` is computed once, outside
+of the loop over the inner space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr
+from kgen.ir.plan import Statement, Tiling
+from kgen.ir.values import Value
+from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
+from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
+from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.rng_blocks import of_neighbours
+from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
+
+PAIRS = ("argmax", "argmin")
+# Columns that share a running maximum: as many as a thread loads of 16-bit numbers at once.
+NEIGHBOURS = 8
+
+
+@dataclass(slots=True)
+class Section:
+    """One walk of the inner space: statements before it, its body, and what follows it."""
+
+    before: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    barrier: bool = False
+
+
+class Emitter(PointEmitter):
+    """Emits all statements of one tiling; the template places the pieces. `exact` forbids the hardware's approximations also
+    where a value ends in 16 bits."""
+
+    order = "yxr"
+
+    def __init__(self, tiling: Tiling, graph: ir.Graph, exact: bool = False) -> None:
+        kernel = tiling.kernel
+        everything = (v for s in kernel.statements for v in vs.topological(s.roots))
+        super().__init__(graph, set(everything) if exact else exact_values(kernel.statements, graph))
+        self.tiling, self.kernel, self.wide = tiling, kernel, tiling.wide
+        self.rank = 2 if kernel.inner or tiling.y else 1
+        self.axis_of = {
+            **dict.fromkeys(tiling.x, "x"), **dict.fromkeys(tiling.y, "y"), **dict.fromkeys(kernel.inner, "r")
+        }  # fmt: skip
+        self.looped = bool(kernel.inner) and not tiling.persistent
+        self.inner = Scope() if self.looped else self.outer
+        # what is the same for all rows stands before the loop over them, where a program has one
+        self.fixed = Scope() if kernel.share is not None else self.outer
+        self.columns: list[tuple[Statement, str]] = []  # with their accumulators
+        self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of whole rows
+        self.online: dict[str, Rescaled] = {}
+        self._masked = self._ragged()
+
+    # ---- driver -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> tuple[list[str], list[Section]]:
+        """(statements before the first section, the sections)."""
+        statements = list(self.kernel.statements)
+        if self.looped:
+            statements, self.online = rescaled_sums(statements)
+        sections = sorted({s.section for s in statements if s.section >= 0})
+        for s in statements:
+            if s.section < 0:
+                self._outer_statement(s)
+        head, self.outer.lines = self.outer.lines, []
+        made = [self._section([s for s in statements if s.section == number]) for number in sections]
+        stored: set[str] = set()
+        for number, section in zip(sections, made, strict=True):
+            mine = [s for s in statements if s.section == number]
+            section.barrier = self.looped and bool(stored & {load.attr[0] for s in mine for load in vs.loads(s.roots)})
+            stored.update(o for s in mine for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+        return head, made
+
+    def _section(self, statements: list[Statement]) -> Section:
+        out = Section()
+        if self.looped:
+            self.inner, self.inner_locals = Scope(), set()
+            self._axes.clear()  # what was a name in the last walk may be a load in this one
+        later: list[tuple[Statement, list[str]]] = []
+        for s in statements:
+            if s.inner:
+                later += self._inner_statement(s, out)
+        out.body = self.inner.lines
+        if self.looped:
+            out.before = [*self.outer.lines, *out.before]
+        self.outer.lines = []
+        if self.looped:
+            for name in self.inner_locals:
+                self.locals.pop(name, None)
+        self.scope = self.outer
+        for s, names in later:
+            self._finish(s, names)
+        for s in statements:
+            if not s.inner:
+                self._outer_statement(s)
+        out.after, self.outer.lines = self.outer.lines, []
+        return out
+
+    def _outer_statement(self, s: Statement) -> None:
+        self.scope = self.outer
+        self.level = frozenset("xy") if self.tiling.y else frozenset("x")
+        self._scatter(s) if s.kind == "scatter" else self._pointwise(s)
+
+    def _inner_statement(self, s: Statement, section: Section) -> list[tuple[Statement, list[str]]]:
+        """Emits the statement; a reduction is returned with the names of its accumulators."""
+        self.scope = self.inner
+        self.level = frozenset("xr")
+        if s.kind == "reduction":
+            return [(s, self._accumulate(s, section))] if self.looped else self._reduce_tile(s)
+        if s.kind == "scan":
+            self._scan(s, section.before)
+        elif s.kind == "scatter":
+            self._scatter(s)
+        elif s.kind == "column":
+            self._column(s)
+        else:
+            self._pointwise(s)
+        return []
+
+    # ---- reductions -------------------------------------------------------------------------------------------------
+
+    def _kept(self, name: str, s: Statement) -> str:
+        """The tile with points outside of the inner space replaced by what leaves the reduction unchanged."""
+        if "r" not in self.masked():
+            return name
+        return f"tl.where(in_r, {name}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
+
+    def _position(self, s: Statement) -> str:
+        assert s.rank is not None
+        atom = s.rank.atom()
+        # what another kernel has counted is no index into memory: there is nothing to check
+        position = self.emit(atom.value) if isinstance(atom, ix.Indirect) else self.text(s.rank)
+        return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
+
+    def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
+        """A whole row is in registers: fold it at once, unless that has been done."""
+        known = self.reduced.get((s.op, s.value, s.rank))
+        if known is not None:
+            self._results(s, known)
+            return []
+        tile = self._bind("tile", self._kept(self._tile(s.value), s))
+        if s.op in PAIRS:
+            self._finish_pair(s, tile, self._position(s))
+        elif s.op == "welford":
+            count = literal(1.0, s.value.dtype) + f" * ({self.text(ix.product(v.extent for v in self.kernel.inner))})"
+            mean = self._bind("mean", f"tl.sum({tile}, 1)[:, None] / ({count})")
+            apart = f"{tile} - {mean}"
+            if "r" in self.masked():
+                apart = f"tl.where(in_r, {apart}, 0)"
+            apart = self._bind("apart", apart)
+            m2 = self._bind("m2", f"tl.sum({apart} * {apart}, 1)[:, None]")
+            self._results(s, [mean, m2])
+        else:
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(tile, axis=1) + "[:, None]"))])
+        return []
+
+    def _joined(self, op: str, text: str) -> str:
+        """The result of a row joined with those of the other rows of its group."""
+        return text if self.tiling.group == 1 else f"lib.join_group_{op}({text}, {self.tiling.group})"
+
+    def _finish_pair(self, s: Statement, tile: str, position: str) -> None:
+        best, place = self._fresh("best"), self._fresh("place")
+        self._line(f"{best}, {place} = {REDUCE[s.op].across.format(tile, position, axis=1)}")
+        self._results(s, [f"{best}[:, None]", f"{place}[:, None]"])
+
+    def _accumulate(self, s: Statement, section: Section) -> list[str]:
+        """Steps of accumulators that are tiles; names of the accumulators."""
+        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        start = literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        rescaled = self.online.get(s.outs[0])
+        if rescaled is not None:
+            return self._accumulate_rescaled(s, rescaled, section)
+        value = self._tile(s.value)
+        masked = "r" in self.masked()
+        acc = self._fresh("acc")
+        section.before.append(f"{acc} = tl.full({shape}, {start}, {dtype})")
+        if s.op in PAIRS:
+            place = self._fresh("place")
+            section.before.append(f"{place} = tl.full({shape}, {NO_INDEX}, tl.int64)")
+            best, at = self._fresh("best"), self._fresh("at")
+            self._line(f"{best}, {at} = {REDUCE[s.op].step.format(acc, place, value, self._position(s))}")
+            keep = ("tl.where(in_r, {}, {})" if masked else "{}").format
+            self._line(f"{acc} = {keep(best, acc)}")
+            self._line(f"{place} = {keep(at, place)}")
+            return [acc, place]
+        if s.op == "welford":
+            return self._accumulate_welford(s, section, acc, value)
+        self._line(f"{acc} = {REDUCE[s.op].step.format(acc, self._kept(value, s))}")
+        return [acc]
+
+    def _accumulate_welford(self, s: Statement, section: Section, acc: str, value: str) -> list[str]:
+        """Each column of the tile has seen as many points as steps were made: one reciprocal serves all."""
+        dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
+        m2 = self._fresh("m2")
+        section.before.append(f"{m2} = tl.zeros({shape}, {dtype})")
+        inverse = self._bind("inverse", f"{literal(1.0, s.value.dtype)} / (start // RBLOCK + 1)")
+        step = f"lib.step_mean({acc}, {m2}, {value}, {inverse})"
+        if "r" not in self.masked():
+            self._line(f"{acc}, {m2} = {step}")
+            return [acc, m2]
+        stepped = [self._fresh("next") for _ in range(2)]
+        self._line(f"{', '.join(stepped)} = {step}")
+        for old, new in zip((acc, m2), stepped, strict=True):
+            self._line(f"{old} = tl.where(in_r, {new}, {old})")
+        return [acc, m2]
+
+    def _accumulate_rescaled(self, s: Statement, pair: Rescaled, section: Section) -> list[str]:
+        """A maximum and the sum of exponentials below it in one walk (online softmax, Milakov and Gimelshein 2018)."""
+        dtype = TRITON_TYPES[s.value.dtype].compute
+        width = min(NEIGHBOURS, self.tiling.blocks.r)
+        shape = f"[XBLOCK, {self.tiling.blocks.r // width}]"
+        value = self._tile(pair.exponent)
+        weight = f"tl.full({self._shape(self.level)}, 1.0, {dtype})" if pair.weight is None else self._tile(pair.weight)
+        top, acc = self._fresh("top"), self._fresh("acc")
+        section.before += [f'{top} = tl.full({shape}, float("-inf"), {dtype})', f"{acc} = tl.zeros({shape}, {dtype})"]
+        if "r" in self.masked():
+            value = f'tl.where(in_r, {value}, float("-inf"))'
+        self._line(f"{top}, {acc} = lib.step_rescaled({top}, {acc}, {value}, {weight}, {width})")
+        return [top, acc]
+
+    def _finish(self, s: Statement, names: list[str]) -> None:
+        """After the walk: fold the tiles of accumulators and store what is needed."""
+        if s.outs[0] in self.online:
+            top, total = self._fresh("max"), self._fresh("sum")
+            self._line(f"{top}, {total} = lib.fold_rescaled({names[0]}, {names[1]}, 1)")
+            pair = self.online[s.outs[0]]
+            self._results(pair.maximum, [f"{top}[:, None]"])
+            self._results(s, [f"{total}[:, None]"])
+        elif s.op in PAIRS:
+            self._finish_pair(s, names[0], names[1])
+        elif s.op == "welford":
+            mean, m2, count, seen = (self._fresh(stem) for stem in ("mean", "m2", "count", "seen"))
+            length = self.text(ix.product(v.extent for v in self.kernel.inner))
+            dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(frozenset("xr"))
+            self._line(f"{seen} = tl.broadcast_to(lib.points_seen({length}, RBLOCK), {shape}).to({dtype})")
+            self._line(f"{mean}, {m2}, {count} = {REDUCE[s.op].across.format(*names, seen, axis=1)}")
+            parts = [f"{name}[:, None]" for name in (mean, m2, count)]
+            if self.tiling.group > 1:
+                self._line(f"{mean}, {m2} = lib.join_group_welford({', '.join(parts)}, {self.tiling.group})")
+                parts = [mean, m2]
+            self._results(s, parts[:2])
+        else:
+            self._results(s, [self._bind(s.op, self._joined(s.op, REDUCE[s.op].across.format(names[0], axis=1) + "[:, None]"))])
+
+    def _results(self, s: Statement, names: list[str]) -> None:
+        if not self.looped:
+            self.reduced[(s.op, s.value, s.rank)] = names
+        level, self.level = self.level, frozenset("x")
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self._define(out, name, self.level, False)
+            if stored:
+                self._store(out, s.store[0], name)
+        self.level = level
+
+    # ---- columns ----------------------------------------------------------------------------------------------------
+
+    def _column(self, s: Statement) -> None:
+        """A step of an accumulator that outlives the block of rows. Threads keep their own points, folded at the end."""
+        value, acc = self._tile(s.value), self._fresh("acc")
+        start = literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
+        if "x" in self.masked():
+            value = f"tl.where(in_x, {value}, {start})"
+        kind = TRITON_TYPES[s.value.dtype].compute
+        self.fixed.lines.append(f"{acc} = tl.full({self._shape(self.level)}, {start}, {kind})")
+        self._line(f"{acc} = {REDUCE[s.op].step.format(acc, value)}")
+        self.columns.append((s, acc))
+
+    def finish_columns(self) -> list[str]:
+        """Statements after the last block of rows: the program's share of each column's result."""
+        self.scope, self.level = Scope(), frozenset("r")
+        for s, acc in self.columns:
+            self._store(s.outs[0], s.store[0], self._bind(s.op, f"{REDUCE[s.op].across.format(acc, axis=0)}[None, :]"))
+        return self.scope.lines
+
+    # ---- scans ------------------------------------------------------------------------------------------------------
+
+    def _scan(self, s: Statement, before: list[str]) -> None:
+        """A prefix scan of the tile; where the row is walked in steps, joined with what came before."""
+        value = self._bind("tile", self._tile(s.value))
+        parts = [value, self._bind("place", self._position(s))] if s.op in PAIRS else [value]
+        names = [self._fresh("scan") for _ in parts]
+        self._line(f"{', '.join(names)} = {SCAN[s.op].along.format(*parts, axis=1)}")
+        if self.looped:
+            dtype = TRITON_TYPES[s.value.dtype].compute
+            carries = [self._fresh("carry") for _ in parts]
+            start = float("-inf") if s.op == "logaddexp" else ops.identity(s.op, s.value.dtype)
+            before.append(f"{carries[0]} = tl.full([XBLOCK, 1], {literal(start, s.value.dtype)}, {dtype})")
+            if s.op in PAIRS:
+                before.append(f"{carries[1]} = tl.full([XBLOCK, 1], 0, tl.int64)")
+            joined = [self._fresh("scan") for _ in parts]
+            self._line(f"{', '.join(joined)} = {SCAN[s.op].combine.format(*carries, *names)}")
+            # the last point of the step: the fold of a step adds in another order, and would leave a seam
+            for carry, name in zip(carries, joined, strict=True):
+                self._line(f"{carry} = lib.last_column({name}, RBLOCK)")
+            names = joined
+        for out, name, stored in zip(s.outs, names, s.stored, strict=True):
+            self._define(out, name, self.level, True)
+            if stored:
+                self._store(out, s.store[0], name)
+
+    # ---- the axes ------------------------------------------------------------------------------------------------------------
+
+    def masked(self) -> Axes:
+        """Axes whose last tile reaches past the end."""
+        return self._masked
+
+    def _ragged(self) -> Axes:
+        blocks, found = self.tiling.blocks, set()
+        for axis, loops, block in (
+            ("x", self.tiling.x, blocks.x), ("y", self.tiling.y, blocks.y), ("r", self.kernel.inner, blocks.r)
+        ):  # fmt: skip
+            extent = ix.product(v.extent for v in loops).as_int()
+            if not extent or extent % block:  # of nothing, too
+                found.add(axis)
+        return frozenset(found)
+
+    def _shape(self, axes: Axes) -> str:
+        if self.rank == 1:
+            return "[XBLOCK]"
+        first, second = ("y", "x") if self.tiling.y else ("x", "r")
+        return f"[{first.upper() + 'BLOCK' if first in axes else 1}, {second.upper() + 'BLOCK' if second in axes else 1}]"
+
+    def _shared_random(self, value: Value) -> str | None:
+        return of_neighbours(value, self.tiling, self.graph)

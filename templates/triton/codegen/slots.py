@@ -1,0 +1,378 @@
+"""Slots of Triton templates: operand tiles with their prologues, result stores with their epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from kgen.build.tensor_map import TensorMap
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.plan import PART, Statement
+from kgen.ir.values import Value
+from kgen.templates.contract import Config
+from kgen.templates.problem import Input, Problem
+from kgen.templates.render import clean
+from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
+from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
+from kgen.templates.triton.codegen.tma_boxes import Boxes, ByEights, boxes, epilogue_boxes
+from kgen.templates.triton.codegen.tma_moves import Held, Kept, Move, Staged, Way, Window, move, name_of
+
+# Rows of a chunk of an operand that stays in shared memory: a warp's columns of the result, four times eight neighbours.
+SHARE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What of an epilogue goes through the copy engine, for one tile of a result."""
+
+    slots: Slots
+    result: str
+    tile: Window
+
+    def of(self, load: Value) -> Move | Way | None:
+        """The way of what a load reads, if that is a tile of memory."""
+        name, (offset, *more), dtype = load.attr
+        return None if more or load.args else self.move(name, offset, dtype, written=False)
+
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
+        """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
+        problem, config = self.slots.problem, self.slots.config
+        if self.slots.staged and not written and not self.slots.held.ahead:
+            return None
+        if written and not config.get("SENT", True):
+            return None
+        found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
+        if isinstance(found, str):
+            return None
+        box = found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
+        if box is None:
+            return None
+        way = self.slots.move(found, box, self.tile)
+        if not self.slots.staged:
+            return way
+        return Way(self.slots.held, Staged(way, box.block, found.dtype))
+
+
+@dataclass(slots=True)
+class Slots:
+    """Renders the slots of one problem under one configuration."""
+
+    problem: Problem
+    config: Config
+    exact: bool = False
+    parameters: Parameters = field(default_factory=Parameters)
+    held: Held = field(init=False)
+
+    def __post_init__(self) -> None:
+        shared = any(result.access == "shared" for result in self.problem.template.results.values())
+        self.held = Held(self.config.get("AHEAD", False), shared)
+
+    @property
+    def staged(self) -> bool:
+        """Whether the template writes its shared memory and layouts out, in Gluon."""
+        return self.problem.template.language == "gluon"
+
+    def emitter(
+        self,
+        axes: Sequence[str],
+        indices: Sequence[str],
+        loops: Mapping[str, tuple[Var, ...]],
+        lengths: Mapping[str, str],
+        folded: Folded | None = None,
+    ) -> TileEmitter:
+        """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
+        are those of sides that are not whole blocks."""
+        template = self.problem.template
+        if len(indices) != len(axes):
+            raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
+        dimensions: list[Dimension] = []
+        scalars: list[Dimension] = []
+        for axis, index in zip(axes, indices, strict=True):
+            block = template.block(axis)
+            if block is None:
+                scalars.append(Dimension(axis, loops[axis], "1", index, False))
+                continue
+            extent = self.problem.extent(axis).as_int()
+            ragged = extent is None or extent % self.config.get(block) != 0
+            block = lengths.get(axis, block)
+            if folded is not None and axis == folded.axis:
+                if folded.runs == 1:
+                    scalars.append(Dimension(axis, loops[axis], "1", index, False))
+                    continue
+                block = str(folded.runs)
+            dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
+        return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
+
+    def tile(
+        self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, way: str = "", **starts: str
+    ) -> list[str]:
+        """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
+        indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
+        it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`).
+
+        In Gluon, `name` is a ring of stages, and `way` what to do with it: "ring" makes it, "fetch" asks for a tile in the
+        stage `stage`, "view" is that stage's tile. Or it is memory where all of the operand stays: "keep" makes it, in chunks
+        that lie as `Boxes.by_eights` says, and "fetch_kept" asks for the chunk `chunk`."""
+        one = self.problem.members[number][operand]
+        if way in ("keep", "fetch_kept"):
+            kept = self._kept(one, indices, SHARE * self.config.WARPS)
+            return [kept.memory(name) if way == "keep" else kept.fetch(name)]
+        if self.problem.template.operands[operand].access == "tma":
+            found = boxes(self.problem, one)
+            blocks = {axis: self.config.get(block) for axis in one.axes if (block := self.problem.template.block(axis))}
+            box = None if isinstance(found, str) else found.map(blocks)
+            if box is not None and not isinstance(found, str):
+                window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
+                if way:
+                    staged = Staged(self.move(found, box, window), box.block, found.dtype)
+                    return [staged.memory(name, self.config.STAGES) if way == "ring" else getattr(staged, way)(name)]
+                return [f"{name} = {self.move(found, box, window).load()}"]
+            starts = dict(zip(one.axes, indices, strict=True))
+            indices = [self._indices(axis, start) for axis, start in starts.items()]
+        emitter = self.emitter(one.axes, indices, one.loops, {})
+        emitter.suffix = f"_{name}" if own else ""
+        known = [d.axis for d in emitter.dimensions if d.axis in starts]
+        axis = next((a for a in known if one.load is None and neighbours_of(one.value, one.loops[a])), None)
+        if one.load is not None:
+            text = raw_load(emitter, one.load, one.dtype)
+        elif axis is not None:
+            text = self._joined(emitter, one, axis, starts[axis])
+        else:
+            text = _computed(emitter, one.value, one.dtype)
+        emitter.outer.lines.append(f"{name} = {text}")
+        return emitter.finish()
+
+    def _joined(self, emitter: TileEmitter, one: Input, axis: str, start: str) -> str:
+        """A tile whose neighbours along `axis` come from the same elements: each of them is computed on a tile of those."""
+        at = next(k for k, d in enumerate(emitter.dimensions) if d.axis == axis)
+        whole = emitter.dimensions[at]
+        last = whole.loops[-1]
+        count = neighbours_of(one.value, whole.loops)
+        block = f"{whole.block} // {count}"
+        fewer = replace(
+            whole,
+            loops=whole.loops[:-1],
+            block=block,
+            index=f"({start} // {count} + tl.arange(0, {block}))",
+            neighbours=count,
+        )
+        shape = emitter._shape(emitter.level)
+        emitter.dimensions = (*emitter.dimensions[:at], fewer, *emitter.dimensions[at + 1 :])
+        each = [vs.substitute(one.value, {last: ix.constant(n)}) for n in range(count)]
+        names = [emitter._bind("neighbour", _computed(emitter, value, one.dtype)) for value in each]
+        rank = len(emitter.dimensions)
+        joints = range(rank, rank + count.bit_length() - 1)
+        order = [*range(at + 1), *joints, *range(at + 1, rank)]
+        return f"tl.reshape(tl.permute({_side_by_side(names)}, {tuple(order)}), {shape})"
+
+    def _kept(self, one: Input, indices: Sequence[str], rows: int) -> Kept:
+        """How chunks of as many rows of an operand come to shared memory and stay there."""
+        found = boxes(self.problem, one)
+        assert isinstance(found, Boxes)
+        chunks = found.by_eights(rows, self.config.get(self.problem.template.block(found.axes[-1]) or ""))
+        assert isinstance(chunks, ByEights)
+        window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
+        way = self.move(found, chunks.map, window)
+        whole = self.config.get(self.problem.template.block(found.axes[-2]) or "")
+        return Kept(chunks, way.map, way.places[:-2], whole // rows)
+
+    def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+        """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
+        without those of the axes that are summed over."""
+        template = self.problem.template
+        axes = [axis for axis in template.operands[operand].axes if axis in template.implements.results[0]]
+        lines = list[str]()
+        if template.operands[operand].access == "tma":
+            lines, indices = self._spread(axes, indices, {})
+        emitter = self.emitter(axes, indices, self.problem.loops, {})
+        emitter.suffix = "_of_sums"
+        for s in self.problem.side_sum(operand, number).statements:
+            if s.kind == "reduction":
+                emitter.sum_up(s, name)
+            else:
+                emitter._pointwise(s)
+        return [*lines, *emitter.finish()]
+
+    def _indices(self, axis: str, start: str) -> str:
+        """All indices of a side that begins at `start`."""
+        block = self.problem.template.block(axis)
+        return start if block is None else f"({start} + tl.arange(0, {block}))"
+
+    def move(self, found: Boxes, box: TensorMap, tile: Window) -> Move:
+        """A tile's way through the copy engine."""
+        name = name_of(box, self.parameters.maps, clean(box.buffer))
+        self.parameters.made_names.add(name)
+        static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
+        return move(found, name, tile, self.emitter((), (), {}, {}).text, static)
+
+    def _sides(self, axes: Sequence[str], lengths: Mapping[str, str]) -> dict[str, str]:
+        """The lengths of a tile's sides, which are knobs where nothing else is said."""
+        return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
+
+    def store(self, result: str, name: str, indices: Sequence[str], met: str = "", **lengths: str) -> list[str]:
+        """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
+        block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
+        and the product, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
+        threads, and the copy engine may overtake it."""
+        axes = self.problem.template.results[result].axes
+        lines, engine = list[str](), None
+        if self.problem.template.results[result].access in ("tma", "shared"):
+            starts = dict(zip(axes, indices, strict=True))
+            lines, indices = self._spread(axes, indices, lengths)
+            if self.config.get("ENGINE", True):
+                engine = Engine(self, result, Window(axes, self.problem.loops, starts, self._sides(axes, lengths)))
+        emitter = self.emitter(axes, indices, self.problem.loops, lengths)
+        emitter.engine, emitter.behind = engine, True
+        if self.problem.template.results[result].access == "shared":
+            emitter.sharing = self.config.WARPS
+        many = self.problem.template.results[result].many
+        names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
+        outs = [out for s in self.problem.mains for out in s.outs]
+        emitter.locals |= {out: (one, emitter.level) for out, one in zip(outs, names, strict=True)}
+        folded: list[Folded] = []
+        for s in self.problem.epilogue:
+            if s.kind == "partial":
+                if self.problem.part(s).axis in lengths and self.problem.template.method("sides") is None:
+                    raise ValueError(
+                        f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
+                    )
+                folded.append(emitter.fold(s, self.config))
+                if met and engine is not None and self._needs_all(s, engine):
+                    emitter.outer.lines.append(met)
+                    met = ""
+            elif s.kind == "scatter":
+                emitter._scatter(s)
+            else:
+                emitter._pointwise(s)
+        lines += emitter.finish()
+        for one in (one for one in folded if any(one.statement.stored)):
+            lines += self._store_parts(one, axes, indices, lengths)
+        return [*lines, met] if met else lines
+
+    def _needs_all(self, fold: Statement, engine: Engine) -> bool:
+        """Whether a reduction is of the product, and of all that the epilogue fetches."""
+        makers = {out: s for s in self.problem.epilogue for out in s.outs}
+        needed, todo = set[Value](), list(fold.roots)
+        while todo:
+            fresh = [load for load in vs.loads([todo.pop()]) if load not in needed]
+            needed.update(fresh)
+            todo += [root for load in fresh if (maker := makers.get(load.attr[0])) for root in maker.roots]
+        products = {out for s in self.problem.mains for out in s.outs}
+        every = vs.loads([root for s in self.problem.epilogue for root in s.roots])
+        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in products)
+        fetched = {load for load in others if isinstance(engine.of(load), Way)}
+        return fetched <= needed and products <= {load.attr[0] for load in needed}
+
+    def _spread(self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str]) -> tuple[list[str], list[str]]:
+        """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names."""
+        lines: list[str] = []
+        names: list[str] = []
+        template = self.problem.template
+        for axis, start in zip(axes, starts, strict=True):
+            block = template.block(axis)
+            names.append(start if block is None else f"r{axis}")
+            if block is not None and self.staged:
+                kept = [a for a in axes if template.block(a)].index(axis)
+                lines.append(
+                    f"r{axis} = {start} + gl.arange(0, {lengths.get(axis, block)}, gl.SliceLayout({1 - kept}, layout))"
+                )
+            elif block is not None:
+                lines.append(f"r{axis} = {start} + tl.arange(0, {lengths.get(axis, block)})")
+        self.parameters.made_names.update(names)
+        return lines, names
+
+    def _store_parts(
+        self, folded: Folded, axes: Sequence[str], indices: Sequence[str], lengths: Mapping[str, str]
+    ) -> list[str]:
+        """Stores what the points of a tile were folded to: its loops are those of the first point of each run."""
+        s, first = folded.statement, f"first_{folded.axis}"
+        at = next(k for k, axis in enumerate(axes) if axis == folded.axis)
+        places = tuple(first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True))
+        emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
+        emitter.made_names |= {first, PART}
+        if folded.axis in lengths and folded.runs == 1:  # of a last tile, whole sides may lie past the end
+            emitter.guard = (f"({first} < {emitter.text(self.problem.extent(folded.axis))})", frozenset())
+        number = folded.number(first)
+        emitter.outer.lines.append(f"{PART} = tl.cast({number}, tl.int64)" if emitter.wide else f"{PART} = {number}")
+        for out, name, stored in zip(s.outs, folded.names, s.stored, strict=True):
+            if stored:
+                emitter._store(out, s.store[0], name)
+        return [f"{first} = {folded.first(indices[at])}", *emitter.finish()]
+
+    def size(self, axis: str) -> str:
+        """The text of an axis' length."""
+        return self.length(self.problem.extent(axis))
+
+    def length(self, expr: Expr) -> str:
+        """The text of an expression of sizes."""
+        return self.emitter((), (), {}, {}).text(expr)
+
+
+def neighbours_of(value: Value, loops: Sequence[Var]) -> int:
+    """How many neighbours along an axis are made of the same elements, as the two halves of a byte are: the extent of its last
+    loop, if that is 2, 4 or 8 and no load moves with it and with another loop of the axis; 0 if there is no such loop."""
+    if len(loops) < 2 or (count := loops[-1].extent.as_int()) not in (2, 4, 8):
+        return 0
+    *others, last = loops
+    moving = [load for load in vs.loads([value]) if _moves(load, others)]
+    return count if moving and not any(_moves(load, [last]) for load in moving) else 0
+
+
+def _moves(load: Value, loops: Sequence[Var]) -> bool:
+    return any(v in ix.free_atoms(e) for e in vs.index_exprs(load) for v in loops)
+
+
+def _side_by_side(names: Sequence[str]) -> str:
+    """Tiles side by side along new last axes of length 2, the first name where all of these are 0."""
+    if len(names) == 1:
+        return names[0]
+    return f"tl.join({_side_by_side(names[::2])}, {_side_by_side(names[1::2])})"
+
+
+def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
+    """A tile with a prologue, zero beyond the ends of its axes."""
+    text = _of_halves(emitter, value, dtype) or emitter.emit(value)
+    if emitter.axes(value) != emitter.level:
+        text = f"tl.broadcast_to({text}, {emitter._shape(emitter.level)})"
+    masks = [emitter.inside(d.axis) for d in emitter.dimensions if d.ragged]
+    if masks:
+        text = f"tl.where({' & '.join(masks)}, {text}, {literal(_zero(value.dtype), value.dtype)})"
+    return f"({text}).to({TRITON_TYPES[dtype].storage})"
+
+
+def _of_halves(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
+    """A tile of 16-bit floats that needs no wider ones on the way: numbers that have few enough digits as they are, and
+    products of two of them, which are rounded once there as here."""
+    if TRITON_TYPES[dtype].storage not in ("tl.bfloat16", "tl.float16"):
+        return None
+    if value.op != "mul":
+        return _in_few_digits(emitter, value, dtype)
+    factors = [_in_few_digits(emitter, one, dtype) for one in value.args]
+    return None if None in factors else f"lib.product_of_halves({', '.join(map(str, factors))})"
+
+
+def _in_few_digits(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
+    if value.op == "cast" and value.args[0].dtype in (torch.int8, torch.uint8):
+        return f"lib.cast({emitter.emit(value.args[0])}, {TRITON_TYPES[dtype].storage})"
+    if value.op == "load" and value.attr[2] == dtype:
+        return f"({emitter.emit(value)}).to({TRITON_TYPES[dtype].storage})"
+    return None
+
+
+def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
+    """A tile as it lies in memory, so that the compiler can copy it to shared memory without a detour through registers."""
+    name, (offset,), _ = load.attr
+    if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
+        return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"
+    mask = emitter._mask_argument(emitter.level)
+    other = f", other={_zero(dtype)}" if mask else ""  # of 8-bit floats an integer is none
+    return f"tl.load({emitter._place(name, offset, emitter.level)}{mask}{other})"
+
+
+def _zero(dtype: torch.dtype) -> float | int:
+    return 0.0 if dtype.is_floating_point else 0

@@ -1,0 +1,219 @@
+"""From a problem and a configuration to a Triton kernel: renders a template's Jinja file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.tensor_map import TensorMap
+from kgen.build.unit import canonical_text
+from kgen.host.assemble import KernelCall
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
+from kgen.templates import slots as sl
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.templates.render import clean, tidy
+from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.slots import Slots
+from kgen.templates.triton.codegen.table import TRITON_TYPES
+from kgen.templates.triton.codegen.tile import Parameters
+from kgen.templates.triton.codegen.tma_moves import Held
+from kgen.templates.triton.kernels.loops import aligned, compile_options, source_lines
+
+WARPS, STAGES = 4, 3
+# Bytes of spilled registers of a thread: an epilogue's few are hidden; with 728 a kernel took four times its estimate.
+MOST_STACK = 256
+# Compute capabilities whose matrix units work on their own, out of registers, while the program goes on: 9.x.
+HOPPER_MAJOR = 9
+
+
+def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
+    """The kernel of a problem, or of several: those whose programs run side by side in one launch, or whose template makes them
+    together. It is rendered twice: only its slots know which sizes the kernel needs."""
+    parts: list[_Part] = []
+    maps: dict[TensorMap, str] = {}
+    for group in [problems] if problems[0].template.joins == "parts" else [[problem] for problem in problems]:
+        parts.append(_Part(group, config, exact, maps))
+        maps = parts[-1].parameters.maps
+    ends = list(itertools.accumulate(part.programs for part in parts))
+    text = parts[0].text(name, _imports(parts)) if len(parts) == 1 else _joined(parts, ends, name)
+    graph, pointers, sizes = (
+        problems[0].graph,
+        _all(p.parameters.pointers for p in parts),
+        _all(p.parameters.sizes for p in parts),
+    )
+    names = frozenset(n for part in parts for n in part.names)
+    launch = TritonKernel(
+        name, text, canonical_text(text.replace(name, "kernel"), names),
+        (*(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in pointers), *(m.type for m in maps), *("i64" for _ in sizes)),
+        (*(aligned(graph.buffers[b]) for b in pointers), *(False for _ in (*maps, *sizes))),
+        config.get("WARPS", WARPS), config.get("STAGES", STAGES),
+        compile_options(False, not any(p.precise for p in parts)), MOST_STACK,
+    )  # fmt: skip
+    return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
+
+
+def _all(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """What the parts of a kernel need, each once."""
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
+    ``{{ kernel("loads", "ready", "ring") }}`` opens one with parameters of its own before the kernel's, and
+    ``kernel.call("loads", "ready", "ring")`` is what says so. ``kernel.held`` is the memory that an epilogue's tiles go
+    through, once the epilogue has been rendered."""
+
+    part: _Part
+    fillers: Sequence[Slots]
+    name: str
+    head: str
+    more: Sequence[str]
+    opened: list[str] = field(default_factory=list)
+
+    def __call__(self, suffix: str = "", *own: str) -> str:
+        if not suffix:
+            text = self.part.opening(self.name, self.fillers[0], self.more) + "\n    lib.wait_for_previous()" * (not self.more)
+        else:
+            text = self.part.opening(f"{self.name}_{suffix}", self.fillers[0], own)
+        head = "" if self.opened else self.head
+        self.opened.append(suffix)
+        return f"{head}{text}"
+
+    def call(self, suffix: str, *own: object) -> str:
+        return f"{self.name}_{suffix}, ({', '.join([*map(str, own), *self.part.arguments()])})"
+
+    @property
+    def held(self) -> Held:
+        return self.fillers[0].held
+
+    def memories(self) -> list[str]:
+        """Statements that make the memory of what epilogues write. Those of several problems take turns with the first's."""
+        first, *others = [filler.held for filler in self.fillers]
+        return [*first.memories(), *(line for held in others for line in held.instead_of(first))]
+
+
+class _Part:
+    """One problem of a kernel, or several that are made together: its slots, and what they turned out to need."""
+
+    def __init__(self, problems: Sequence[Problem], config: Config, exact: bool, maps: Mapping[TensorMap, str]) -> None:
+        self.problems, self.problem, self.config, self.exact = problems, problems[0], config, exact
+        self.parameters, self.maps = Parameters(maps=dict(maps)), tuple[str, ...]()
+        self.text("kernel", "")
+        self.maps = tuple(name for name in self.parameters.maps.values() if name in self.parameters.made_names)
+
+    def text(self, name: str, head: str, *more: str) -> str:
+        """The function `name`; a program's number is the first of the parameters `more`, or the device's."""
+        known = self.parameters
+        self.parameters = Parameters(known.pointers, known.maps, known.sizes)
+        fillers = [Slots(problem, self.config, self.exact, self.parameters) for problem in self.problems]
+        program = more[0] if more else "tl.program_id(0)"
+        return sl.render(fillers, _Head(self, fillers, name, head, more), _facts, program)
+
+    def arguments(self) -> list[str]:
+        """The names of its parameters."""
+        p = self.parameters
+        return _names(p.pointers, self.maps, p.sizes)
+
+    @property
+    def precise(self) -> bool:
+        """Whether any value must be as exact as eager's."""
+        return self.exact or any(exact_values(p.kernel.statements, p.graph) for p in self.problems)
+
+    @property
+    def programs(self) -> Expr:
+        """By the author's rule for several problems that are made together, or as many as they have alone."""
+        own = self.problem.template.method("grid_of_parts") if len(self.problems) > 1 else None
+        if own is not None:
+            return ix.as_expr(own(self.problems, self.config))
+        return sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
+
+    @property
+    def names(self) -> set[str]:
+        return self.parameters.made_names | set(map(clean, self.parameters.sizes))
+
+    def opening(self, name: str, filler: Slots, more: Sequence[str]) -> str:
+        """The signature, knobs, and the lengths of the axes."""
+        problem = self.problem
+        lines = [f"@{problem.template.language}.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
+        constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
+        constants += [
+            ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
+            ("PRECISION", repr(_precision(problem))),
+        ]
+        lines += [f"    {key}: tl.constexpr = {value}" for key, value in constants]
+        for axis in problem.template.axes:
+            kind = ": tl.constexpr" if problem.static(axis) else ""
+            lines.append(f"    {axis.upper()}{kind} = {filler.size(axis)}")
+        return "\n".join(lines)
+
+
+def _precision(problem: Problem) -> str:
+    """What `lib.dot` has to know: how exact float32 numbers are multiplied, and whether an operand may be in registers while
+    they are."""
+    computed = any(one.load is None for member in problem.members for one in member.values())
+    waits = computed and problem.device.arch // 10 == HOPPER_MAJOR and problem.accumulator.itemsize == 4
+    return ("tf32" if problem.tf32 else "ieee") + ("+wait" if waits else "")
+
+
+def _names(pointers: Iterable[str], maps: Iterable[str], sizes: Iterable[str]) -> list[str]:
+    """Parameters in the order of a kernel's signature."""
+    return [*(f"p_{clean(b)}" for b in pointers), *maps, *map(clean, sizes)]
+
+
+def _imports(parts: Sequence[_Part]) -> str:
+    """Everything up to the functions: where the kernel comes from, and imports."""
+    problems = [problem for part in parts for problem in part.problems]
+    comments = [line for problem in problems for line in source_lines(problem.kernel.origins)]
+    comments += [f"{problem.template.name} {parts[0].config} | {_axes_line(problem)}" for problem in problems]
+    lines = [f"# {line}" for line in comments]
+    lines += ["import triton", "import triton.language as tl", "from kgen.templates.triton.device import library as lib"]
+    if parts[0].problem.template.language == "gluon":
+        lines += ["from triton.experimental import gluon", "from triton.experimental.gluon import language as gl"]
+        lines += ["from kgen.templates.triton.device import warp_groups as ws"]
+    lines += ["", ""]
+    return "\n".join([*lines, ""])
+
+
+def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
+    """Parts as functions of a program's number, alike ones only once, and the kernel that calls each for its own programs."""
+    functions: dict[str, str] = {}
+    texts: list[str] = []
+    calls: list[str] = []
+    first = parts[0]
+    scope = Slots(first.problem, first.config, first.exact, first.parameters)
+    for k, (part, begin) in enumerate(zip(parts, (ix.ZERO, *ends), strict=False)):
+        symbol = f"{name}_part{k}"
+        text = part.text(symbol, "", "program")
+        known = functions.setdefault(
+            canonical_text(text.replace(symbol, "part"), frozenset(part.names | set(part.arguments()))), symbol
+        )
+        texts += [text] if known == symbol else []
+        number = begin.as_int()
+        # of alike branches the compiler would make one that selects among descriptors, which have to be parameters
+        start = f"lib.branch_constant({number}, program)" if number is not None else f"({scope.length(begin)})"
+        calls.append(f"{known}({', '.join([f'(program - {start}).to(tl.int32)', *part.arguments()])})")
+    body = ["lib.wait_for_previous()", "program = tl.program_id(0)"]
+    limits = ["", *map(scope.length, ends[:-1]), ""]
+    for call, low, high in zip(calls, limits, limits[1:], strict=False):
+        sides = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
+        # one after the other, not one or else the other: of alternatives Triton does not see that they share memory
+        body += [f"if {' and '.join(sides)}:", f"    {call}"]
+    found = [part.parameters for part in parts]
+    given = _names(_all(p.pointers for p in found), found[-1].maps.values(), _all(p.sizes for p in found))
+    kernel = ["@triton.jit", f"def {name}({', '.join(given)}):", *(f"    {line}" for line in body)]
+    return tidy("\n".join([_imports(parts), *texts, *kernel]))
+
+
+def _facts(problem: Problem, operand: str) -> dict[str, object]:
+    one = problem.inputs[operand]
+    return {"type": TRITON_TYPES[one.dtype].storage, "plain": one.load is not None, "contiguous": problem.contiguous(operand)}
+
+
+def _axes_line(problem: Problem) -> str:
+    loops = {axis: "".join(f" {v.name}<{v.extent}" for v in found) or " -" for axis, found in problem.loops.items()}
+    return " | ".join(f"{axis}{text}" for axis, text in loops.items())

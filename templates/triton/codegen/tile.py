@@ -1,0 +1,279 @@
+"""Values, folds and stores on a tile of a product: what fills the slots of Triton templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from kgen.build.tensor_map import TensorMap
+from kgen.ir import index as ix
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.plan import Statement
+from kgen.ir.values import Value
+from kgen.templates.contract import Config
+from kgen.templates.problem import Part, Problem
+from kgen.templates.render import clean
+from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
+from kgen.templates.triton.codegen.precision import exact_values
+from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
+from kgen.templates.triton.codegen.tma_moves import Move, Way
+
+
+@dataclass(slots=True)
+class Parameters:
+    """What the slots of one kernel have in common: its pointers, descriptors and sizes, and the names that are taken."""
+
+    pointers: dict[str, None] = field(default_factory=dict)
+    maps: dict[TensorMap, str] = field(default_factory=dict)  # descriptors, with their names
+    sizes: dict[str, None] = field(default_factory=dict)
+    made_names: set[str] = field(default_factory=set)
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
+    tile may stand for `neighbours` along the axis; then `loops` are without the last one."""
+
+    axis: str
+    loops: tuple[Var, ...]
+    block: str
+    index: str
+    ragged: bool
+    neighbours: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A partial reduction of a tile: `names` hold its results, `runs` of them along the axis, of `block` points each."""
+
+    statement: Statement
+    axis: str
+    part: Part
+    runs: int
+    block: int
+    names: tuple[str, ...]
+
+    def first(self, index: str) -> str:
+        """The index of the first point of each run."""
+        return f"tl.min({index}, 0)" if self.runs == 1 else f"tl.min(tl.reshape({index}, [{self.runs}, {self.block}]), 1)"
+
+    def number(self, first: str) -> str:
+        """Which part of the row, or of the run, the tile makes."""
+        if self.part.whole:
+            return f"{first} // {self.block}"
+        return f"{first} % {self.part.run} // {self.block}" if self.runs == 1 else "0"
+
+
+class Ways(Protocol):
+    """How an epilogue's accesses go where pointers are not the best way."""
+
+    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
+        """The way of the tile that is read or written there; None: by pointers."""
+
+
+class TileEmitter(PointEmitter):
+    """Emits values on the tile that `dimensions` span; `scalars` are axes of which a program has one index."""
+
+    def __init__(
+        self, problem: Problem, parameters: Parameters, dimensions: list[Dimension], scalars: list[Dimension], exact: bool
+    ) -> None:
+        statements = problem.kernel.statements
+        everything = (v for s in statements for v in vs.topological(s.roots))
+        super().__init__(problem.graph, set(everything) if exact else exact_values(statements, problem.graph))
+        self.problem, self.dimensions, self.scalars = problem, tuple(dimensions), tuple(scalars)
+        self.parameters = parameters
+        self.pointers, self.sizes, self.made_names = parameters.pointers, parameters.sizes, parameters.made_names
+        self.counter = parameters.count
+        self.order = "".join(d.axis for d in dimensions)
+        self.wide = is_wide(problem)
+        self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
+        self.level = frozenset(self.order)
+        self._masked = frozenset(d.axis for d in dimensions if d.ragged)
+        self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
+        self.engine: Ways | None = None
+        self.sharing = 0  # warps among which the rows of a tile are shared, where that is written out
+        self.bytes: dict[Value, str] = {}  # tiles of truth values, as they came through the copy engine
+        self.folded: Dimension | None = None  # along which the tile is being reduced
+
+    def masked(self) -> Axes:
+        return self._masked
+
+    def _shape(self, axes: Axes) -> str:
+        return "[" + ", ".join(d.block if d.axis in axes else "1" for d in self.dimensions) + "]"
+
+    def _store(self, out: str, offset: Expr, name: str, axes: Axes | None = None) -> None:
+        dtype = self.graph.buffers[out].dtype
+        way = self.engine.move(out, offset, dtype, written=True) if self.engine is not None else None
+        if way is None:
+            super()._store(out, offset, name, axes)
+            return
+        whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
+        for line in way.store(self._narrowed(whole, dtype)):
+            self._line(line)
+
+    def _load(self, value: Value) -> str:
+        name, (offset,), dtype = value.attr
+        way = self.engine.move(name, offset, dtype, written=False) if self.engine is not None and not value.args else None
+        if way is None:
+            return super()._load(value)
+        if dtype is torch.bool:
+            self.bytes[value] = self._bind("byte", way.load())
+            return f"{self.bytes[value]} != 0"
+        wide = ops.compute_dtype(dtype)
+        return way.load() if wide == dtype else WIDEN.format(way.load(), type=TRITON_TYPES[wide].compute)
+
+    def fold(self, s: Statement, config: Config) -> Folded:
+        """Reduces the tile along an axis; later statements find the results at each point of it."""
+        part = self.problem.part(s)
+        at = next(k for k, d in enumerate(self.dimensions) if d.axis == part.axis)
+        runs = 1 if part.whole else self.problem.side(part.axis, config) // s.block
+        lengths = [d.block for d in self.dimensions]
+        cut = [*lengths[:at], str(runs), str(s.block), *lengths[at + 1 :]]
+        tiles = self._folding(s, part)
+        if runs > 1:
+            tiles = [f"tl.reshape({tile}, [{', '.join(cut)}])" for tile in tiles]
+        names = tuple(self._fresh(clean(out)) for out in s.outs)
+        if s.op == "welford" and self._is_filled(s, part):
+            self._fold_spread(s, tiles[0], names, at + (runs > 1), "" if runs > 1 else part.axis)
+        else:
+            rest = [self._fresh("count")] if s.op == "welford" else []
+            text = self._across(s.op, tiles, at + (runs > 1))
+            self._line(f"{', '.join([*names, *rest])} = {text}")
+        for out, name in zip(s.outs, names, strict=True):
+            spread = f"tl.expand_dims({name}, {at + (runs > 1)})"
+            if runs == 1:
+                self._define(out, spread, self.level - {part.axis}, False)
+            else:
+                spread = f"tl.reshape(tl.broadcast_to({spread}, [{', '.join(cut)}]), [{', '.join(lengths)}])"
+                self._define(out, spread, self.level, False)
+        return Folded(s, part.axis, part, runs, s.block, names)
+
+    def _across(self, op: str, tiles: Sequence[str], axis: int) -> str:
+        """Tiles folded along an axis: at once, or, where warps share rows, first what each warp has of them."""
+        if not self.sharing or len(tiles) > 1:
+            return REDUCE[op].across.format(*tiles, axis=axis)
+        own = REDUCE[op].across.format(f"ws.by_warp({tiles[0]}, {self.sharing})", axis=2)
+        return f"ws.of_rows({REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, layout)"
+
+    def _is_filled(self, s: Statement, part: Part) -> bool:
+        """Whether every part that counts has just so many points as the statement says."""
+        return not part.whole or part.is_row(s.block) or part.axis not in self.masked()
+
+    def _fold_spread(self, s: Statement, tile: str, names: Sequence[str], at: int, axis: str) -> None:
+        """Mean and squared deviations of points that stay in registers: two sums are cheaper than joining pairs of states."""
+        mean, m2 = names
+        self._line(f"{mean} = {self._across('sum', [tile], at)} / {literal(s.block, s.value.dtype)}")
+        apart = f"{tile} - tl.expand_dims({mean}, {at})"
+        apart = self._bind("apart", f"tl.where({self.inside(axis)}, {apart}, 0)" if axis in self.masked() else apart)
+        squares = self._bind("squares", f"{apart} * {apart}")
+        self._line(f"{m2} = {self._across('sum', [squares], at)}")
+
+    def sum_up(self, s: Statement, name: str) -> None:
+        """Defines the results of a sum that the author has made, on a tile of the sums."""
+        for out, stored in zip(s.outs, s.stored, strict=True):
+            self._define(out, name, self.level, False)
+            if stored:
+                self._store(out, s.store[0], name)
+
+    def _pointwise(self, s: Statement) -> None:
+        """What there is one of for each row is stored once a row."""
+        tile = self.level
+        if s.stored[0]:
+            self.level = self._expr_axes(s.store[0]) | self.axes(s.value)
+        super()._pointwise(s)
+        self.level = tile
+
+    def _folding(self, s: Statement, part: Part) -> list[str]:
+        """The tiles that a fold takes; points past the end of the axis leave it unchanged."""
+        axis = part.axis
+        inside = self.inside(axis) if axis in self.masked() else None
+        self.folded = next(d for d in self.dimensions if d.axis == axis)
+        tile = self._tile(s.value)
+        if inside is not None:
+            tile = f"tl.where({inside}, {tile}, {literal(ops.identity(s.op, s.value.dtype), s.value.dtype)})"
+        tile = self._bind("tile", tile)
+        if s.op in ("argmax", "argmin"):
+            assert s.rank is not None
+            return [tile, self._bind("place", f"tl.broadcast_to({self.text(s.rank)}, {self._shape(self.level)}).to(tl.int64)")]
+        if s.op == "welford" and not self._is_filled(s, part):
+            count = f"tl.zeros_like({tile}) + " + ("1.0" if inside is None else f"tl.where({inside}, 1.0, 0.0)")
+            return [tile, f"tl.zeros_like({tile})", self._bind("count", count)]
+        return [tile]
+
+    def _checked(self, condition: str, failure: str) -> str:
+        return f"lib.trap_unless({condition})"
+
+    def _value_text(self, value: Value) -> str:
+        if self.behind and value.op == "round_to" and value.attr is torch.bfloat16 and self.axes(value) == self.level:
+            return f"lib.rounded_to_bfloat16({self.emit(value.args[0])})"
+        return self._picked(value) or self._chosen(value) or super()._value_text(value)
+
+    def _chosen(self, value: Value) -> str | None:
+        """A choice by bytes that lie four in a register."""
+        if value.op != "where" or not self.sharing or value.dtype is not torch.float32:
+            return None
+        condition, *others = value.args
+        self.emit(condition)
+        byte = self.bytes.get(condition)
+        return None if byte is None else f"ws.chosen({byte}, {', '.join(map(self.emit, others))})"
+
+    def _picked(self, value: Value) -> str | None:
+        """``index == number`` along the axis that is folded, for a number that the points of a row share: compared with the
+        place in the tile, which the compiler knows of each register. The points of a tile that is folded are neighbours."""
+        if value.op != "eq" or self.folded is None:
+            return None
+        place, number = value.args
+        place = place.args[0] if place.op == "cast" else place
+        if place.op != "index" or self.folded.loops != (place.attr.atom(),) or self.folded.axis in self.axes(number):
+            return None
+        name = self.emit(number)
+        lift = ", ".join(":" if d is self.folded else "None" for d in self.dimensions)
+        first = f"tl.cast(tl.min({self.folded.index}, 0), {TRITON_TYPES[number.dtype].compute})"
+        return f"tl.arange(0, {self.folded.block})[{lift}] == {name} - {first}"
+
+    def finish(self) -> list[str]:
+        """The statements, after those that work out the loop variables they need."""
+        lines = self.outer.lines
+        self.outer = self.inner = self.fixed = self.scope = Scope()
+        head = [
+            line for d in self.scalars for line in self._loops(d, f"tl.cast({d.index}, tl.int64)" if self.wide else d.index)
+        ]
+        for k, d in enumerate(self.dimensions):
+            lift = ", ".join(":" if j == k else "None" for j in range(len(self.dimensions)))
+            lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
+            head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
+            if d.ragged:
+                extent = ix.floordiv(self.problem.extent(d.axis), ix.constant(d.neighbours))
+                head.append(f"{self.inside(d.axis)} = {lifted} < ({self.text(extent)})")
+        self.parameters.count = self.counter
+        return [*head, *lines]
+
+    def _loops(self, d: Dimension, index: str) -> list[str]:
+        """The loops of a composite axis as digits of its index, the last one fastest."""
+        lines: list[str] = []
+        divisor = ix.ONE
+        for v in reversed(d.loops):
+            if v in self.variables:
+                quotient = index if divisor == 1 else f"({index} // ({self.text(divisor)}))"
+                rest = "" if v is d.loops[0] else f" % ({self.text(v.extent)})"
+                name = self._variable(v)
+                lines.append(f"{name} = {quotient}{rest}")
+                self.made_names.add(name)
+            divisor = divisor * v.extent
+        return lines
+
+
+def is_wide(problem: Problem) -> bool:
+    """Whether offsets may need 64 bits."""
+    room = 2**31 - (1 << 20)
+    exprs: list[Expr] = [problem.extent(axis) for axis in problem.loops]
+    for s in problem.kernel.statements:
+        exprs += s.store if any(s.stored) else ()
+        exprs += [e for v in vs.topological(s.roots) if v.op == "load" for e in vs.index_exprs(v)]
+    return any(not -room <= bound <= room for e in exprs for bound in e.bounds())

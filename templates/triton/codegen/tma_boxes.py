@@ -1,0 +1,176 @@
+"""Tiles that the copy engine moves in boxes: from the index of a load or a store to a TMA descriptor.
+
+A descriptor knows where its tensor ends, so a box that reaches past an end needs no mask: what lies beyond reads as zero, and
+is not written. It wants one contiguous dimension, and everything else at multiples of 16 bytes. A batch is a dimension of its
+own, so that the last tile of a matrix never touches the next matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kgen.build.tensor_map import MAX_RANK, TensorMap
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.values import Value
+from kgen.templates.problem import Input, Problem, once
+from kgen.templates.triton.codegen.table import TRITON_TYPES
+from kgen.templates.triton.kernels.loops import ALIGNMENT, aligned
+
+# The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
+MAX_SIDE = 256
+# Of what epilogues read and write through the engine. Bytes are only read so: by pointers, a warp would touch eight lines of
+# the cache for 64 of them.
+WRITTEN_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+READ_TYPES = (*WRITTEN_TYPES, torch.bool, torch.uint8, torch.int8)
+# A bool has no descriptor: it is read as the byte that it is.
+_BYTE = "u8"
+# Elements that a descriptor may have along a dimension, as a kernel counts them.
+MAX_SIZE = 2**31 - 1
+# Neighbours in a row of a product of registers that a thread has, when rows of the right operand come `by_eights`.
+NEIGHBOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """How a tile's tensor lies in memory: for each dimension of its descriptor, outermost first, the axis, the loop (None: its
+    length is 1), and elements from one index to the next. The last two are the sides of a tile, the others have one index."""
+
+    buffer: str
+    dtype: torch.dtype
+    axes: tuple[str, ...]
+    loops: tuple[Var | None, ...]
+    strides: tuple[Expr, ...]
+    offset: Expr
+
+    def sizes(self) -> tuple[Expr, ...]:
+        return tuple(ix.ONE if v is None else v.extent for v in self.loops)
+
+    def map(self, lengths: Mapping[str, int]) -> TensorMap | None:
+        """The descriptor for tiles of these lengths along their axes, unless its boxes were too large."""
+        rows, columns = (lengths[axis] for axis in self.axes[-2:])
+        if rows > MAX_SIDE or columns * self.dtype.itemsize < ALIGNMENT:
+            return None
+        block = (*(1 for _ in self.axes[:-2]), rows, columns)
+        kind = _BYTE if self.dtype is torch.bool else TRITON_TYPES[self.dtype].pointer.removeprefix("*")
+        return TensorMap(self.buffer, kind, block, self.sizes(), self.strides, self.offset)
+
+    def by_eights(self, rows: int, columns: int) -> ByEights | str:
+        """How chunks of as many rows of a matrix of fixed size come to shared memory in another order, or why they cannot.
+
+        A thread that multiplies registers gets two neighbours in a row of the result, and of what the right operand's next
+        eight rows give the next two. With the first pairs of all groups of eight rows in front, then the second ones and so on,
+        eight neighbours are one thread's."""
+        count, row = self.sizes()[-2].as_int(), self.strides[-2]
+        if count is None or count % NEIGHBOURS:
+            return f"{self.axes[-2]} is no multiple of {NEIGHBOURS}"
+        outer = list(range(len(self.axes) - 2))
+        # matrices that lie one behind the other have their rows in one dimension
+        behind = next((d for d in outer if self.strides[d] == row * count), None) if len(outer) + 4 > MAX_RANK else None
+        outer = [d for d in outer if d != behind]
+        if len(outer) + 4 > MAX_RANK:
+            return f"it has more than {MAX_RANK} dimensions in groups of {NEIGHBOURS} rows"
+        groups = ix.constant(count // NEIGHBOURS) * (ix.ONE if behind is None else self.sizes()[behind])
+        pairs, two = ix.constant(NEIGHBOURS // 2), ix.constant(2)
+        made = TensorMap(
+            self.buffer, TRITON_TYPES[self.dtype].pointer.removeprefix("*"),
+            (*(1 for _ in outer), NEIGHBOURS // 2, rows // NEIGHBOURS, 2, columns),
+            (*(self.sizes()[d] for d in outer), pairs, groups, two, self.sizes()[-1]),
+            (*(self.strides[d] for d in outer), row * 2, row * NEIGHBOURS, row, self.strides[-1]), self.offset,
+        )  # fmt: skip
+        return ByEights(made, behind, count // NEIGHBOURS)
+
+
+@dataclass(frozen=True, slots=True)
+class ByEights:
+    """A descriptor of `Boxes.by_eights`. Dimension `behind` of the boxes is one with their rows, of whose groups of eight each
+    matrix has as many."""
+
+    map: TensorMap
+    behind: int | None
+    groups: int
+
+    def begin(self, places: Sequence[str], chunk: str) -> list[str]:
+        """Where a chunk begins, from where its matrix does along each dimension that is no side."""
+        outer = [place for d, place in enumerate(places) if d != self.behind]
+        matrix = "" if self.behind is None else f"{places[self.behind]} * {self.groups} + "
+        return [*outer, "0", f"{matrix}{chunk} * {self.map.block[-3]}", "0", "0"]
+
+
+@once
+def boxes(problem: Problem, one: Input) -> Boxes | str:
+    """How to fetch an operand in boxes, or why that cannot be done."""
+    if one.load is None:
+        return f"{one.name} is computed"
+    return _lying(problem, one.name, one.load.attr, tuple((axis, one.loops[axis]) for axis in one.axes))
+
+
+@once
+def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Boxes | str:
+    """How an epilogue may move what it reads or writes for each element of a result, or why it goes by pointers."""
+    if dtype not in (WRITTEN_TYPES if written else READ_TYPES):
+        return f"elements of {buffer} are {dtype}"
+    axes = problem.template.results[result].axes
+    return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
+
+
+@once
+def tiles_read(problem: Problem) -> tuple[Value, ...]:
+    """The loads of an epilogue that read a tile from memory: what varies along both of its sides."""
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
+    made = {o for s in problem.kernel.statements for o in s.outs}
+    every = vs.loads([root for s in problem.epilogue for root in s.roots])
+    read = ((load, ix.free_atoms(load.attr[1][0])) for load in every if load.attr[0] not in made)
+    return tuple(load for load, atoms in read if atoms & rows and atoms & columns)
+
+
+def _lying(
+    problem: Problem, name: str, access: tuple[str, tuple[Expr], torch.dtype], loops: tuple[tuple[str, tuple[Var, ...]], ...]
+) -> Boxes | str:
+    """How the tensor lies that an access walks through by the loops of its axes; `name` is for people."""
+    buffer, (offset,), dtype = access
+    if any(isinstance(a, ix.Indirect) for a in ix.free_atoms(offset)):
+        return f"{name} is read through indices"
+    sides = [(axis, own) for axis, own in loops if problem.template.block(axis)]
+    if len(sides) != 2 or any(len(own) > 1 for _, own in sides):
+        return f"a tile of {name} is no box in memory"
+    found: list[tuple[str, Var | None]] = [(axis, v) for axis, own in loops if (axis, own) not in sides for v in own]
+    found += [(axis, own[0] if own else None) for axis, own in sides]
+    strides = [ix.ZERO if v is None else ix.stride_of(offset, v) for _, v in found]
+    start: dict[Atom, Expr] = {v: ix.ZERO for _, v in found if v is not None}
+    base = ix.substitute(offset, start)
+    rows = [(axis, v, s) for (axis, v), s in zip(found, strides, strict=True) if s is not None]
+    if len(rows) < len(found) or not _multiple(base, dtype) or not aligned(problem.graph.buffers[buffer]):
+        return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
+    return _ordered(problem, name, Boxes(buffer, dtype, (), (), (), base), rows)
+
+
+def _ordered(problem: Problem, name: str, made: Boxes, rows: list[tuple[str, Var | None, Expr]]) -> Boxes | str:
+    """The dimensions in order, the contiguous one last."""
+    dtype = made.dtype
+    outer, sides = [row for row in rows[:-2] if row[2] != 0], rows[-2:]
+    if sides[1][2] != 1:
+        sides = sides[::-1]
+    if sides[1][2] != 1:
+        return f"{name} is contiguous along none of its sides"
+    if sides[0][1] is None:  # a single row: any stride will do
+        whole = ix.ceildiv(problem.extent(sides[1][0]) * dtype.itemsize, ALIGNMENT) * (ALIGNMENT // dtype.itemsize)
+        sides[0] = (sides[0][0], None, whole)
+    ordered = [*outer, *sides]
+    if len(ordered) > MAX_RANK:
+        return f"{name} has more than {MAX_RANK} dimensions"
+    if not all(_multiple(s, dtype) and ix.lower_bound(s) > 0 for _, _, s in ordered[:-1]):
+        return f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes"
+    axes, loops, strides = zip(*ordered, strict=True)
+    made = replace(made, axes=axes, loops=loops, strides=strides)
+    if any(size.bounds()[1] > MAX_SIZE and size.as_int() is not None for size in made.sizes()):
+        return f"{name} is too long for a descriptor"
+    return made
+
+
+def _multiple(count: Expr, dtype: torch.dtype) -> bool:
+    return ix.mod(count * dtype.itemsize, ALIGNMENT) == 0

@@ -1,0 +1,168 @@
+"""Reductions and scans in Triton: functions that combine, folds of a tile along an axis, prefixes along an axis."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kgen.templates.triton.device.arithmetic import maximum, minimum, truediv
+from kgen.templates.triton.device.functions import logaddexp
+
+
+@triton.jit
+def combine_sum(a, b):
+    return a + b
+
+
+@triton.jit
+def combine_prod(a, b):
+    return a * b
+
+
+@triton.jit
+def combine_any(a, b):
+    return a | b
+
+
+@triton.jit
+def combine_all(a, b):
+    return a & b
+
+
+@triton.jit
+def combine_bitxor(a, b):
+    return a ^ b
+
+
+@triton.jit
+def fold_sum(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_sum)
+
+
+@triton.jit
+def fold_prod(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_prod)
+
+
+@triton.jit
+def fold_max(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, maximum)
+
+
+@triton.jit
+def fold_min(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, minimum)
+
+
+@triton.jit
+def fold_any(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_any)
+
+
+@triton.jit
+def fold_all(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_all)
+
+
+@triton.jit
+def fold_bitxor(x, axis: tl.constexpr):
+    return tl.reduce(x, axis, combine_bitxor)
+
+
+@triton.jit
+def combine_argmax(a, a_index, b, b_index):
+    """The larger value with its index; NaN is larger than all, the smaller index wins among equals."""
+    same = (a == b) | ((a != a) & (b != b))
+    first = (a > b) | ((a != a) & (b == b)) | (same & (a_index < b_index))
+    return tl.where(first, a, b), tl.where(first, a_index, b_index)
+
+
+@triton.jit
+def combine_argmin(a, a_index, b, b_index):
+    same = (a == b) | ((a != a) & (b != b))
+    first = (a < b) | ((a != a) & (b == b)) | (same & (a_index < b_index))
+    return tl.where(first, a, b), tl.where(first, a_index, b_index)
+
+
+@triton.jit
+def fold_argmax(x, index, axis: tl.constexpr):
+    return tl.reduce((x, index), axis, combine_argmax)
+
+
+@triton.jit
+def fold_argmin(x, index, axis: tl.constexpr):
+    return tl.reduce((x, index), axis, combine_argmin)
+
+
+@triton.jit
+def step_welford(mean, m2, count, x):
+    """Welford, "Note on a method for calculating corrected sums of squares and products" (1962)."""
+    count += 1.0
+    delta = x - mean
+    mean += truediv(delta, count)
+    return mean, m2 + delta * (x - mean), count
+
+
+@triton.jit
+def combine_welford(mean, m2, count, other_mean, other_m2, other_count):
+    """Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979)."""
+    both = count + other_count
+    share = truediv(other_count, tl.where(both == 0, 1.0, both))
+    delta = other_mean - mean
+    # a state without elements changes nothing, though the other's mean be infinite
+    joined = tl.where(count == 0, other_mean, tl.where(other_count == 0, mean, mean + delta * share))
+    between = tl.where((count == 0) | (other_count == 0), 0.0, delta * delta * (count * share))
+    return joined, m2 + other_m2 + between, both
+
+
+@triton.jit
+def fold_welford(mean, m2, count, axis: tl.constexpr):
+    return tl.reduce((mean, m2, count), axis, combine_welford)
+
+
+@triton.jit
+def scan_sum(x, axis: tl.constexpr):
+    return tl.associative_scan(x, axis, combine_sum)
+
+
+@triton.jit
+def scan_prod(x, axis: tl.constexpr):
+    return tl.associative_scan(x, axis, combine_prod)
+
+
+@triton.jit
+def scan_max(x, axis: tl.constexpr):
+    return tl.associative_scan(x, axis, maximum)
+
+
+@triton.jit
+def scan_min(x, axis: tl.constexpr):
+    return tl.associative_scan(x, axis, minimum)
+
+
+@triton.jit
+def scan_logaddexp(x, axis: tl.constexpr):
+    return tl.associative_scan(x, axis, logaddexp)
+
+
+@triton.jit
+def follow_argmax(a, a_index, b, b_index):
+    """b stands behind a, and wins among equals and among NaNs."""
+    later = (b >= a) | (b != b)
+    return tl.where(later, b, a), tl.where(later, b_index, a_index)
+
+
+@triton.jit
+def follow_argmin(a, a_index, b, b_index):
+    later = (b <= a) | (b != b)
+    return tl.where(later, b, a), tl.where(later, b_index, a_index)
+
+
+@triton.jit
+def scan_argmax(x, index, axis: tl.constexpr):
+    return tl.associative_scan((x, index), axis, follow_argmax)
+
+
+@triton.jit
+def scan_argmin(x, index, axis: tl.constexpr):
+    return tl.associative_scan((x, index), axis, follow_argmin)

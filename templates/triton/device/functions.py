@@ -1,0 +1,333 @@
+"""Elementary and special functions in Triton: those of CUDA's libdevice, which eager CUDA kernels use too.
+
+Triton links libdevice with subnormal float32 numbers flushed to zero. Where a flushed argument would change more than a last
+subnormal digit, as in log or atan2, the functions here scale it.
+
+Functions of float32 that lose digits next to their zeros and poles, or more than 4 ulp anywhere, compute in float64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from kgen.templates.triton.device.arithmetic import copysign, isinf, maximum, neg, sqrt, truediv, trunc
+from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal
+
+# ---- elementary functions ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def exp(x):
+    return libdevice.exp(x)
+
+
+@triton.jit
+def exp2(x):
+    return libdevice.exp2(x)
+
+
+@triton.jit
+def expm1(x):
+    return libdevice.expm1(x)
+
+
+@triton.jit
+def log(x):
+    if x.dtype.is_fp64():
+        return libdevice.log(x)
+    else:
+        small = x < 1.17549435e-38
+        return libdevice.log(tl.where(small, x * 8388608.0, x)) - tl.where(small, 15.9423847, 0.0)
+
+
+@triton.jit
+def log2(x):
+    if x.dtype.is_fp64():
+        return libdevice.log2(x)
+    else:
+        small = x < 1.17549435e-38
+        return libdevice.log2(tl.where(small, x * 8388608.0, x)) - tl.where(small, 23.0, 0.0)
+
+
+@triton.jit
+def log10(x):
+    if x.dtype.is_fp64():
+        return libdevice.log10(x)
+    else:
+        small = x < 1.17549435e-38
+        return libdevice.log10(tl.where(small, x * 8388608.0, x)) - tl.where(small, 6.92368990, 0.0)
+
+
+@triton.jit
+def log1p(x):
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def logaddexp(a, b):
+    top = maximum(a, b)
+    # equal infinities have no difference
+    return tl.where((a == b) & isinf(a), a, top + log1p(exp(0.0 - tl.abs(a - b))))
+
+
+@triton.jit
+def sigmoid(x):
+    return truediv(1.0, 1.0 + exp(0.0 - x))
+
+
+@triton.jit
+def fast_exp(x, scale: tl.constexpr = 1.0):
+    """exp(scale x)."""
+    return approximate_exp2(x * (scale * 1.4426950408889634))
+
+
+@triton.jit
+def fast_sigmoid(x, scale: tl.constexpr = 1.0):
+    """sigmoid(scale x)."""
+    return approximate_reciprocal(1.0 + fast_exp(x, -1.0 * scale))
+
+
+@triton.jit
+def fast_erf(x):
+    """Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26: its absolute error is below 2e-7."""
+    magnitude = tl.abs(x)
+    t = approximate_reciprocal(1.0 + 0.3275911 * magnitude)
+    terms = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    found = 1.0 - terms * fast_exp(magnitude * magnitude, -1.0)
+    return tl.where(x < 0, 0.0 - found, found)
+
+
+@triton.jit
+def fast_tanh(x):
+    """1 - 2 / (exp(2x) + 1), whose absolute error is a few units of 2^-24: near zero, where that counts, x - x^3 / 3."""
+    far = 1.0 - 2.0 * fast_sigmoid(x, -2.0)
+    return tl.where(tl.abs(x) < 0.04, x - x * x * x * 0.33333334, far)
+
+
+@triton.jit
+def sin(x):
+    return libdevice.sin(x)
+
+
+@triton.jit
+def cos(x):
+    return libdevice.cos(x)
+
+
+@triton.jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@triton.jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    return libdevice.acos(x)
+
+
+@triton.jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@triton.jit
+def sinh(x):
+    return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    return libdevice.cosh(x)
+
+
+@triton.jit
+def tanh(x):
+    return libdevice.tanh(x)
+
+
+@triton.jit
+def asinh(x):
+    return libdevice.asinh(x)
+
+
+@triton.jit
+def acosh(x):
+    return libdevice.acosh(x)
+
+
+@triton.jit
+def atanh(x):
+    return libdevice.atanh(x)
+
+
+@triton.jit
+def pow(a, b):  # noqa: A001
+    if a.dtype.is_fp64():
+        return libdevice.pow(a, b)
+    else:
+        small = tl.abs(a) < 1.17549435e-38
+        exponent = tl.where((tl.abs(b) < 1e-37) & (b != 0), copysign(b * 0.0 + 1e-37, b), b)  # 0 ** 1e-40 is not 1
+        power = libdevice.pow(tl.where(small, a * 8388608.0, a), exponent)
+        return power * tl.where(small, exp2(exponent * -23.0), 1.0)
+
+
+@triton.jit
+def atan2(a, b):
+    if a.dtype.is_fp64():
+        return libdevice.atan2(a, b)
+    else:
+        scale = tl.where((tl.abs(a) < 1e-30) & (tl.abs(b) < 1e30), 8388608.0, 1.0)
+        return libdevice.atan2(a * scale, b * scale)
+
+
+@triton.jit
+def hypot(a, b):
+    return libdevice.hypot(a, b)
+
+
+# ---- special functions -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def erf(x):
+    return libdevice.erf(x)
+
+
+@triton.jit
+def erfc(x):
+    return libdevice.erfc(x)
+
+
+@triton.jit
+def erfinv(x):
+    return libdevice.erfinv(x)
+
+
+@triton.jit
+def erfcx(x):
+    return libdevice.erfcx(x)
+
+
+@triton.jit
+def lgamma(x):
+    return libdevice.lgamma(x.to(tl.float64)).to(x.dtype)
+
+
+@triton.jit
+def digamma(number):
+    """Reflection, recurrence up to 10, then the asymptotic series: Abramowitz and Stegun, 6.3.7, 6.3.5, 6.3.18."""
+    x = number.to(tl.float64)
+    mirrored = x < 0
+    y = tl.where(mirrored, 1.0 - x, x)
+    result = y * 0.0
+    for _ in range(10):
+        low = y < 10.0
+        result = tl.where(low, result - truediv(1.0, y), result)
+        y = tl.where(low, y + 1.0, y)
+    z = truediv(1.0, y * y)
+    tail = -691.0 / 32760.0 + z * (1.0 / 12.0)
+    tail = -1.0 / 240.0 + z * (1.0 / 132.0 + z * tail)
+    tail = z * (1.0 / 12.0 + z * (-1.0 / 120.0 + z * (1.0 / 252.0 + z * tail)))
+    result = result + log(y) - truediv(0.5, y) - tail
+    fraction = x - trunc(x)
+    result = tl.where(mirrored, result - truediv(3.141592653589793, tan(fraction * 3.141592653589793)), result)
+    result = tl.where(mirrored & (fraction == 0), float("nan"), result)
+    result = tl.where(x == float("inf"), x, result)
+    return tl.where(x == 0, copysign(x + float("inf"), neg(x)), result).to(number.dtype)
+
+
+@triton.jit
+def i0(x):
+    value = libdevice.cyl_bessel_i0(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), value)  # as torch has it
+
+
+@triton.jit
+def i1(x):
+    value = libdevice.cyl_bessel_i1(x.to(tl.float64)).to(x.dtype)
+    return tl.where(isinf(x), float("nan"), value)
+
+
+@triton.jit
+def scaled_bessel_tail(x, mu: tl.constexpr):
+    """exp(-x) I_n(x) for large x, mu = 4 n^2: Abramowitz and Stegun, 9.7.1. Exact in double from 30 on."""
+    reciprocal_of_8x = truediv(0.125, x)
+    term = reciprocal_of_8x * 0.0 + 1.0
+    total = term
+    for k in tl.static_range(1, 15):
+        term = term * (((2 * k - 1) * (2 * k - 1) - mu) / k) * reciprocal_of_8x
+        total += term
+    return total * truediv(1.0, sqrt(x * 6.283185307179586))
+
+
+@triton.jit
+def i0e(x):
+    size = tl.abs(x).to(tl.float64)
+    near = exp(0.0 - size) * i0(size)
+    far = scaled_bessel_tail(tl.maximum(size, 30.0, propagate_nan=tl.PropagateNan.ALL), 0)
+    return tl.where(size < 30.0, near, far).to(x.dtype)
+
+
+@triton.jit
+def i1e(x):
+    size = tl.abs(x).to(tl.float64)
+    near = exp(0.0 - size) * i1(size)
+    far = scaled_bessel_tail(tl.maximum(size, 30.0, propagate_nan=tl.PropagateNan.ALL), 4)
+    return copysign(tl.where(size < 30.0, near, far).to(x.dtype), x)
+
+
+@triton.jit
+def ndtri(x):
+    return libdevice.normcdfinv(x.to(tl.float64)).to(x.dtype)  # in double, where no float32 is subnormal
+
+
+@triton.jit
+def log_ndtr(x):
+    scaled = x.to(tl.float64) * 0.7071067811865476
+    low = log(erfcx(0.0 - scaled) * 0.5) - scaled * scaled
+    return tl.where(x < -1.0, low, log1p(erfc(scaled) * -0.5)).to(x.dtype)
+
+
+@triton.jit
+def bessel_j0(x):
+    return tl.where(isinf(x), float("nan"), libdevice.j0(x.to(tl.float64))).to(x.dtype)  # of infinity as torch has it
+
+
+@triton.jit
+def bessel_j1(x):
+    return tl.where(isinf(x), float("nan"), libdevice.j1(x.to(tl.float64))).to(x.dtype)  # of infinity as torch has it
+
+
+@triton.jit
+def bessel_y0(x):
+    return tl.where((x < 0) | isinf(x), float("nan"), libdevice.y0(x.to(tl.float64))).to(x.dtype)
+
+
+@triton.jit
+def bessel_y1(x):
+    return tl.where((x < 0) | isinf(x), float("nan"), libdevice.y1(x.to(tl.float64))).to(x.dtype)
+
+
+@triton.jit
+def modified_bessel_i0(x):
+    return i0(x)
+
+
+@triton.jit
+def modified_bessel_i1(x):
+    return i1(x)
+
+
+@triton.jit
+def spherical_bessel_j0(x):
+    """sin(x) / x, by its series where that loses digits."""
+    z = x * x
+    series = 1.0 + z * (-1.0 / 6.0 + z * (1.0 / 120.0 + z * (-1.0 / 5040.0 + z * (1.0 / 362880.0 - z * (1.0 / 39916800.0)))))
+    series = tl.where(tl.abs(x) < 0.5, series, truediv(sin(x), x))
+    return tl.where(isinf(x), 0.0, series)

@@ -1,0 +1,257 @@
+"""What templates in Gluon call, as ``ws.name(...)``: warps with parts of their own, barriers between them, stages of tiles.
+
+Gluon (`triton.experimental.gluon`) is the level of Triton at which layouts and shared memory are written out, and warps of one
+program may run different functions. Functions of `library` can be called from there, too. Imports Triton only, as that does.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.constexpr_function
+def accumulator(columns, warps, size):
+    """How warps hold a tile of `columns` that they add up: each group of four has 64 rows of it at a time. `size` are the bytes
+    of a factor."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, min(columns, 256), 32 // size])
+
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
+    """Barriers that so many arrivals complete."""
+    made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(count):
+        mbarrier.init(made.index(k), count=arrivals)
+    return made
+
+
+@gluon.jit
+def share(tile, group: gl.constexpr, height: gl.constexpr):
+    """The rows of a tile in shared memory that a group of warps has."""
+    return tile.slice(group * height, height, 0)
+
+
+@gluon.jit
+def ones(rows: gl.constexpr, kind: gl.constexpr, warps: gl.constexpr):
+    """A tile of ones in shared memory: multiplied by it, a tile's rows are added up, 16 times each."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [warps, 1], [1, 0])
+    made = gl.allocate_shared_memory(kind, [rows, 16], gl.NVMMASharedLayout.get_default_for([rows, 16], kind))
+    made.store(gl.full([rows, 16], 1.0, kind, layout))
+    fence_async_shared()
+    return made
+
+
+@gluon.jit
+def await_free(free, stage, turn):
+    """Waits until the stage's tiles of the turn before have been multiplied; in the first turn nothing is waited for."""
+    mbarrier.wait(free.index(stage), (turn & 1) ^ 1)
+
+
+@gluon.jit
+def await_ready(ready, stage, turn):
+    """Waits until the stage's tiles are there."""
+    mbarrier.wait(ready.index(stage), turn & 1)
+
+
+@gluon.jit
+def release(free, stage):
+    """The stage's tiles have been multiplied."""
+    mbarrier.arrive(free.index(stage))
+
+
+@gluon.jit
+def release_read(free, stage):
+    """The stage's tiles are in registers, and the copy engine may write there."""
+    fence_async_shared()
+    release(free, stage)
+
+
+@gluon.jit
+def await_turn(turns, group: gl.constexpr, count, groups: gl.constexpr):
+    """Of two groups of warps, waits until the other one has asked for all products of the tile before; the first tile's group
+    waits for nobody. `count`: the group's tiles before this one."""
+    if groups > 1:
+        mbarrier.wait(turns.index(group), (count & 1) ^ (1 - group))
+
+
+@gluon.jit
+def pass_turn(turns, group: gl.constexpr, groups: gl.constexpr):
+    """All products of this tile have been asked for."""
+    if groups > 1:
+        mbarrier.arrive(turns.index(1 - group))
+
+
+@gluon.jit
+def expect(ready, stage, count: gl.constexpr):
+    """`count` bytes will make the stage ready."""
+    mbarrier.expect(ready.index(stage), count)
+
+
+@gluon.jit
+def fetch(descriptor, places, ready, ring, stage, barrier):
+    """Asks the copy engine for a tile in a stage of a ring, which the barrier of that number will know of."""
+    tma.async_copy_global_to_shared(descriptor, places, ready.index(barrier), ring.index(stage))
+
+
+@gluon.jit
+def begin(rows: gl.constexpr, columns: gl.constexpr, kind: gl.constexpr, layout: gl.constexpr):
+    """A sum of products, none so far."""
+    return warpgroup_mma_init(gl.zeros([rows, columns], kind, layout))
+
+
+@gluon.jit
+def multiply(left, right, acc):
+    """acc + left right, which will be there after a `settle`."""
+    return warpgroup_mma(left, right, acc, is_async=True)
+
+
+@gluon.jit
+def settle(acc, pending: gl.constexpr):
+    """Waits until no more than `pending` multiplications are under way."""
+    return warpgroup_mma_init(warpgroup_mma_wait(pending, deps=(acc,)))
+
+
+@gluon.jit
+def total(acc):
+    """The sum, when all of it is there."""
+    return warpgroup_mma_wait(0, deps=(acc,))
+
+
+@gluon.jit
+def write(descriptor, places, value, staging, pending: gl.constexpr):
+    """Stores a tile through the copy engine. `staging`, which may have leading dimensions of length 1, is free when all but the
+    last `pending` stores have read theirs."""
+    tma.store_wait(pending)
+    send(descriptor, places, value, staging)
+
+
+@gluon.jit
+def send(descriptor, places, value, staging):
+    """The same with `staging` known to be free."""
+    if len(staging.shape) > 2:
+        staging.reshape(value.shape).store(value)
+    else:
+        staging.store(value)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(descriptor, places, staging)
+
+
+@gluon.jit
+def written():
+    """Waits until all that was stored has left shared memory."""
+    tma.store_wait(0)
+
+
+@gluon.constexpr_function
+def registers(warps):
+    """How warps hold a tile whose columns they share, of which matrix units multiply registers."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, warps], instr_shape=[16, 8])
+
+
+@gluon.constexpr_function
+def doublings(first, end):
+    """`first`, twice that, and so on, below `end`."""
+    return [first << k for k in range((end // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def rows(height, columns, warps):
+    """How warps hold whole rows that `product_of_rows` has made: a thread has eight neighbours, then those of the row eight
+    further down, then of what is 32 columns for each warp further on, or 16 rows."""
+    own = [[0, 1], [0, 2], [0, 4], [8, 0]]
+    own += [[0, at] for at in doublings(32 * warps, columns)] + [[at, 0] for at in doublings(16, height)]
+    shares = [[0, at] for at in doublings(32, 32 * warps)]
+    return gl.DistributedLinearLayout(own, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], shares, [], [height, columns])
+
+
+@gluon.jit
+def product_of_rows(left, right, columns: gl.constexpr, warps: gl.constexpr):
+    """The product of a tile and all of an operand, chunk by chunk of its rows, the columns of the result, which lie `by_eights`
+    (`templates/triton/codegen/tma_boxes.py`): naming what each thread holds puts them in order."""
+    factor = left.load(gl.DotOperandLayout(0, registers(warps), 2))
+    return gl.convert_layout(_chunks(factor, right, columns, warps, 0), rows(left.shape[0], columns, warps))
+
+
+@gluon.jit
+def _chunks(left, right, columns: gl.constexpr, warps: gl.constexpr, first: gl.constexpr):
+    height: gl.constexpr = left.shape[0]
+    if columns > 32 * warps:
+        half: gl.constexpr = columns // 2
+        one = _chunks(left, right, half, warps, first)
+        other = _chunks(left, right, half, warps, first + half // (32 * warps))
+        return gl.join(one, other).permute([0, 2, 1]).reshape([height, columns])
+    else:
+        factor = right.index(first).reshape([columns, left.shape[1]]).permute((1, 0))
+        held = factor.load(gl.DotOperandLayout(1, registers(warps), 2))
+        made = mma_v2(left, held, gl.zeros([height, columns], gl.float32, registers(warps)))
+        return made.reshape([height, 4, warps, 4, 2]).permute([0, 2, 3, 1, 4]).reshape([height, columns])
+
+
+@gluon.jit
+def by_warp(tile, warps: gl.constexpr):
+    """A tile whose threads hold it as `rows` says, with what each warp has of a row by itself: rows, warps, elements."""
+    height: gl.constexpr = tile.shape[0]
+    columns: gl.constexpr = tile.shape[1]
+    apart = tile.reshape([height, columns // (32 * warps), warps, 32]).permute([0, 2, 1, 3])
+    return apart.reshape([height, warps, columns // warps])
+
+
+@gluon.constexpr_function
+def meeting(height, warps):
+    """How threads that hold the same rows as in `rows` hold something of each warp for each of these."""
+    own = [[0, at] for at in doublings(1, warps)] + [[at, 0] for at in doublings(8, height)]
+    shares = [[0, 0] for _ in doublings(1, warps)]
+    return gl.DistributedLinearLayout(own, [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]], shares, [], [height, warps])
+
+
+@gluon.jit
+def of_warps(parts, warps: gl.constexpr):
+    """What each warp has of each row, for all of them."""
+    return gl.convert_layout(parts, meeting(parts.shape[0], warps))
+
+
+@gluon.jit
+def of_rows(folded, layout: gl.constexpr):
+    """A number for each row of a tile."""
+    return gl.convert_layout(folded, gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def chosen(byte, a, b):
+    """`a` where a byte is not 0, else `b`, of float32: of four bytes at a time each is tested where it is."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred one;
+        .reg .b32 byte;
+        and.b32 byte, $4, 0xff;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $0, $5, $9, one;
+        and.b32 byte, $4, 0xff00;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $1, $6, $10, one;
+        and.b32 byte, $4, 0xff0000;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $2, $7, $11, one;
+        and.b32 byte, $4, 0xff000000;
+        setp.ne.b32 one, byte, 0;
+        selp.b32 $3, $8, $12, one;
+        }""",
+        "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [byte, a, b], tl.float32, True, 4,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def in_rows(warps):
+    """How warps hold a tile so that each stores neighbours of one row."""
+    return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])

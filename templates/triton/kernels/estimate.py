@@ -1,0 +1,329 @@
+"""What a matrix product takes on a GPU, tile by tile. Constants are fitted to measurements on an H200 (`bench/cost_model.py`).
+
+A processor works off its tiles one after the other: the products of a tile, slowed down where too few bytes are on their way
+to it at a time, then the tile's epilogue, which another program on the same processor hides. The memory sets a limit to all of
+them together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates.contract import Config
+from kgen.templates.problem import Input, Problem, once
+from kgen.templates.triton.codegen.tma_boxes import boxes, tiles_read
+from kgen.tuning.model import L2_RATE, LINE
+
+# Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
+LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
+# Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
+# that they count for elsewhere (H100, 2026-11-24, bench.regret).
+ADDITIONS = 220 * 1.7e9
+LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
+# Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
+WARPS_OF_EPILOGUE, WAITING = 8, 1.0
+# Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
+# which warps wait for each other; and for each reduction of whole rows, less of shorter ones than these.
+TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
+# The same of programs that keep an operand: a reduction of whole rows, and a number that an epilogue reads for each of its own.
+FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
+# Shared memory and registers of a processor, and bytes that the system takes from each program.
+SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
+# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
+# are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
+LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
+# And of small tiles of two programs on a processor.
+PAIR_RATE = 0.89
+# The same for pointers.
+POINTER_RATE = 0.76
+# Seconds of a warp that operands cost element by element: those that it computes, for each elementary operation; those of
+# windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
+# so few bytes at a time. The most bytes of a load, and the most warps of a processor that work at it side by side. Fitted to
+# measurements on an H100, 2026-11-24 (bench.regret).
+COMPUTED, GATHERED, JUMPING = 32e-12, 0.5e-9, 0.12e-9
+# How much longer windows within bounds take where a loop brings them in several steps: of three configurations on the stem of
+# ResNet-50 estimates were off by 0.9, 3.0 and 4.3, while in one step, with all of the sum in a tile, they hold.
+IN_STEPS = 4.3
+PLACED = {8: 0.3e-9, 4: 0.45e-9, 2: 0.55e-9, 1: 0.6e-9}
+WIDEST, ELEMENT_WARPS = 16, 16
+# What is left of it where numbers have 8 bits: the units are twice as fast, small tiles no easier to feed.
+BYTE_SHARE = 0.8
+# Share of the rate that is left below so many rows, where a Hopper GPU multiplies registers; counted where a tile is so low
+# because it is wide, not because there are few rows to read a matrix for.
+LOW_TILE, LOW_RATE = 64, 0.45
+# And of the units that multiply float32 numbers exactly.
+EXACT_RATE = 0.5
+# Columns that it costs to multiply a tile by ones: 16, but bound by reading the tile from shared memory.
+ONES = 32
+# How much more a row of an operand costs that begins in the middle of a line of the cache; and one that TMA brings
+# from the middle of the bytes that memory is read in (H100, 2026-11-24, bench.regret).
+STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
+# Seconds of a step of a program that does nothing but read, and how much longer it takes to read several operands (H100,
+# 2026-11-24, bench.regret: one token's attention, experts' SwiGLU).
+READ_STEP, READ_SEVERAL = 0.45e-6, 1.1
+# Share of the memory's bandwidth that kernels reach.
+STREAM_RATE = 0.92
+# Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
+# the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
+TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
+# The share of it that is left where results leave through the copy engine, which no warp waits for.
+SENT = 0.88
+# How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
+# the latter where programs come and go (H100, 2026-11-24, bench.regret).
+APART, BESIDE = 0.15, 0.45
+# How much of the time in which only a part of the programs is left is lost.
+IDLE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of
+    the stores, of the epilogue's arithmetic, and of what nothing on the same processor hides."""
+
+    products: float
+    step: float
+    epilogue: float
+    stores: float
+    work: float
+    bare: float
+
+
+def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
+    """The time of a kernel. `shared` and `registers` are what a program needs. A configuration with PROGRAMS has programs that
+    stay on their processor, as many on each."""
+    device = problem.device
+    tiles = problem.size("b") * _tiles(problem, "m", config.BLOCK_M) * _tiles(problem, "n", config.BLOCK_N)
+    each = math.ceil(tiles / device.processors)  # of the processor with most of them
+    limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
+    stays = config.get("PROGRAMS")
+    together = max(1, min(stays or limit, limit, each))
+    tile = tile_of(problem, config, together)
+    ahead = config.STAGES - 1  # steps whose operands are on their way
+    if not config.get("FLATTEN"):  # none of the next tile's
+        ahead = min(ahead, math.ceil(problem.size("k") / config.BLOCK_K))
+    covered = ahead * tile.step * together
+    products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
+    if together > 1:
+        multiplying = products + tile.bare + (0 if stays else START / together)
+        apart = APART if stays else BESIDE
+        hiding = max(multiplying, tile.work) + apart * min(multiplying, tile.work)  # all programs add on the same units
+        busy = each * hiding + tile.epilogue + tile.stores
+    elif stays:  # nobody waits for what is stored but the end
+        busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
+    else:
+        busy = each * (products + tile.bare + tile.epilogue + tile.stores + START)
+    busy += _summing(problem, config, tiles)
+    waves = tiles / device.processors / together
+    streaming = _streaming(problem, waves)
+    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
+
+
+def streamed(problem: Problem, config: Config) -> float:
+    """The time of a kernel that does nothing but read: as fast as memory, or as a program's steps, one after the other."""
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    wasted = steps * config.BLOCK_K / problem.size("k")
+    several = READ_SEVERAL if len(problem.members) > 1 else 1.0
+    return LAUNCH + max(_streaming(problem, 1.0) * wasted * several, steps * READ_STEP)
+
+
+def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
+    """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
+    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
+    device, tile = problem.device, tile_of(problem, config)
+    programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
+    limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
+    together = max(1, min(limit, math.ceil(programs / device.processors)))
+    loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
+    folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
+    reading = _reads(problem) * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
+    walk = config.TILES * (tile.products + tile.work + reading + (folds + LATENCY) / together)
+    each = math.ceil(programs / device.processors)
+    busy = each * (walk + (loading + START) / together)
+    return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
+
+
+def rows(problem: Problem, config: Config) -> float:
+    """The time of a kernel whose programs load one operand once, then take TILES tiles of whole rows, as many at a time as
+    there are PROGRAMS. A processor has one such program."""
+    device = problem.device
+    programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
+    area = config.BLOCK_M * config.BLOCK_N
+    products = 2 * area * config.BLOCK_K / (problem.rate / device.processors * LOW_RATE)
+    work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
+    loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
+    tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
+    turn = (products * TURNS_OF_PRODUCTS + work) * (SENT if config.SENT else 1.0)
+    busy = math.ceil(programs / device.processors) * (loading + tiles * turn)
+    streaming = _streaming(problem, programs / device.processors)
+    return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
+
+
+def _summing(problem: Problem, config: Config, tiles: int) -> float:
+    """Seconds by which sums of operands hold up the processors. One tile of each row or column of tiles takes longer: all
+    others wait for the last of these, unless as many processors have nothing to do in the last round of tiles."""
+    processors, total = problem.device.processors, 0.0
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    for one in problem.side_sums:
+        axis = "m" if one.operand == "A" else "n"
+        rows = config.get(f"BLOCK_{axis.upper()}")
+        longer = problem.size("b") * _tiles(problem, axis, rows)
+        own = 2 * rows * ONES * config.BLOCK_K * steps / (problem.rate / processors)
+        total += own * max(longer / processors, 1.0 if longer > -tiles % processors else 0.0)
+    return total
+
+
+def _streaming(problem: Problem, waves: float) -> float:
+    """Seconds of all memory traffic. A last wave that is not full cannot use all of the bandwidth."""
+    idle = math.ceil(waves) / waves - 1 if waves > 1 else 0.0
+    return _traffic(problem) / problem.device.bandwidth / STREAM_RATE * (1 + IDLE * idle)
+
+
+def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
+    """The parts of one tile's time on a processor where `together` programs share the time."""
+    device, count = problem.device, len(problem.members)
+    steps = math.ceil(problem.size("k") / config.BLOCK_K)
+    area = config.BLOCK_M * config.BLOCK_N
+    rate = problem.rate / device.processors
+    arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
+    step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
+    step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
+    waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
+    work = area * _epilogue_cost(problem) / ADDITIONS * waiting
+    share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
+    read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
+    parts = config.get("PARTS", 1)
+    folds = sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
+    bare = parts * PART + folds * FOLD * min(1.0, config.BLOCK_N / FOLDED)
+    if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
+        row = config.BLOCK_N // parts * problem.accumulator.itemsize
+        return Tile(steps * step, step, work + read * share, 0.0, work, bare + stores * (1 + LINE / row))
+    return Tile(steps * step, step, work + read * share, stores, work, bare)
+
+
+@once
+def _stores_vectors(problem: Problem) -> bool:
+    """Whether each row of the results begins at a multiple of 16 bytes, so that threads store as many at a time."""
+    loops = [v for own in problem.loops.values() for v in own]
+    stored = [s for s in problem.epilogue if any(s.stored)]
+    sizes = {s.outs[0]: problem.graph.buffers[s.outs[0]].dtype.itemsize for s in stored}
+    strides = [(ix.stride_of(e, v), sizes[s.outs[0]]) for s in stored for e in s.store for v in loops]
+    return all(st is None or st == 1 or problem.sizes.of(st) * size % 16 == 0 for st, size in strides)
+
+
+@once
+def _epilogue_cost(problem: Problem) -> int:
+    """Elementary operations for each result. What several statements need is computed once."""
+    roots = [root for s in problem.epilogue for root in s.roots]
+    return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
+
+
+def _reads(problem: Problem) -> int:
+    """Tiles that an epilogue reads for each of its own."""
+    return len({load.attr[:2] for load in tiles_read(problem)})
+
+
+def _operands(problem: Problem) -> list[Input]:
+    """Each operand once: those that the products of a family have in common, and their own."""
+    return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
+
+
+def _own(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].many
+
+
+def _loaded(problem: Problem, one: Input, config: Config) -> float:
+    """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
+    size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
+    return size * _apart(problem, one.name)
+
+
+def _apart(problem: Problem, name: str) -> float:
+    """How much longer an operand's rows take than whole lines of the cache."""
+    one = problem.inputs[name]
+    strides = [problem.stride(name, axis) for axis in one.axes]
+    rows = [problem.sizes.of(s) * one.dtype.itemsize for s in strides if s is not None and s != 1]
+    if all(row % LINE == 0 for row in rows):
+        return 1.0
+    return SPLIT if any(row % SECTOR for row in rows) and _by_engine(problem, one) else STRADDLING
+
+
+def _share(problem: Problem, config: Config, area: int, together: int) -> float:
+    """The share of the peak rate that the slowest operand and the tile's size allow."""
+    large, pair = area >= 128 * 256, together > 1 and area >= 128 * 128
+    small = SMALL_RATE if area >= 128 * 128 else THIN_RATE
+    wide = TALL_RATE if config.BLOCK_M > config.BLOCK_N else LARGE_RATE
+    rate = wide if large else PAIR_RATE if pair else small
+    if problem.main_dtype.itemsize == 1 and not large and not pair:
+        rate *= BYTE_SHARE
+    if problem.exact_float32:
+        rate = EXACT_RATE
+    if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
+        rate = min(rate, LOW_RATE)
+    for member in problem.members:
+        for one in member.values():
+            if not _by_engine(problem, one):
+                rate = min(rate, POINTER_RATE)
+    return rate
+
+
+def _by_engine(problem: Problem, one: Input) -> bool:
+    return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
+
+
+def _by_element(problem: Problem, config: Config) -> float:
+    """Seconds that warps spend on the elements of a step's operands, one by one: those that they compute, and those that no
+    wide load brings."""
+    total = 0.0
+    for one in _operands(problem):
+        sides = [min(config.get(f"BLOCK_{axis.upper()}", 1), problem.size(axis)) for axis in one.axes]
+        total += math.prod(sides) * _of_element(problem, one) * _unsteadiness(problem, one, config)
+    return total
+
+
+def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
+    bounded = one.load is None and problem.reads_window(one)
+    return IN_STEPS if bounded and problem.size("k") > config.BLOCK_K else 1.0
+
+
+def _of_element(problem: Problem, one: Input) -> float:
+    """Seconds of a warp for an element of an operand's tile."""
+    if one.load is None:
+        return GATHERED if problem.reads_window(one) else COMPUTED * vs.total_cost([one.value])
+    if _by_engine(problem, one):
+        return 0.0
+    width = _width(problem, one)
+    return PLACED[width] if width < WIDEST else JUMPING if problem.reads_window(one) else 0.0
+
+
+def _width(problem: Problem, one: Input) -> int:
+    """Bytes that a thread may load of an operand at a time: as many neighbours as each run of them in memory has, from where
+    each run begins."""
+    assert one.load is not None
+    index, size = one.load.attr[1][0], one.dtype.itemsize
+    loops = [v for axis in one.axes if problem.template.block(axis) for v in one.loops[axis]]
+    strides = {v: ix.stride_of(index, v) for v in loops}
+    runs = [v for v in loops if strides[v] == 1]
+    if len(runs) != 1:
+        return size
+    alone = any(own == (runs[0],) for own in one.loops.values())
+    steps = [s for v, s in strides.items() if v is not runs[0] and not _is_gathered(index, v)]
+    known = [problem.sizes.of(s) * size for s in steps if s is not None]
+    length = [] if alone else [problem.sizes.of(runs[0].extent) * size]
+    return math.gcd(WIDEST, *known, *length) if len(known) == len(steps) else size
+
+
+def _is_gathered(index: ix.Expr, loop: ix.Var) -> bool:
+    """Whether data say where a row begins."""
+    return ix.stride_of(index, loop) is None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(index))
+
+
+def _tiles(problem: Problem, axis: str, block: int) -> int:
+    return math.ceil(problem.size(axis) / block)
+
+
+def _traffic(problem: Problem) -> int:
+    """Bytes that the kernel has to move."""
+    return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes

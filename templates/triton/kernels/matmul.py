@@ -1,0 +1,201 @@
+"""Matrix products on GPUs by pointers: of any layout and any type that the matrix units have, and of one row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates import calibration
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Input, Problem
+from kgen.templates.triton.kernels import estimate
+
+# Operand types that the matrix units multiply.
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DOT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.int8, *FLOAT8)
+FLOAT8_ARCH = 89
+MIN_BLOCK = 16
+# Columns of ones that tiles are multiplied by to add up their rows, as in `templates/triton/device/matmul.py`.
+ONES = 16
+# Tiles, steps along k, warps and stages where a tile holds whole rows, by its columns: about 128 sums a thread at most, which
+# leave registers for an epilogue.
+WIDE = {
+    256: ((64, 256, 64, 8, 4), (32, 256, 64, 4, 4), (16, 256, 64, 4, 4)),
+    512: ((64, 512, 64, 8, 3), (64, 512, 32, 8, 4), (32, 512, 64, 8, 3), (16, 512, 64, 4, 3)),
+    1024: ((32, 1024, 32, 8, 2), (32, 1024, 32, 16, 2), (32, 1024, 32, 16, 3), (16, 1024, 32, 8, 3)),
+}
+# Points of the largest tile for which exact products of float32 numbers have registers enough.
+LARGEST_EXACT = 128 * 128
+# Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
+ASYNCHRONOUS, HOPPER = 64, 90
+
+
+def order_of_dots(problem: Problem, config: Config) -> Hashable:
+    """Which instruction multiplies: each adds up its products in steps along k, one after the other, whatever the tile. Of
+    8-bit floats, partial sums are rounded on the way, tile by tile."""
+    if problem.main_dtype in FLOAT8:
+        return config.values
+    return problem.device.arch >= HOPPER and config.BLOCK_M >= ASYNCHRONOUS and config.WARPS % 4 == 0
+
+
+# How much longer than its estimate it takes to ask for every tile of many rows by pointers (H100, 2026-11-24, bench.regret:
+# geomean of 131 configurations).
+BY_POINTERS = 1.05
+
+
+def block_of_row(problem: Problem) -> int:
+    """Columns of a tile that holds whole rows, where the epilogue needs that; else 0."""
+    row = problem.whole.get("n", 0)
+    return 1 << (row - 1).bit_length() if row else 0
+
+
+def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, int]:
+    """Shared memory of the operands' tiles: of those on their way, and of those that are written there again before they are
+    multiplied, for which a stage less is on its way, but for those that are read as they are in a flattened loop. The latter
+    are the computed ones, and those of float32 that are not contiguous along k, for the matrix units turn tiles of 16 bits
+    only, or are multiplied exactly, by other units."""
+    staged = copied = 0
+    for number, member in enumerate(problem.members):
+        for one in member.values():
+            if number and not problem.template.operands[one.name].many:
+                continue
+            sides = [axis for axis in one.axes if problem.template.block(axis)]
+            area = math.prod(config.get(problem.template.block(axis) or "") for axis in sides)
+            direct = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
+            if one.load is not None and direct:
+                staged += area * one.dtype.itemsize * stages
+                continue
+            waiting = config.STAGES - (one.load is None or not config.get("FLATTEN"))
+            staged += area * waiting * sum(load.attr[2].itemsize for load in _tiles(one, sides))
+            copied += area * one.dtype.itemsize
+    return staged, copied
+
+
+def _tiles(one: Input, sides: list[str]) -> list[vs.Value]:
+    """What an operand reads a tile of: itself where it is no computation, whatever it repeats along, else what varies along
+    both sides."""
+    if one.load is not None:
+        return [one.value]
+    loops = [frozenset(one.loops[axis]) for axis in sides]
+    atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
+    return [load for load, found in atoms.items() if all(own & found for own in loops)]
+
+
+def sums_needs(problem: Problem, config: Config) -> Resources:
+    """What sums of operands need besides: each a tile of ones, and as many columns of sums."""
+    block = {"A": config.BLOCK_M, "B": config.BLOCK_N}
+    ones = config.BLOCK_K * ONES * problem.main_dtype.itemsize * len(problem.side_sums)
+    sums = sum(block[one.operand] * ONES for one in problem.side_sums)
+    return Resources(ones, sums // (config.WARPS * 32))
+
+
+def refuse_sums(problem: Problem) -> str | None:
+    """Why the matrix units cannot add up an operand: what they multiply by ones has to stay what it is."""
+    if problem.tf32:
+        return "TF32 would round what is added up"
+    return "partial sums of 8-bit floats are rounded on the way" if problem.main_dtype in FLOAT8 else None
+
+
+def refuse_empty(problem: Problem) -> str | None:
+    """Why a template leaves a product without elements, or of empty sums, to others."""
+    return "it has no elements" if any(problem.extent(axis) == 0 for axis in problem.loops) else None
+
+
+def refuse_dot(problem: Problem) -> str | None:
+    """Why the matrix units cannot compute a product, or a side sum."""
+    if problem.main_dtype not in DOT_TYPES:
+        return f"no matrix unit multiplies {problem.main_dtype}"
+    if problem.main_dtype in FLOAT8 and problem.device.arch < FLOAT8_ARCH:
+        return f"8-bit floats need compute capability {FLOAT8_ARCH / 10}"
+    return refuse_sums(problem) if problem.side_sums else None
+
+
+@template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="triton_matmul")
+class Matmul:
+    """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
+
+    A, B, C = (
+        operand("b", "m", "k", sums=True),
+        operand("b", "k", "n", many=True, sums=True),
+        result("b", "m", "n", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
+    GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse_dot(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        wide = 2 if problem.main_dtype.itemsize > 2 else 1
+        largest = LARGEST_EXACT if problem.exact_float32 else math.inf  # operands pass through registers, which are few then
+        if problem.size("m") <= MIN_BLOCK:
+            yield from _few_rows(problem, wide)
+        for m, n, k, warps, stages in (
+            *WIDE.get(block_of_row(problem), ()),
+            (128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
+            (64, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (16, 64, 128, 4, 4), (16, 128, 64, 4, 4),
+            (32, 32, 64, 2, 4),
+        ):  # fmt: skip
+            if m * n <= largest or n == block_of_row(problem):
+                yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        count = len(problem.members)
+        area = config.BLOCK_M * config.BLOCK_N
+        # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
+        stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
+        sums = sums_needs(problem, config)
+        shared = max(sum(operand_bytes(problem, config, stages)) + sums.shared, 4 * area) + 1024
+        return Resources(shared, count * area // (config.WARPS * 32) + sums.registers + 64)
+
+    order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        needs = self.resources(problem, config)
+        longer = BY_POINTERS if config.BLOCK_M >= ASYNCHRONOUS else 1.0
+        return longer * estimate.seconds(problem, config, needs.shared, needs.registers)
+
+
+def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
+    """The matrix is read once, and nothing else counts: enough programs, long runs of memory, and many bytes on their way."""
+    rows: tuple[tuple[int, ...], ...]
+    rows = ((16, 32, 256, 4, 4), (16, 32, 128, 4, 4), (16, 64, 128, 4, 4), (16, 16, 256, 4, 4), (16, 32, 512, 4, 3))
+    if problem.contiguous("B") == "n":
+        rows = ((16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 64, 64, 4, 6), (16, 32, 128, 4, 4))
+    for m, n, k, warps, stages in rows:
+        yield {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k // wide, "WARPS": warps, "STAGES": stages}
+
+
+@template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matvec.py.jinja", name="triton_matvec")
+class Matvec:
+    """One row of A times B: as fast as B is read."""
+
+    A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
+    longest: ClassVar = {"m": 1}
+    WARPS, STAGES = knob(4, 8), knob(1)
+
+    uncalibrated = staticmethod(calibration.of_matrices)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse_empty(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        rows = ((1, 2048, 4), (4, 1024, 4), (8, 256, 4), (1, 512, 4))
+        if problem.contiguous("B") == "n":
+            rows = ((64, 128, 8), (32, 256, 8), (64, 64, 4), (32, 128, 4))
+        for n, k, warps in rows:
+            yield {"BLOCK_N": n, "BLOCK_K": k, "WARPS": warps}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        sums = len(problem.members) * config.BLOCK_N * config.BLOCK_K // (config.WARPS * 32)
+        return Resources(4 * config.BLOCK_N * config.WARPS * 32, 3 * sums + 32)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.streamed(problem, config)

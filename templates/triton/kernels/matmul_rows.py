@@ -1,0 +1,170 @@
+"""Matrix products on Hopper GPUs whose epilogue reads whole rows of up to 1024 columns, by groups of warps that take turns, in
+Gluon: the scores of a sequence, of which a softmax is stored.
+
+The right operand stays in shared memory, as in `ResidentMatmul`, and one warp asks the copy engine for everything else. Each of
+two groups of warps has whole rows in its registers: one multiplies while the other one's epilogue runs, in turn, or both would
+wait for the same units all the time. With rows of so many columns a tile has 16 of them, for which only the instructions that
+multiply registers are made; the right operand lies in shared memory in such an order that each thread gets neighbours of a row,
+eight at a time. Results leave through the copy engine where there is memory for it: warps that store wait for the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates import calibration
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem, once
+from kgen.templates.triton.codegen.tma_boxes import boxes, epilogue_boxes, tiles_read
+from kgen.templates.triton.kernels import estimate
+from kgen.templates.triton.kernels.matmul import HOPPER, refuse_empty
+from kgen.templates.triton.kernels.matmul_resident import grid_of_walks, is_one_tile, walks
+from kgen.templates.triton.kernels.matmul_specialized import held_bytes
+from kgen.templates.triton.kernels.matmul_tma import BARRIERS, epilogue_tiles
+
+# Rows of a tile and warps of a group, by the columns of a tile: 64 sums a thread.
+ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
+SHORTEST = min(ROWS)
+# Bytes of a number in registers.
+KEPT = 4
+# Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
+STEP, MIN_CHUNK = 64, 32
+
+
+@template(
+    implements=contraction("b,m,k", "b,n,k -> b,m,n"), device="cuda", source="matmul_rows.py.jinja", name="triton_matmul_rows"
+)
+class RowsMatmul:
+    """C[b, m, n] = sum over k of A[b, m, k] B[b, n, k], whole rows in the registers of a group of warps, all of a matrix B in
+    shared memory."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "n", "k", access="tma"),
+        result("b", "m", "n", access="shared"),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(1024, 512), knob(64, 128)
+    TILES, AHEAD = knob(1), knob(True, False)
+    WARPS, STAGES = knob(8, 4), knob(3, 2)
+    PROGRAMS, SENT = knob(2), knob(True, False)  # groups of warps; whether results leave through the copy engine
+    language, LOADING = "gluon", 24  # registers of a thread that loads
+    longest: ClassVar = {"n": 1024, "k": 128}
+
+    uncalibrated = staticmethod(calibration.of_matrices)
+
+    def refuse(self, problem: Problem) -> str | None:
+        if problem.device.interpreted:
+            return "Triton's interpreter does not run Gluon"
+        if problem.device.arch // 10 != HOPPER // 10:
+            return f"it is made for compute capability 9.0, not {problem.device.arch / 10}"
+        if problem.main_dtype not in (torch.bfloat16, torch.float16):
+            return f"its instructions multiply 16-bit floats, not {problem.main_dtype}"
+        return refuse_empty(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        n, k = (1 << (problem.size(axis) - 1).bit_length() for axis in "nk")
+        reads, _ = held_bytes(problem, True)
+        for m, warps in ROWS[max(n, SHORTEST)]:
+            for count in walks(problem, m):
+                for stages, sent in ((3, True), (2, False)) if sent_bytes(problem) else ((2, False),):
+                    yield {
+                        "BLOCK_M": m, "BLOCK_N": max(n, SHORTEST), "BLOCK_K": 2 * STEP if k > STEP else STEP, "TILES": count,
+                        "AHEAD": reads > 0, "WARPS": warps, "STAGES": stages, "SENT": sent,
+                    }  # fmt: skip
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        if not is_one_tile(problem, config):
+            return Resources(shared=problem.device.shared + 1)
+        area, size = config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
+        tiles = (config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
+        read, _ = held_bytes(problem, config.AHEAD)
+        held = read * config.STAGES + sent_bytes(problem) * config.SENT
+        folds = 8 * config.BLOCK_M * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
+        registers = int(area // (config.WARPS * 32) * (1 + kept_bytes(problem) / KEPT)) + 56
+        if registers > self.registers(config):  # of this thread, not of the device
+            return Resources(shared=problem.device.shared + 1)
+        return Resources(tiles + held * area + folds * config.PROGRAMS + BARRIERS, registers)
+
+    def order(self, problem: Problem, config: Config) -> Hashable:
+        return False  # that of all products of registers
+
+    grid = staticmethod(grid_of_walks)
+
+    def registers(self, config: Config) -> int:
+        """Of a thread that multiplies: what the warp that loads, and three that do nothing, leave."""
+        return (estimate.REGISTERS - 4 * 32 * self.LOADING) // (config.PROGRAMS * config.WARPS * 32) // 8 * 8
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return estimate.rows(problem, config)
+
+
+@once
+def kept_bytes(problem: Problem) -> int:
+    """Bytes for each element of a tile that threads keep besides one number, while rows are reduced: what is known before, and
+    needed afterwards. Of ``p * (g - (p * g).sum(-1))`` those are p and p g; of a softmax with a bias, its argument alone."""
+    folds = [k for k, s in enumerate(problem.epilogue) if s.kind == "partial"]
+    return max((_across(problem, k) - KEPT for k in folds), default=0)
+
+
+def _across(problem: Problem, fold: int) -> int:
+    known = frozenset(vs.topological([root for s in problem.epilogue[: fold + 1] for root in s.roots]))
+    ahead = [root for s in problem.epilogue[fold + 1 :] for root in s.roots]
+    found: set[vs.Value] = set()
+    while ahead:
+        value = ahead.pop()
+        if value not in known:
+            ahead += value.args
+        elif _varies(problem, value):
+            found.add(value)
+    return sum(_size(value) for value in found)
+
+
+def _varies(problem: Problem, value: vs.Value) -> bool:
+    """Whether a value is another one in each column."""
+    columns = frozenset(problem.loops["n"])
+    return any(columns & ix.free_atoms(load.attr[1][0]) for load in vs.loads([value]))
+
+
+def _size(value: vs.Value) -> int:
+    """Bytes of a value in registers; what is read is kept as it was read."""
+    source = value.args[0] if value.op == "cast" and value.args[0].op == "load" else value
+    return min(KEPT, source.dtype.itemsize)
+
+
+def sent_bytes(problem: Problem) -> int:
+    """Bytes for each element of a tile of what an epilogue may store through the copy engine."""
+    return sum(size for size, boxed, written in epilogue_tiles(problem) if boxed and written)
+
+
+def _refuse_operands(problem: Problem) -> str | None:
+    for one in problem.inputs.values():
+        if isinstance(found := boxes(problem, one), str):
+            return found
+        if found.axes[-1] != "k":
+            return f"{one.name} is not contiguous along the sum"
+        if one.name == "B" and isinstance(why := found.by_eights(MIN_CHUNK, STEP), str):
+            return why
+    return None
+
+
+def _refuse_epilogue(problem: Problem) -> str | None:
+    """Why an epilogue is none for tiles whose layout is written out."""
+    if any(s.kind == "scatter" for s in problem.epilogue):
+        return "its epilogue scatters"
+    read = [
+        (load, epilogue_boxes(problem, "C", load.attr[0], load.attr[1][0], load.attr[2], False)) for load in tiles_read(problem)
+    ]
+    # as many columns are no side of a box
+    if any(isinstance(found, str) or (found.axes[-1] != "n" and not load.args) for load, found in read):
+        return "its epilogue reads a tile that is no box of rows for the copy engine"
+    if any(v.dtype is torch.float64 for s in problem.epilogue for v in vs.topological(s.roots)):
+        return "threads have no registers for rows of float64"
+    parts = [s for s in problem.epilogue if s.kind == "partial"]
+    if any(s.op in ("argmax", "argmin") or not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
+        return "its epilogue reduces tiles in a way that layouts are not written out for"
+    return None

@@ -1,0 +1,224 @@
+"""Matrix products on Hopper GPUs: operands through the copy engine, by programs that stay on their processors or by one for
+each tile.
+
+The configurations are those that won on an H200. A tile of 128 by 256 asks least of the L2 cache, and its epilogue runs in
+parts, for the accumulator takes most of the registers. Two programs of 128 by 128 on a processor hide each other's epilogues
+instead, and fill it better where there are few tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from kgen.ir import index as ix
+from kgen.ir.index import Expr
+from kgen.templates import calibration
+from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem, once
+from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes, tiles_read
+from kgen.templates.triton.kernels import estimate
+from kgen.templates.triton.kernels.matmul import (
+    HOPPER,
+    LARGEST_EXACT,
+    block_of_row,
+    operand_bytes,
+    order_of_dots,
+    refuse_dot,
+    sums_needs,
+)
+
+PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
+# Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
+ROW = 128
+# Tiles that hold whole rows, by their columns, as in the table of `TilesMatmul`.
+WIDE = {
+    256: ((64, 256, ROW, 8, 4, 1, True), (64, 256, ROW, 8, 3, 1, True)),
+    512: (
+        (64, 512, ROW, 8, 3, 1, True), (64, 512, ROW, 8, 2, 1, True), (64, 512, ROW // 2, 8, 4, 1, True),
+        (32, 512, ROW, 8, 3, 1, True),
+    ),
+    1024: ((32, 1024, ROW // 2, 8, 3, 1, True), (32, 1024, ROW // 2, 16, 3, 1, True)),
+}  # fmt: skip
+# How much longer exact products of float32 numbers take: these pass through registers, which do not last for such tiles.
+SPILLED = 10.0
+# Bytes of shared memory that synchronise the stages, and what is lost to alignment.
+BARRIERS = 1024
+
+
+def refuse(problem: Problem) -> str | None:
+    """Why the copy engine is of no use for a product."""
+    if problem.device.arch < HOPPER:
+        return f"the copy engine needs compute capability 9.0, not {problem.device.arch / 10}"
+    operands = [one for member in problem.members for one in member.values()]
+    reasons = [found for one in operands if isinstance(found := boxes(problem, one), str)]
+    if len(reasons) == len(operands):
+        return "; ".join(reasons)
+    return refuse_dot(problem)
+
+
+def resources(problem: Problem, config: Config) -> Resources:
+    """Stages of both tiles, and what the epilogue reads and writes on its way between registers and memory. Where the loop over
+    tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
+    copy engine still writes stays. Where an operand is written to shared memory again, and the accumulator leaves as it is, the
+    stages keep their place until it has left."""
+    count = len(problem.members)
+    summing = sums_needs(problem, config)
+    arriving, copied = operand_bytes(problem, config, config.STAGES)
+    tiles = arriving + copied + summing.shared
+    area = config.BLOCK_M * config.BLOCK_N // config.PARTS
+    read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
+    if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
+        others = others * config.WARPS // 16
+    staged = read + written + others
+    flattened = config.get("FLATTEN")
+    if flattened is None:
+        kept = copied and config.PARTS == 1 and _stored_as_it_is(problem)
+        shared = max(tiles, staged, arriving + staged if kept else 0)
+    else:
+        shared = tiles + staged if flattened else max(tiles + written, staged)
+    sums = count * config.BLOCK_M * config.BLOCK_N // (config.WARPS * 32)
+    return Resources(shared + BARRIERS, sums + summing.registers + 32)
+
+
+@once
+def _stored_as_it_is(problem: Problem) -> bool:
+    """Whether a result is the accumulator itself."""
+    stored = [s for s in problem.epilogue if any(s.stored) and s.kind != "partial"]
+    types = {problem.graph.buffers[s.outs[0]].dtype for s in stored if all(root.op in ("load", "cast") for root in s.roots)}
+    return problem.accumulator in types
+
+
+def seconds(problem: Problem, config: Config) -> float:
+    needs = resources(problem, config)
+    spills = SPILLED if problem.exact_float32 else 1.0
+    return estimate.seconds(problem, config, needs.shared, needs.registers) * spills
+
+
+def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
+    """Bytes of shared memory for each element of the epilogue's tile: of what the copy engine reads, and of what it writes,
+    each in a place of its own; and of all that goes by pointers, one after the other through the same."""
+    tiles = epilogue_tiles(problem)
+    moved = [(size, written) for size, boxed, written in tiles if engine and boxed]
+    others = [size for size, boxed, _ in tiles if not (engine and boxed)]
+    read, stored = (sum(size for size, written in moved if written is way) for way in (False, True))
+    return read, stored, max(others, default=0)
+
+
+@once
+def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
+    """Of each tile that the epilogue reads or writes, the bytes of an element, whether the copy engine can move it, and whether
+    it is written."""
+    found: dict[tuple[str, Expr], bool] = {(load.attr[0], load.attr[1][0]): False for load in tiles_read(problem)}
+    for s in problem.epilogue:
+        if s.kind != "partial":
+            found |= {(o, s.store[0]): True for o, kept in zip(s.outs, s.stored, strict=True) if kept}
+    types = {name: problem.graph.buffers[name].dtype for name, _ in found}
+    return tuple(
+        (types[name].itemsize, isinstance(epilogue_boxes(problem, "C", name, offset, types[name], written), Boxes), written)
+        for (name, offset), written in found.items()
+    )
+
+
+def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """Configurations from a table whose third column is the tile along k in bytes. Where the engine has nothing to move in an
+    epilogue, those that differ in that are one. Exact products have registers for small tiles only."""
+    largest = LARGEST_EXACT if problem.exact_float32 else math.inf
+    boxed = any(can for _, can, _ in epilogue_tiles(problem))
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        values = dict(zip(names, row, strict=True))
+        values["BLOCK_K"] //= problem.main_dtype.itemsize
+        values["ENGINE"] = values["ENGINE"] and boxed
+        if values["BLOCK_M"] * values["BLOCK_N"] <= largest or values["BLOCK_N"] == block_of_row(problem):
+            found.setdefault(tuple(values.values()), values)
+    yield from found.values()
+
+
+def sides(problem: Problem, config: Config) -> dict[str, int]:
+    """An epilogue gets a tile's columns in parts."""
+    return {"n": config.BLOCK_N // config.PARTS}
+
+
+def grid_of_tiles(problem: Problem, config: Config) -> Expr:
+    return problem.extent("b") * problem.tiles("m", config.BLOCK_M) * problem.tiles("n", config.BLOCK_N)
+
+
+@template(implements=PATTERN, device="cuda", source="matmul_persistent.py.jinja", name="triton_matmul_persistent")
+class PersistentMatmul:
+    """C = A B by one program for each processor, which takes tile after tile; the next tile's operands arrive during an
+    epilogue."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma"),
+        operand("b", "k", "n", access="tma", many=True),
+        result("b", "m", "n", access="tma", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
+    GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
+    ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
+
+    refuse = staticmethod(refuse)
+    resources = staticmethod(resources)
+    seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
+    order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE", "FLATTEN", "GROUP", "PROGRAMS")
+        yield from configurations(problem, (
+            (128, 256, ROW, 8, 4, 2, True, True, 8, 1), (128, 256, ROW, 8, 4, 4, True, True, 8, 1),
+            (128, 256, ROW, 8, 3, 1, True, True, 8, 1), (128, 256, ROW, 8, 3, 2, True, True, 8, 1),
+            (128, 256, ROW, 8, 4, 2, False, True, 8, 1), (128, 256, ROW, 8, 3, 2, False, True, 8, 1),
+            (128, 256, ROW, 8, 4, 4, False, True, 8, 1), (256, 128, ROW, 8, 4, 2, True, True, 8, 1),
+            (128, 256, ROW, 8, 4, 2, True, False, 8, 1), (128, 256, ROW, 8, 3, 4, True, False, 8, 1),
+            (128, 128, ROW, 8, 5, 2, True, True, 8, 1), (128, 128, ROW, 4, 5, 1, True, True, 8, 1),
+            (128, 128, ROW, 4, 3, 2, True, True, 8, 2), (128, 128, ROW, 4, 3, 4, True, True, 8, 2),
+            (128, 128, ROW, 4, 3, 1, False, True, 8, 2), (128, 128, ROW, 4, 3, 4, False, True, 8, 2),
+            (128, 256, ROW, 8, 4, 4, True, True, 16, 1),
+            (128, 128, ROW, 8, 3, 1, True, False, 8, 1), (128, 128, ROW, 8, 4, 1, True, False, 8, 1),
+            (128, 128, ROW, 8, 3, 1, False, False, 8, 1),
+            *(((128, 256, ROW // 2, 8, 6, 2, True, True, 8, 1),) if problem.main_dtype.itemsize == 1 else ()),
+        ), names)  # fmt: skip
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return ix.minimum(grid_of_tiles(problem, config), problem.device.processors * config.PROGRAMS)
+
+
+@template(implements=PATTERN, device="cuda", source="matmul_tiles.py.jinja", name="triton_matmul_tiles")
+class TilesMatmul:
+    """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
+
+    A, B, C = (
+        operand("b", "m", "k", access="tma", sums=True),
+        operand("b", "k", "n", access="tma", many=True, sums=True),
+        result("b", "m", "n", access="tma", many=True),
+    )
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
+    GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
+    WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
+
+    refuse = staticmethod(refuse)
+    resources = staticmethod(resources)
+    seconds = staticmethod(seconds)
+    sides = staticmethod(sides)
+    order = staticmethod(order_of_dots)
+    uncalibrated = staticmethod(calibration.of_matrices)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")
+        yield from configurations(problem, (
+            (128, 128, ROW, 4, 3, 1, True), (128, 128, ROW, 4, 3, 2, True), (128, 128, ROW, 4, 6, 1, True),
+            (128, 128, ROW, 8, 3, 1, True), (128, 128, ROW, 8, 6, 1, True), (128, 128, ROW, 8, 3, 1, False),
+            (64, 128, ROW, 4, 4, 1, True), (64, 256, ROW, 4, 4, 1, True), (128, 128, ROW, 4, 3, 1, False),
+            (128, 64, ROW, 4, 4, 1, True), (64, 64, ROW, 4, 4, 1, True), (64, 32, ROW, 4, 4, 1, True),
+            (128, 256, ROW, 8, 4, 2, True), (128, 256, ROW, 8, 3, 1, True), (64, 128, 2 * ROW, 4, 3, 1, True),
+            (64, 64, 2 * ROW, 4, 4, 1, True), (64, 64, 2 * ROW, 4, 6, 1, True), (64, 128, 2 * ROW, 4, 4, 1, True),
+            (128, 64, 2 * ROW, 4, 4, 1, True),
+            *WIDE.get(block_of_row(problem), ()),
+        ), names)  # fmt: skip
+
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return grid_of_tiles(problem, config)
