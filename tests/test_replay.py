@@ -114,6 +114,10 @@ def test_kgen_is_imported_from_the_tree_of_its_commit(tmp_path: Path) -> None:
     )
     side = tmp_path / "side"
     replay.importable(tree, side)
-    code = "import kgen.scheduler as s, tools.replay_adapter as a, tools.replay_corpus as c; print(s.NAME, a.OWN, c.SAMPLE)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=side, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[:2] == ["planner", "True"]
+    code = """
+import importlib.util, kgen.scheduler, tools.replay_adapter
+print(kgen.scheduler.NAME, tools.replay_adapter.OWN, importlib.util.find_spec("kgen.lowering"))
+"""
+    isolated = replay.ISOLATED.partition("runpy.run_module")[0] + code
+    done = subprocess.run([sys.executable, "-c", isolated], cwd=side, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["planner", "True", "None"]

@@ -326,6 +326,18 @@ def test_a_template_that_raises_is_dropped(file: Path) -> None:
     assert set(dropped(graph).values()) == {Reason.FAILED}
 
 
+def test_candidates_that_end_their_process_or_do_not_end_are_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(asked: measuring.Contest, _: Any) -> measuring.Outcome:
+        others = [n for n in asked.contenders if n != asked.reference]
+        failures = {n: measuring.Failure(("crashed", "hung")[n % 2]) for n in others}
+        return measuring.Outcome({asked.reference: 1e-6}, failures)
+
+    monkeypatch.setattr(tuner, "measure", lost)
+    with cooking(build=lambda _: lambda blueprint: None):
+        graph = compiled(layer, *ARGS, file=file)
+    assert set(dropped(graph).values()) == {Reason.CRASHED, Reason.HUNG}
+
+
 def test_what_every_graph_loads_is_built_before_measuring(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that measures would wait for it, and be taken for hung on a busy machine."""
     seen: list[str] = []

@@ -29,7 +29,6 @@ import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -155,12 +154,20 @@ def between(options: argparse.Namespace) -> int:
             for commit, tree, side in zip((options.before, options.after), trees, sides, strict=True):
                 _git("worktree", "add", "--detach", "--quiet", str(tree), commit)
                 importable(tree, side, options.own_benches)
-            with ThreadPoolExecutor(2 if options.parallel else 1) as pool:
-                list(pool.map(lambda side: _render_apart(side, options), sides))
+            _render_sides(sides, options)
             return compare(sides[0] / "out", sides[1] / "out", options)
         finally:
             for tree in trees:
                 _git("worktree", "remove", "--force", str(tree), check=False)
+
+
+def _render_sides(sides: Sequence[Path], options: argparse.Namespace) -> None:
+    if not options.parallel:
+        for side in sides:
+            _finish(_render_apart(side, options))
+        return
+    for process in [_render_apart(side, options) for side in sides]:
+        _finish(process)
 
 
 def importable(tree: Path, side: Path, own_benches: bool = False) -> None:
@@ -184,12 +191,25 @@ def importable(tree: Path, side: Path, own_benches: bool = False) -> None:
         (side / "tools" / path.name).symlink_to(own if takes_own and own.exists() else path)
 
 
-def _render_apart(side: Path, options: argparse.Namespace) -> None:
+# Without the finder of an editable installation: it would give what a commit lacks from this working tree.
+ISOLATED = """
+import runpy, sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
+runpy.run_module("tools.replay", run_name="__main__", alter_sys=True)
+"""
+
+
+def _render_apart(side: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Renders in a process that imports what lies in `side`."""
-    command = [sys.executable, "-m", "tools.replay", "render", "--out", str(side / "out"), "--devices", *options.devices]
+    command = [sys.executable, "-c", ISOLATED, "render", "--out", str(side / "out"), "--devices", *options.devices]
     command += ["--all"] * options.all + (["--only", *options.only] if options.only else [])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, cwd=side, env=environment | {"PYTHONDONTWRITEBYTECODE": "1"}, check=True)
+    return subprocess.Popen(command, cwd=side, env=environment | {"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+def _finish(process: subprocess.Popen[bytes]) -> None:
+    if process.wait():
+        raise subprocess.CalledProcessError(process.returncode, process.args)
 
 
 def _git(*command: str, check: bool = True) -> None:

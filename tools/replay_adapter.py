@@ -5,11 +5,14 @@ A commit that moves or renames what is imported here changes this file too: `too
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +23,23 @@ from kgen import backend
 from kgen.build import cpp, triton
 from kgen.capture import torch_adapter
 from kgen.report import debug
+
+
+def _first_of(*names: str) -> ModuleType:
+    """The module under the first name that it has: commits older than this file have other ones."""
+    found = next(name for name in names if _exists(name))
+    return importlib.import_module(found)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its package is missing
+        return False
+
+
+torch_adapter = _first_of("kgen.capture.torch_adapter", "kgen.torch_adapter")
+debug = _first_of("kgen.report.debug", "kgen.debug")
 
 # What `torch_adapter.gpu_facts` says of an H200.
 GPU_FACTS = {"arch": 90, "processors": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 4_800_000_000_000}
