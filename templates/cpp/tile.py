@@ -78,14 +78,17 @@ class Slots:
         return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
 
     def _along(self, one: Input, own: str) -> str:
-        """The axis along which most of the operand's memory is contiguous: neighbours in a vector."""
-        weights = dict.fromkeys(one.axes, 0)
-        for load in vs.loads([one.value]):
-            for axis in one.axes:
-                loops = one.loops[axis]
-                if loops and ix.stride_of(load.attr[1][0], loops[-1]) == 1:
-                    weights[axis] += load.attr[2].itemsize
+        """The axis along which most of the operand's memory is contiguous: neighbours in a vector. Arrays of one axis, such as
+        weights, do not count: they are contiguous along it, and read once a row along the other one."""
         summed = self.problem.sides(one.name)[1]
+        weights = {own: 0, summed: 0}
+        for load in vs.loads([one.value]):
+            place = load.attr[1][0]
+            for axis, other in ((own, summed), (summed, own)):
+                loops = one.loops[axis]
+                varies = not load.variables().isdisjoint(one.loops[other])
+                if varies and loops and ix.stride_of(place, loops[-1]) == 1:
+                    weights[axis] += load.attr[2].itemsize
         return own if weights[own] > weights[summed] else summed
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
