@@ -105,6 +105,7 @@ def _normed(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 COMPUTED: dict[str, tuple[Callable[..., Tensor], list[Tensor], str]] = {
     "rows": (lambda w, x, s, t: w @ _normed(x, s, t), [r(64, 48), r(48, 96), r(48), r(49)[1:]], "i"),
     "columns": (lambda w, x, s, t: w @ _normed(x.t(), s, t), [r(64, 48), r(96, 48), r(48), r(49)[1:]], "k"),
+    "short_rows": (lambda w, x, s, t: w @ _normed(x, s, t), [r(64, 48), r(48, 3), r(48), r(49)[1:]], "k"),
     "gathered_rows": (lambda w, x, i: w @ (x[i] * 2), [r(64, 40), r(48, 96), torch.arange(40) % 7], "i"),
     "gathered_columns": (lambda w, x, i: w @ (x[i].t() * 2), [r(64, 40), r(48, 40), torch.arange(96) % 7], "k"),
 }
