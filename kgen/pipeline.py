@@ -28,6 +28,7 @@ from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
+from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
@@ -280,6 +281,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    if info.role == "backward":
+        assembled = replace(assembled, program=accept_saved(assembled.program))
     if config.poison:
         assembled = poisoned(assembled)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})

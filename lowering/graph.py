@@ -26,7 +26,7 @@ from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, number_of
+from kgen.lowering.tensor import Tensor, convert, number_of
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
@@ -282,11 +282,11 @@ class _Lowering:
         in memory too, so as to numbers nothing is lost, and half the bytes are written and read."""
         for source in node.all_input_nodes:
             narrow = self.env[source]
-            if isinstance(narrow, Tensor) and narrow.value is result.value and narrow.dtype.itemsize < result.dtype.itemsize:
+            if isinstance(narrow, Tensor) and _is_widened(narrow, result):
                 origin, self.builder.origin = self.builder.origin, _origin(source)
                 stored = self.env[source] = self.builder.realize(narrow)
                 self.builder.origin = origin
-                return replace(result, value=stored.value)
+                return replace(result, value=convert(stored, result.dtype).value)
         return None
 
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
@@ -382,6 +382,11 @@ _VIEWS = frozenset(
         "unfold",
     ]
 )
+
+
+def _is_widened(narrow: Tensor, wide: Tensor) -> bool:
+    """Whether a tensor is another one in a wider type, and nothing more."""
+    return narrow.dtype.itemsize < wide.dtype.itemsize and convert(narrow, wide.dtype).value is wide.value
 
 
 def _uses(node: Node) -> int:
