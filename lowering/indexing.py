@@ -186,20 +186,19 @@ def searchsorted(
 
 
 def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:
-    """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them."""
+    """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them. It tries the
+    positions that torch tries: a NaN compares with nothing, and what it leads to depends on where it is met."""
 
     def number(n: int) -> Value:
         return vs.const(n, torch.int64)
 
-    found = number(0)
-    step = 1 << max(count.bit_length() - 1, 0)
-    while step and count:
-        tried = vs.call("add", found, number(step - 1))
-        inside = vs.call("lt", tried, number(count))
-        tried = vs.call("minimum", tried, number(count - 1))
-        found = vs.where(vs.call("and", inside, holds(tried)), vs.call("add", tried, number(1)), found)
-        step //= 2
-    return found
+    low, high = number(0), number(count)
+    for _ in range(count.bit_length()):
+        middle = vs.call("shr", vs.call("add", low, high), number(1))
+        tried = vs.call("minimum", middle, number(count - 1))
+        found = vs.call("and", vs.call("lt", low, high), holds(tried))
+        low, high = vs.where(found, vs.call("add", middle, number(1)), low), vs.where(found, high, middle)
+    return low
 
 
 def bucketize(b: Builder, x: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:

@@ -43,3 +43,21 @@ def test_the_gradient_of_an_extreme_finds_it_again(dtype: str) -> None:
     """Backward recomputed what it compares with the maximum, from a rounded tanh: nothing was equal, and 0 / 0 a NaN."""
     lines = "y = -0.712 - torch.tanh(x0)\nout = [y / y.amax(0, keepdim=True).abs().clamp(min=0.5)]"
     agrees(lines, b0=f"randn(66835, 3, 1, 3).to({dtype})", gradients=True)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_a_search_among_nans_ends_where_eager_does(count: int, right: bool) -> None:
+    """A NaN compares with nothing: where the search ends depends on the elements that it meets."""
+    row = f"torch.cat([torch.arange({count}) * 1.0, torch.tensor([float('inf'), float('nan'), float('nan'), float('nan')])])"
+    agrees(
+        f"out = [torch.searchsorted(x0, x1, right={right}), torch.bucketize(x1, x0.flip(0), right={right})]",
+        b0=f"{row}[-{count}:]",
+        b1="torch.tensor([-1, 0, 0.5, 2, 7.5, float('inf'), float('nan')])",
+    )
+
+
+def test_what_is_written_over_is_read_before() -> None:
+    """`x + 1` took the memory of the stack, which the kernel read afterwards."""
+    parts = "torch.stack([x1, *torch.zeros(15, device=D).unbind(0)])"
+    agrees(f"out = [x0 + 1, x0 * {parts}]", b0="randn(1, 16)", b1="randn(2)")
