@@ -20,7 +20,7 @@ SPLIT = '''
 import torch
 
 import kgen
-from kgen import index as ix
+from kgen.ir import index as ix
 
 SPLIT = 3
 

@@ -21,8 +21,6 @@ from torch.fx import GraphModule
 
 from kgen import backend
 from kgen.build import cpp, triton
-from kgen.capture import torch_adapter
-from kgen.report import debug
 
 
 def _first_of(*names: str) -> ModuleType:

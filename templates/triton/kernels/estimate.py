@@ -23,6 +23,12 @@ LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
+# What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
+# 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
+READ = 25
+# How much longer an epilogue takes whose next operands are loaded ahead while it sums up columns: there are too few registers
+# for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
+CROWDED = 2.0
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 1.0
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
@@ -191,7 +197,8 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
-    work = area * _epilogue_cost(problem) / ADDITIONS * waiting
+    crowded = CROWDED if config.get("AHEAD") and problem.reduces_tiles else 1.0
+    work = area * (_epilogue_cost(problem) + READ * _reads(problem)) / ADDITIONS * waiting * crowded
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
