@@ -55,6 +55,8 @@ from kgen.scheduler.transforms.split_k import may_cut, partial_of, parts_of, pos
 from kgen.scheduler.transforms.split_reduction import split_reduction
 from kgen.scheduler.transforms.tile_partials import Tiles, alone, partials
 from kgen.templates import registry
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.templates.problem import Device
 from kgen.tuning.answer import Answer, Oracle, Place, place
 from kgen.tuning.only import Only
@@ -96,6 +98,10 @@ class Options:
             "cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=self.interpreted
         )
 
+    def capabilities(self, graph: ir.Graph) -> Capabilities:
+        """What the registered templates say of fusion around the buffers of a graph."""
+        return Capabilities(lambda out: self.device(graph, out).kind)
+
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
         """Of which results on: a CPU's library makes two passes of what is one call."""
         on = self.fusion and self.fused_calls
@@ -129,7 +135,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options) -> Schedule:
     """A schedule in which templates compute those of the contractions in `offered` for which that is faster."""
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
-    known = _Known(offered, tiles=Tiles(demanded=demanded, rows=_with_rows(graph, offered, options)))
+    known = _Known(offered, tiles=replace(_tiles(graph, offered, options), demanded=demanded))
     refusals: list[Verdict] = []
     answers: Answers = {}
     settled: Answers = {}  # before the trial
@@ -206,7 +212,10 @@ class _Known:
         rows = frozenset(out for out in self.tiles.rows if refusal_of(out) not in gone)
         twice = frozenset(out for out in self.tiles.twice if second_of(out) not in gone)
         copies = {**self.tiles.copies, **copies}
-        tiles = Tiles({**self.tiles.blocks, **blocks}, self.tiles.apart | gone, self.tiles.demanded, cuts, rows, twice, copies)
+        tiles = replace(
+            self.tiles, blocks={**self.tiles.blocks, **blocks}, apart=self.tiles.apart | gone, cuts=cuts, rows=rows,
+            twice=twice, copies=copies,
+        )  # fmt: skip
         made = _Known(self.offered - gone, self.single | apart, tiles, {**self.apart, **refused_updates(refused)})
         if made == self:
             raise errors.NoProgress(refused=", ".join(refused) or "nothing")
@@ -221,17 +230,23 @@ def _offered(graph: ir.Graph, options: Options) -> frozenset[str]:
     return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
 
 
-def _with_rows(graph: ir.Graph, offered: frozenset[str], options: Options) -> frozenset[str]:
-    """Products whose tiles may hold whole rows: in what order a row is added up there depends on the tile, and C++ has none
-    as long."""
+def _tiles(graph: ir.Graph, offered: frozenset[str], options: Options) -> Tiles:
+    """What is known before the first attempt."""
+    capabilities = options.capabilities(graph)
+    return Tiles(rows=_with_rows(offered, capabilities, options), capabilities=capabilities)
+
+
+def _with_rows(offered: frozenset[str], capabilities: Capabilities, options: Options) -> frozenset[str]:
+    """Products whose tiles may hold whole rows: in what order a row is added up there depends on the tile."""
     if options.stable:
         return frozenset()
-    return frozenset(out for out in offered if options.device(graph, out).kind == "cuda")
+    return frozenset(out for out in offered if capabilities.may(out, Request(full_row=1)))
 
 
 def _triable(graph: ir.Graph, offered: frozenset[str], options: Options) -> frozenset[str]:
     """Products that may be computed twice: what each computation adds up depends on its tile."""
-    return _with_rows(graph, offered, options) if options.fusion and options.twice and options.only is None else frozenset()
+    rows = _with_rows(offered, options.capabilities(graph), options)
+    return rows if options.fusion and options.twice and options.only is None else frozenset()
 
 
 def _offerable(node: ir.Node) -> bool:
@@ -436,7 +451,7 @@ def _scheduled(graph: ir.Graph, options: Options, known: _Known, held: Mapping[s
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
     fuser = Fuser(
         graph, groups, sizes, outputs, limits, options.fusion, options.demands, known.single, options.siblings, held, unordered,
-        known.apart,
+        known.tiles.capabilities, known.apart,
     )  # fmt: skip
     defined_once((name for node in graph.nodes for name in _defines(graph, node)), "schedule")
     for group in groups:

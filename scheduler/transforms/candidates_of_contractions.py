@@ -20,12 +20,9 @@ from kgen.scheduler.transforms.recompute import computed_twice
 from kgen.scheduler.transforms.scale_hoisting import Scales
 from kgen.scheduler.transforms.split_k import cut, finished
 from kgen.scheduler.transforms.tile_partials import Tiles, tile_reductions
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, Verdict
-
-# Products that one kernel makes: each has accumulators of its own.
-MAX_FAMILY = 3
-# Elementary operations of an operand's element that are worth doing again for every tile that reads it.
-PROLOGUE = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,8 @@ def offer(
     and without what nobody reads then; what of it has to be in which product's kernel, for it needs whole rows; and what
     became of scales of operands."""
     makers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
-    scales = Scales(graph, taken, how.demands, how.scales)
-    pieces = pieces_of(graph, taken, tiles, MAX_FAMILY)
+    scales = Scales(graph, taken, how.demands, how.scales, tiles.capabilities)
+    pieces = pieces_of(graph, taken, tiles)
     nodes: list[ir.Node] = []
     copied: set[str] = set()
     for node in graph.nodes:
@@ -60,7 +57,7 @@ def offer(
             node = _from_memory(node)
         elif isinstance(node, ir.Contraction):
             copies_of = from_memory(tiles.copies.get(node.out, ""))
-            node, made = scales.without(_with_operands(graph, node, makers, how.demands, copies_of))
+            node, made = scales.without(_with_operands(graph, node, makers, copies_of, how.demands, tiles.capabilities))
             nodes += made
         joining: list[ir.Node] = []
         node = replace(node, vendor=None)
@@ -103,19 +100,21 @@ def _with_operands(
     graph: ir.Graph,
     node: ir.Contraction,
     makers: Mapping[str, ir.Pointwise],
-    demands: tuple[FusionDemand, ...],
     made_first: tuple[bool, bool],
+    demands: tuple[FusionDemand, ...],
+    capabilities: Capabilities,
 ) -> ir.Contraction:
     """Each operand computed tile by tile, which makes its operators the product's, or read from the buffer that the library
-    call would read: as the user demands, as was chosen, or by what computing it costs. What other kernels write in slices is
-    read."""
+    call would read: as the user demands, as was chosen, or as templates say of what computing it costs. What other kernels
+    write in slices is read."""
     operands, origin = [], node.origin
     for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), made_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.operators
         asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
         there = first or (stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored])))
-        computed = stored is None or True in asked or not (asked or there or vs.total_cost([value]) > PROLOGUE)
+        cheap = stored is None or capabilities.may(node.out, Request(prologue_cost=vs.total_cost([value])))
+        computed = stored is None or True in asked or (cheap and not (asked or there))
         operands.append(value if computed or stored is None else stored)
         if computed and prologue:
             origin = Origin(prologue).joined(origin)
@@ -163,12 +162,14 @@ def is_product(group: Group) -> bool:
     return any(item.contracts for item in group.items)
 
 
-def are_family(items: Sequence[Item]) -> bool:
+def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
     """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
-    loops, with an operand in common."""
+    loops, with an operand in common, as many as a template makes."""
     products = [item for item in items if item.contracts]
     sums = [item.node for item in products if isinstance(item.node, ir.Contraction)]
-    if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
+    if len(sums) < len(products) or len({node.operands for node in sums}) > 1:
+        return False
+    if not capabilities.may(sums[0].out, Request(family=len(sums))):
         return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
 

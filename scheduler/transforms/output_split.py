@@ -22,6 +22,8 @@ from kgen.ir.index import Atom, Expr
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
 from kgen.scheduler.transforms.tile_partials import Tiles
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import Outcome, Reason, Verdict
 
 _PIECE = "piece"
@@ -55,8 +57,9 @@ class Pieces:
         return next(k for k, start in enumerate(self.starts) if start <= low < start + self.length)
 
 
-def pieces_of(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, most: int) -> dict[str, Pieces]:
-    """Those of the products in `taken` that are read in pieces, at `most` so many, and only so, some of these together."""
+def pieces_of(graph: ir.Graph, taken: frozenset[str], tiles: Tiles) -> dict[str, Pieces]:
+    """Those of the products in `taken` that are read in pieces, as many as a template makes in one kernel, and only so, some of
+    these together."""
     candidates = {
         node.out: node for node in graph.nodes
         if isinstance(node, ir.Contraction) and node.out in taken and refusal_of(node.out) not in tiles.apart
@@ -70,23 +73,23 @@ def pieces_of(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, most: int) -
                 reads.setdefault(out, []).append([load for load in vs.loads([node.value]) if load.attr[0] == out])
         else:
             kept.update(ir.reads(node))
-    found = {out: _pieces(candidates[out], loads, most) for out, loads in reads.items() if out not in kept}
+    found = {out: _pieces(candidates[out], loads, tiles.capabilities) for out, loads in reads.items() if out not in kept}
     return {out: pieces for out, pieces in found.items() if pieces is not None}
 
 
-def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], most: int) -> Pieces | None:
+def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], capabilities: Capabilities) -> Pieces | None:
     left, right = node.lhs.variables(), node.rhs.variables()
     for k, v in enumerate(node.out_vars):
         length = v.extent.as_int()
         if length is None or (v in left) == (v in right):
             continue
-        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers], most)
-        if found is not None:
+        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers])
+        if found is not None and capabilities.may(node.out, Request(family=len(found[0]))):
             return Pieces(k, *found)
     return None
 
 
-def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[tuple[int, ...], int] | None:
+def _along(length: int, readers: Sequence[Sequence[Expr]]) -> tuple[tuple[int, ...], int] | None:
     """Where pieces begin along a dimension, and how long they are, by the indices of each reader."""
     ranges: list[tuple[int, int]] = []
     for place in {place for places in readers for place in places}:
@@ -101,7 +104,7 @@ def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[t
         else:
             pieces.append((low, high))
     lengths = {high - low + 1 for low, high in pieces}
-    if not 1 < len(pieces) <= most or len(lengths) > 1:
+    if len(pieces) < 2 or len(lengths) > 1:
         return None
     together = max(sum(any(low <= ix.lower_bound(p) <= high for p in places) for low, high in pieces) for places in readers)
     return (tuple(low for low, _ in pieces), lengths.pop()) if together > 1 else None
