@@ -265,7 +265,6 @@ class Product(kgen.KernelTemplate):
 """
 
 
-@pytest.mark.slow
 def test_templates_are_type_checked(tmp_path: Path) -> None:
     """The example's and the documentation's have no error; of others mypy names each."""
     package = tmp_path / "tree" / "kgen"
