@@ -6,12 +6,33 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names, for type checkers
+    from kgen import config as config
+    from kgen import errors as errors
+    from kgen import testing as testing
+    from kgen.backend import compile as compile
+    from kgen.report.coverage import coverage as coverage
+    from kgen.report.coverage import coverage_reset as coverage_reset
+    from kgen.report.explain import explain as explain
+    from kgen.templates.base import KernelTemplate as KernelTemplate
+    from kgen.templates.contract import contraction as contraction
+    from kgen.templates.contract import host_value as host_value
+    from kgen.templates.contract import knob as knob
+    from kgen.templates.contract import operand as operand
+    from kgen.templates.contract import operator as operator
+    from kgen.templates.contract import result as result
+    from kgen.templates.contract import template as template
+    from kgen.templates.contract import workspace as workspace
+    from kgen.verdict import forbid_fused as forbid_fused
+    from kgen.verdict import require_fused as require_fused
 
 __version__ = "0.1.0.dev0"
 
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {
+    "KernelTemplate": "kgen.templates.base:KernelTemplate",
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.contract:contraction",

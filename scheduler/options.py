@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kgen.ir import nodes as ir
 from kgen.scheduler.tiling.tiles import Gpu
+from kgen.templates.capabilities import Capabilities
 from kgen.templates.problem import Device
 from kgen.tuning.answer import Oracle
 from kgen.tuning.only import Only
@@ -47,6 +48,10 @@ class Options:
         return Device(
             "cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=self.interpreted
         )
+
+    def capabilities(self, graph: ir.Graph) -> Capabilities:
+        """What the registered templates say of fusion around the buffers of a graph."""
+        return Capabilities(lambda out: self.device(graph, out).kind)
 
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
         """Of which results on: a CPU's library makes two passes of what is one call."""

@@ -19,6 +19,7 @@ from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 
 P = ParamSpec("P")
@@ -286,9 +287,8 @@ class Problem:
 
     def side(self, axis: str, config: Config) -> int:
         """Points along an axis of what the epilogue gets at once: the tile's, or as many as the author says."""
-        own = self.template.method("sides")
         block: int = config.get(self.template.block(axis) or "", 1)
-        return block if own is None else own(self, config).get(axis, block)
+        return self.template.author.sides(self, config).get(axis, block)
 
     def part_blocks(self, config: Config) -> dict[str, int | None]:
         """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
@@ -332,10 +332,7 @@ class Problem:
 
     def programs(self, config: Config) -> Expr:
         """The author's number of programs, or one for each tile of the first result."""
-        own = self.template.method("grid")
-        if own is not None:
-            return ix.as_expr(own(self, config))
-        return self.blocks(config)
+        return ix.as_expr(self.template.author.grid(self, config))
 
     def blocks(self, config: Config) -> Expr:
         """The tiles of the first result."""
@@ -537,8 +534,8 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 def _other_work(template: Template, main: list[Statement]) -> str | None:
     """Why products are not what a template computes, whatever their loops."""
     pattern = template.implements
-    if len(main) > 1 and template.many is None:
-        return f"{len(main)} products in one kernel"
+    if len(main) > template.most.family:
+        return template.why_not(Request(family=len(main)))
     if any(s.op != (pattern.operator or "sum") for s in main):
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
     if len(main[0].factors) + 1 != len(pattern.operands):
@@ -562,8 +559,8 @@ def _no_order(s: Statement, problem: Problem) -> str | None:
     """Why a template cannot run the updates of an element in order."""
     template = problem.template
     axes = template.implements.results[0]
-    if not all(one.ordered for one in template.results.values()):
-        return "it stores its tiles in no order, and updates of one element have one"
+    if (reason := template.why_not(Request(ordered=True))) is not None:
+        return reason
     apart = [axis for axis in problem.in_order if axis not in template.implements.batch]
     if len(apart) > 1:
         return f"updates along both {' and '.join(apart)} may hit one element, and threads share one of these axes"

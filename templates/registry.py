@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kgen import errors
 
 if TYPE_CHECKING:
+    from kgen.templates.base import Request
     from kgen.templates.contract import Template
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
@@ -51,6 +52,22 @@ def every(device: str | None = None) -> list[Template]:
     """The templates of a device, built-in ones included, in order of registration."""
     _load()
     return [t for t in _templates.values() if device in (None, t.device)]
+
+
+def contractions(device: str | None = None) -> list[Template]:
+    """Those of a device that implement a contraction."""
+    return [t for t in every(device) if not t.implements.operator]
+
+
+def why_not(device: str | None, request: Request) -> str | None:
+    """Why no template of a device makes such a kernel of a contraction, each with its reason; None where some may."""
+    reasons: list[str] = []
+    for template in contractions(device):
+        reason = template.why_not(request)
+        if reason is None:
+            return None
+        reasons.append(f"{template.name}: {reason}")
+    return "; ".join(reasons) or "there is no template"
 
 
 def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:

@@ -22,7 +22,7 @@ from kgen import verdict
 from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from kgen.templates import registry
-from kgen.templates.contract import Template
+from kgen.templates.base import PUBLIC, KernelTemplate
 from kgen.templates.problem import Problem
 from kgen.tuning import model
 from tests.kernels import plans
@@ -114,14 +114,18 @@ def test_facts_of_a_problem_exist() -> None:
     assert named <= known
 
 
-def test_the_methods_are_those_that_are_asked_for() -> None:
-    source = inspect.getsource(Template) + "".join(path.read_text() for path in SOURCES) + model_source()
-    asked = set(re.findall(r'getattr\(self\.author, "(\w+)"', source)) | set(re.findall(r'\.method\("(\w+)"\)', source))
-    assert {re.match(r"`(\w+)\(", row)[1] for row in first_column("What the class may define")} == asked  # type: ignore[index]
+@pytest.mark.parametrize(("title", "callables"), [("What the class may declare", False), ("What the class may define", True)])
+def test_the_tables_have_all_of_the_base_class(title: str, callables: bool) -> None:
+    named = {re.match(r"`(\w+)", row)[1] for row in first_column(title)}  # type: ignore[index]
+    assert named == {name for name in PUBLIC if callable(getattr(KernelTemplate, name)) == callables}
 
 
-def model_source() -> str:
-    return (ROOT / "kgen" / "tuning" / "model.py").read_text()
+def test_signatures_and_defaults_are_those_of_the_base_class() -> None:
+    for row in first_column("What the class may define"):
+        name, parameters = re.match(r"`(\w+)\((.*)\)`", row).groups()  # type: ignore[union-attr]
+        assert list(inspect.signature(getattr(KernelTemplate, name)).parameters) == parameters.split(", ")
+    for name, default in re.findall(r"^\| `(\w+)` \| .* \| (\d+) \|$", section("What the class may declare"), re.MULTILINE):
+        assert getattr(KernelTemplate, name) == int(default)
 
 
 @pytest.mark.parametrize("title", ["What is refused, and why", "Messages"])

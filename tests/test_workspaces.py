@@ -30,7 +30,7 @@ def tiles(problem, config):
 
 
 @kgen.template(implements=kgen.contraction("m,k", "k,n -> m,n"), device="cuda", source="product.py.jinja", name="{name}")
-class Split:
+class Split(kgen.KernelTemplate):
     """Sums cut into parts in one launch: the last program of a tile adds them up, in their order."""
 
     A, B, C = kgen.operand("m", "k"), kgen.operand("k", "n"), kgen.result("m", "n")

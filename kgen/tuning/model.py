@@ -81,16 +81,15 @@ def fits(problem: Problem, config: Config) -> bool:
 def order(problem: Problem, config: Config) -> Hashable:
     """Equal for configurations with results that are equal bit by bit: their sums, and those on their tiles, are added in one
     order."""
-    own = problem.template.method("order")
-    sums = own(problem, config) if own else (problem.template.name, config.values)
+    sums = problem.template.author.order(problem, config)
     return sums, tuple(sorted(problem.part_blocks(config).items()))
 
 
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
-    own = problem.template.method("seconds")
+    own = problem.template.author.seconds(problem, config)
     joining = LAUNCH[problem.device.kind] if problem.reduces_tiles and not problem.whole else 0.0
-    return joining + (float(own(problem, config)) if own else roofline(problem))
+    return joining + (roofline(problem) if own is None else own)
 
 
 def joint_seconds(problems: Sequence[Problem], config: Config) -> float:

@@ -8,9 +8,8 @@ from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.scheduler.analysis.items import Group, Item, finished, make_item, product_item
-
-# Contractions that one kernel makes: each has accumulators of its own.
-MAX_FAMILY = 3
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 
 
 def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
@@ -33,12 +32,14 @@ def is_product(group: Group) -> bool:
     return any(item.contracts for item in group.items)
 
 
-def are_family(items: Sequence[Item]) -> bool:
+def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
     """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
-    loops, with an operand in common."""
+    loops, with an operand in common, as many as a template makes."""
     products = [item for item in items if item.contracts]
     sums = [item.node for item in products if ir.is_contraction(item.node)]
-    if len(sums) < len(products) or len(products) > MAX_FAMILY or len({node.operands for node in sums}) > 1:
+    if len(sums) < len(products) or len({node.operands for node in sums}) > 1:
+        return False
+    if not capabilities.may(sums[0].out, Request(family=len(sums))):
         return False
     return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
 

@@ -22,6 +22,8 @@ from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.fusion.contraction_groups import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.fusion.legality import illegal, moved, races
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256
@@ -46,6 +48,7 @@ class Fuser:
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
+    capabilities: Capabilities = field(default_factory=Capabilities)  # of the registered templates
     apart: Mapping[str, Verdict] = field(default_factory=dict)  # why updates are not in a product's kernel, by their results
     unmet: list[tuple[FusionDemand, errors.FusionRequired]] = field(default_factory=list)  # what fusion alone has not done
     producer: dict[str, Group] = field(default_factory=dict)
@@ -214,7 +217,9 @@ class Fuser:
         any_order = group.device in self.unordered
 
         def is_free(item: Item) -> bool:
-            return not item.in_order or item.is_update or (any_order and isinstance(item.node, ir.Scatter))
+            if not item.in_order or (any_order and isinstance(item.node, ir.Scatter)):
+                return True
+            return item.is_update and self.capabilities.may(item.outs[0], Request(ordered=True))
 
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
@@ -245,7 +250,7 @@ class Fuser:
             if not self.siblings:
                 return Reason.SIBLINGS_OFF
             alone = any(out in self.single for item in items for out in item.outs)
-            return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
+            return joint if are_family(items, self.capabilities) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
         return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
 

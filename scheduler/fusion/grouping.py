@@ -44,7 +44,7 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
     fuser = Fuser(
         graph, groups, Sizes(graph.size_hints), outputs, limits, options.fusion, options.demands, around.single,
-        options.siblings, around.held, unordered, around.apart,
+        options.siblings, around.held, unordered, options.capabilities(graph), around.apart,
     )  # fmt: skip
     defined_once((name for node in graph.nodes for name in _defines(graph, node)), "schedule")
     for group in groups:

@@ -21,10 +21,8 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.transforms.tile_partials import FULL_ROWS, Search, Tiles, Traced, parts_of, tiles_of
+from kgen.templates.base import Request
 from kgen.verdict import Outcome, Reason, Verdict
-
-# Points of the longest row that some template's tile may hold.
-LONGEST = 1024
 
 
 class FullRowTiles(Transform):
@@ -143,7 +141,7 @@ class _Rows(Search):
             self.rows[node.out] = row
 
     def _row(self, node: ir.Node, after: frozenset[str]) -> Row | None:
-        """What a reduction of whole rows makes, where the rows' length is known and not too large."""
+        """What a reduction of whole rows makes, where their length is known and some template's tile may hold them."""
         if not isinstance(node, ir.Reduction):
             return None
         place, rows = self._place(node.value), self._rows_read(node.value)
@@ -155,7 +153,9 @@ class _Rows(Search):
             return None
         loops = self._along(*place, node)
         length = ix.product(v.extent for v in node.rvars).as_int()
-        if not loops or not length or length > LONGEST or any(v not in loops and v.extent != 1 for v in node.rvars):
+        if not loops or not length or any(v not in loops and v.extent != 1 for v in node.rvars):
+            return None
+        if not self.tiles.capabilities.may(place[0], Request(full_row=length, reduction=node.op)):
             return None
         along = next(k for k, e in enumerate(place[1]) if any(v in ix.free_atoms(e) for v in loops))
         return Row(place[0], frozenset({(node.outs[0], along)}) | (frozenset() if rows is None else rows.reductions))

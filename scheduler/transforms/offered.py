@@ -5,6 +5,7 @@ from __future__ import annotations
 from kgen.ir import nodes as ir
 from kgen.scheduler.options import Options
 from kgen.templates import registry
+from kgen.templates.base import Request
 
 
 def offered(graph: ir.Graph, options: Options) -> frozenset[str]:
@@ -15,11 +16,12 @@ def offered(graph: ir.Graph, options: Options) -> frozenset[str]:
     return frozenset(out for out in outs if registry.every(options.device(graph, out).kind))
 
 
-def offered_on_gpus(graph: ir.Graph, options: Options) -> frozenset[str]:
-    """Those of them on GPUs, where the order in which a contraction is added up may depend on its tile."""
+def offered_for_rows(graph: ir.Graph, options: Options) -> frozenset[str]:
+    """Those of them whose tiles may hold whole rows: the order in which a row is added up there depends on the tile."""
     if options.stable:
         return frozenset()
-    return frozenset(out for out in offered(graph, options) if options.device(graph, out).kind == "cuda")
+    capabilities = options.capabilities(graph)
+    return frozenset(out for out in offered(graph, options) if capabilities.may(out, Request(full_row=1)))
 
 
 def _offerable(node: ir.Node) -> bool:

@@ -21,12 +21,13 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
-from kgen.scheduler.fusion.contraction_groups import MAX_FAMILY
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import product_of
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.scheduler.transforms.recompute import recomputed
 from kgen.scheduler.transforms.split_k import PIECE, parts_by_result, whole_of
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import Outcome, Reason, Verdict
 
 OUTPUT_SPLIT = "output split"
@@ -56,7 +57,7 @@ class OutputSplit(Transform):
     name = OUTPUT_SPLIT
 
     def apply(self, draft: Draft) -> None:
-        pieces = pieces_of(draft, MAX_FAMILY)
+        pieces = pieces_of(draft)
         if not pieces:
             return
         nodes: list[ir.Node] = []
@@ -89,10 +90,11 @@ class OutputSplit(Transform):
         ]
 
 
-def pieces_of(draft: Draft, most: int) -> dict[str, Pieces]:
-    """Those of the contractions that templates compute which are read in pieces, at `most` so many, and only so, some of these
-    together."""
+def pieces_of(draft: Draft) -> dict[str, Pieces]:
+    """Those of the contractions that templates compute which are read in pieces, as many as a template makes in one kernel, and
+    only so, some of these together."""
     graph, decisions = draft.graph, draft.decisions
+    capabilities = draft.options.capabilities(graph)
     cuts, again = parts_by_result(decisions), recomputed(decisions)
     candidates = {
         node.out: node for node in draft.before
@@ -107,23 +109,23 @@ def pieces_of(draft: Draft, most: int) -> dict[str, Pieces]:
                 reads.setdefault(out, []).append([load for load in vs.loads([node.value]) if load.attr[0] == out])
         else:
             kept.update(ir.reads(node))
-    found = {out: _pieces(candidates[out], loads, most) for out, loads in reads.items() if out not in kept}
+    found = {out: _pieces(candidates[out], loads, capabilities) for out, loads in reads.items() if out not in kept}
     return {out: pieces for out, pieces in found.items() if pieces is not None}
 
 
-def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], most: int) -> Pieces | None:
+def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], capabilities: Capabilities) -> Pieces | None:
     left, right = node.lhs.variables(), node.rhs.variables()
     for k, v in enumerate(node.out_vars):
         length = v.extent.as_int()
         if length is None or (v in left) == (v in right):
             continue
-        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers], most)
-        if found is not None:
+        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers])
+        if found is not None and capabilities.may(node.out, Request(family=len(found[0]))):
             return Pieces(k, *found)
     return None
 
 
-def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[tuple[int, ...], int] | None:
+def _along(length: int, readers: Sequence[Sequence[Expr]]) -> tuple[tuple[int, ...], int] | None:
     """Where pieces begin along a dimension, and how long they are, by the indices of each reader."""
     ranges: list[tuple[int, int]] = []
     for place in {place for places in readers for place in places}:
@@ -138,7 +140,7 @@ def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[t
         else:
             pieces.append((low, high))
     lengths = {high - low + 1 for low, high in pieces}
-    if not 1 < len(pieces) <= most or len(lengths) > 1:
+    if len(pieces) < 2 or len(lengths) > 1:
         return None
     together = max(sum(any(low <= ix.lower_bound(p) <= high for p in places) for low, high in pieces) for places in readers)
     return (tuple(low for low, _ in pieces), lengths.pop()) if together > 1 else None

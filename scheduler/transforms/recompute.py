@@ -170,7 +170,7 @@ class _Elements(Search):
         site = self.sites.get(node.outs[0])
         if site is not None:
             around = self.around[site.product]
-            around.reductions[node.outs[0]] = self._unfolded(node.value, frozenset(node.rvars))
+            around.reductions[node.outs[0]] = self._unfolded(node, node.value)
             around.results |= set(node.outs)
         own = {site.product} if site is not None else set()
         waiting = frozenset().union(*(self.after.get(name, ()) for name in ir.reads(node)))

@@ -15,7 +15,7 @@ from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import product_of
-from kgen.scheduler.transforms.offered import offered_on_gpus
+from kgen.scheduler.transforms.offered import offered_for_rows
 from kgen.scheduler.transforms.pricing import measured_or_estimated
 from kgen.scheduler.transforms.recompute import (
     RECOMPUTE,
@@ -85,7 +85,7 @@ def trial_of(settled: Attempt) -> Trial:
     options, around, seconds = settled.options, dict[str, Around](), dict[str, float]()
     refusals: list[Verdict] = []
     wanted = options.fusion and options.twice and options.only is None
-    for one in may_be_twice(settled.draft, offered_on_gpus(settled.graph, options)) if wanted else ():
+    for one in may_be_twice(settled.draft, offered_for_rows(settled.graph, options)) if wanted else ():
         product = one.node.out
         if one.refusal is not None:
             refusals.append(one.refusal)

@@ -29,7 +29,7 @@ from kgen.tuning.answer import place
 # Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
 # tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.
 TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
-# Parts begin where the copy engine may begin, and whole tiles of any template end.
+# Parts of a sum begin at multiples of so many terms: rows of 128 bytes, as TMA loads them, of 16-bit numbers.
 ROUND = 64
 
 

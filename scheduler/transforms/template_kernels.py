@@ -22,13 +22,12 @@ from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.scheduler.transforms.offered import offered
 from kgen.scheduler.transforms.operand_padding import NONE, from_memory, sides_by_result
 from kgen.scheduler.transforms.recompute import recomputed
+from kgen.templates.base import Request
 from kgen.tuning.answer import Answer, Place, place
 from kgen.verdict import Outcome, Reason, Verdict
 
 TEMPLATE = "template"
 FAMILY = "shared kernel"
-# Elementary operations of an operand's element that are worth doing again for every tile that reads it.
-PROLOGUE = 24
 
 
 class Offer(Transform):
@@ -78,16 +77,17 @@ def _with_operands(
     draft: Draft, node: ir.Contraction, makers: Mapping[str, ir.Pointwise], made_first: tuple[bool, bool]
 ) -> ir.Contraction:
     """Each operand computed tile by tile, which makes its operators the contraction's, or read from the buffer that the library
-    call would read: as the user demands, as was chosen, or by what computing it costs. What other kernels write in slices is
-    read."""
-    graph, demands = draft.graph, draft.options.demands
+    call would read: as the user demands, as was chosen, or as templates say of what computing it costs. What other kernels
+    write in slices is read."""
+    graph, demands, capabilities = draft.graph, draft.options.demands, draft.options.capabilities(draft.graph)
     operands, origin = [], node.origin
     for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), made_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.operators
         asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
         there = first or (stored is not None and any(graph.buffers[load.attr[0]].parts for load in vs.loads([stored])))
-        computed = stored is None or True in asked or not (asked or there or vs.total_cost([value]) > PROLOGUE)
+        cheap = stored is None or capabilities.may(node.out, Request(prologue_cost=vs.total_cost([value])))
+        computed = stored is None or True in asked or (cheap and not (asked or there))
         operands.append(value if computed or stored is None else stored)
         if computed and prologue:
             origin = Origin(prologue).joined(origin)

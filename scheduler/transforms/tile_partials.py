@@ -27,14 +27,10 @@ from kgen.ir.values import Index, Value
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import part_blocks, product_of
 from kgen.scheduler.transforms.gather_reduction import checked, with_picks
-from kgen.scheduler.transforms.offered import offered_on_gpus
+from kgen.scheduler.transforms.offered import offered_for_rows
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import Outcome, Reason, Verdict
-
-# Points of a part until a template's tile says how many.
-PROVISIONAL = 128
-# Elementary operations of a value that is worth computing again to know it tile by tile.
-UNFOLDED = 100
-
 
 TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
 
@@ -43,21 +39,24 @@ TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
 class Tiles:
     """What earlier attempts found out about reductions on tiles. By the first buffer of their parts: how many points a part has
     (`blocks`), which is for a template's tile to say, and which reductions have to stay `apart` from their contraction.
-    `demanded` are operators that the user wants to see fused, and `rows` contractions whose tiles may hold whole rows."""
+    `demanded` are operators that the user wants to see fused, `rows` are contractions whose tiles may hold
+    whole rows, and `capabilities` those of the registered templates."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
     rows: frozenset[str] = frozenset()
+    capabilities: Capabilities = field(default_factory=Capabilities, compare=False)
 
 
 def tiles_of(draft: Draft) -> Tiles:
     """What was decided about reductions on tiles so far."""
     decisions, options = draft.decisions, draft.options
     demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
-    rows = offered_on_gpus(draft.graph, options) - decisions.refused(FULL_ROWS).keys()
+    rows = offered_for_rows(draft.graph, options) - decisions.refused(FULL_ROWS).keys()
     apart = frozenset(decisions.refused(TILE_PARTIALS))
-    return Tiles(decisions.settled(TILE_PARTIALS, int), apart, demanded, rows)
+    capabilities = options.capabilities(draft.graph)
+    return Tiles(decisions.settled(TILE_PARTIALS, int), apart, demanded, rows, capabilities)
 
 
 class TilePartials(Transform):
@@ -257,10 +256,10 @@ class Search:
     # ---- one reduction ----------------------------------------------------------------------------------------------
 
     def _site(self, node: ir.Reduction) -> Site | None:
-        value = self._unfolded(node.value, frozenset(node.rvars))
+        value, capabilities = self._unfolded(node, node.value), self.tiles.capabilities
         place = self._place(value)
         parts = parts_of(self.graph, node)
-        if place is None or parts[0] in self.tiles.apart:
+        if place is None or parts[0] in self.tiles.apart or not capabilities.may(place[0], Request(reduction=node.op)):
             return None
         product, index = place
         if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
@@ -269,7 +268,7 @@ class Search:
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
         if not loops or (rest and node.op in ("argmax", "argmin")):
             return None
-        block = self.tiles.blocks.get(parts[0], PROVISIONAL)
+        block = self.tiles.blocks.get(parts[0]) or capabilities.tile(product)
         site = Site(node, product, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
         return site if self._free(value, product) else self._rescaled(site)
 
@@ -288,21 +287,24 @@ class Search:
                 return loops
         return ()
 
-    def _unfolded(self, value: Value, loops: frozenset[Var]) -> Value:
+    def _unfolded(self, node: ir.Reduction, value: Value) -> Value:
         """The value with elements that wait for a reduction computed again, as far as that reduction may have been one of
-        tiles: a softmax stores its exponentials before it sums them."""
+        tiles, and templates compute as much again: a softmax stores its exponentials before it sums them."""
 
         def again(load: Value) -> Value | None:
             source = self.made.get(load.attr[0])
             if source is None or not self.after.get(load.attr[0]) or load.args or source.out in self.traced:
                 return None
-            if not any(v in ix.free_atoms(e) for v in loops for e in load.attr[1]):
+            if not any(v in ix.free_atoms(e) for v in node.rvars for e in load.attr[1]):
                 return None
             mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
-            return self._unfolded(vs.substitute(source.value, mapping), loops)
+            return self._unfolded(node, vs.substitute(source.value, mapping))
 
         [unfolded] = vs.replace_loads([value], again)
-        return unfolded if vs.total_cost([unfolded]) <= UNFOLDED else value
+        if unfolded is value:
+            return value
+        again_cost = Request(epilogue_cost=vs.total_cost([unfolded]))
+        return unfolded if self.tiles.capabilities.may(node.outs[0], again_cost) else value
 
     def _free(self, value: Value, product: str) -> bool:
         """Whether nothing that the value reads waits for a reduction of the product."""

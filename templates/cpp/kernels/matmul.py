@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kgen.templates import calibration
+from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp.kernels import estimate
 from kgen.templates.cpp.kernels.blocking import FEW_ROWS
@@ -22,7 +23,7 @@ MOST_ROWS = 1536
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cpu", source="matmul.cpp.jinja", name="cpp_matmul")
-class Matmul:
+class Matmul(KernelTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k; of a
     family, with one A packed for all."""
 
@@ -33,8 +34,6 @@ class Matmul:
     )
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
-
-    uncalibrated = staticmethod(calibration.of_matrices_on_cpus)
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.main_dtype not in TYPES:
@@ -64,6 +63,9 @@ class Matmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.seconds(problem, config)
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return calibration.of_matrices_on_cpus(problem)
 
 
 def _rows(wanted: int, parts: list[Part]) -> int:

@@ -237,7 +237,8 @@ class Slots:
         folded: list[Folded] = []
         for s in self.problem.epilogue:
             if s.kind == "partial":
-                if self.problem.part(s).axis in lengths and self.problem.template.method("sides") is None:
+                axis = self.problem.part(s).axis
+                if axis in lengths and axis not in self.problem.template.author.sides(self.problem, self.config):
                     raise ValueError(
                         f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
                     )

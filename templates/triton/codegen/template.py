@@ -127,10 +127,9 @@ class _Part:
     @property
     def programs(self) -> Expr:
         """By the author's rule for several problems that are made together, or as many as they have alone."""
-        own = self.problem.template.method("grid_of_parts") if len(self.problems) > 1 else None
-        if own is not None:
-            return ix.as_expr(own(self.problems, self.config))
-        return sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
+        if len(self.problems) > 1:
+            return ix.as_expr(self.problem.template.author.grid_of_parts(self.problems, self.config))
+        return self.problem.programs(self.config)
 
     @property
     def names(self) -> set[str]:
@@ -140,7 +139,7 @@ class _Part:
         """The signature, knobs, and the lengths of the axes."""
         problem = self.problem
         lines = [f"@{problem.template.language}.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
-        constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
+        constants: list[tuple[str, object]] = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
         constants += [
             ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
             ("PRECISION", repr(_precision(problem))),

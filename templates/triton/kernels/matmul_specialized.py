@@ -7,17 +7,18 @@ The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import DOT_TYPES, HOPPER, operand_bytes, order_of_dots, refuse_sums, sums_needs
+from kgen.templates.triton.kernels.matmul import DOT_TYPES, HOPPER, DotTemplate, operand_bytes, refuse_sums, sums_needs
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, ROW, epilogue_tiles, grid_of_tiles, sides
 
 # Sums of a thread beside which it has registers for tiles that it reads itself.
@@ -63,7 +64,7 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     parts = [s for s in problem.epilogue if s.kind == "partial"]
     if parts and stores_by_pointers(problem):
         return "a result of rows that are also reduced is no box that the copy engine can write"
-    if any(s.op in ("welford", "argmax", "argmin") or not problem.part(s).whole for s in parts):
+    if not all(problem.part(s).whole for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None
 
@@ -148,7 +149,7 @@ def _as_one_group(config: Config) -> Config:
     implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul_specialized.py.jinja",
     name="triton_matmul_specialized",
 )  # fmt: skip
-class SpecializedMatmul:
+class SpecializedMatmul(DotTemplate):
     """C = A B by one program for each processor, one of whose warps loads for the others."""
 
     A, B, C = (
@@ -163,10 +164,15 @@ class SpecializedMatmul:
     TOGETHER = knob(False, True)  # whether groups have shares of each tile, or a tile each
     language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
 
-    refuse = staticmethod(refuse)
-    refuse_joint, stores_by_pointers = staticmethod(refuse_joint), staticmethod(stores_by_pointers)
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
+    reductions: ClassVar = frozenset(ops.REDUCTIONS) - {"welford", "argmax", "argmin"}
+
+    stores_by_pointers = staticmethod(stores_by_pointers)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse(problem)
+
+    def refuse_joint(self, problems: Sequence[Problem]) -> str | None:
+        return refuse_joint(problems)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS", "TOGETHER")
@@ -199,7 +205,7 @@ class SpecializedMatmul:
         config = _as_one_group(config)
         arriving, _ = operand_bytes(problem, config, config.STAGES)
         area = config.BLOCK_M * config.BLOCK_N
-        read, written = held_bytes(problem, config.AHEAD)
+        read, written = held_bytes(problem, bool(config.AHEAD))
         folds = config.BLOCK_N * 4 * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
         sums = len(problem.members) * area // (config.WARPS * 32)
         summing = sums_needs(problem, config)
