@@ -24,6 +24,9 @@ class may define
 - ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
   their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline;
+- ``joins = "program"`` or ``"parts"``: how one launch can make several problems, and the name that the Jinja file uses for it;
+- ``facts(self, problems, config)``: an object whose attributes the Jinja file reads as ``facts.name``: what has to be computed
+  stands there, in Python;
 - ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on such problems. The
   library takes these problems in the default mode, until the template has been measured to be faster.
 
@@ -57,8 +60,9 @@ from kgen.templates.render import environment
 
 DEVICES = ("cuda", "cpu")
 # Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
-GIVEN = frozenset({"kernel", "config", "problem", "program", "parts"})
-# Those of them with which a template can make several problems in one launch: each by programs of its own, or all together.
+GIVEN = frozenset({"kernel", "config", "problem", "facts", "program", "parts"})
+# How a template makes several problems in one launch, and the name that its Jinja file then has: each problem by programs of
+# its own, or all together.
 JOINING = ("program", "parts")
 
 
@@ -238,7 +242,7 @@ class Template:
     longest: Mapping[str, int]
     author: Any  # an instance of the decorated class
     version: str
-    joins: str | None = None  # one of JOINING: how one launch can have several problems
+    joins: str | None = None  # one of JOINING: how one launch can make several problems
     workspaces: Mapping[str, Workspace] = field(default_factory=dict)
     values: Mapping[str, HostValue] = field(default_factory=dict)
     language: str = "triton"  # of a GPU's kernel, by the name of the module with its decorators
@@ -290,6 +294,11 @@ class Template:
         """Why nothing is known of how long the template takes for a problem."""
         method = getattr(self.author, "uncalibrated", None)
         return method(problem) if method else None
+
+    def facts(self, problems: Sequence[Any], config: Config) -> Any:
+        """What the Jinja file reads as `facts`."""
+        method = self.method("facts")
+        return method(problems, config) if method else None
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """An optional method of the author's."""
@@ -343,13 +352,25 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     if not path.is_file():
         raise fail(f"there is no file {path}")
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
+    joins: str | None = members.get("joins")
     used = _check_source(path, operands, list(results), (*knobs, *implements.axes), tuple(own), fail)
-    joins = next((name for name in JOINING if name in used), None)
+    _check_joining(joins, used, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
         members.get("language", "triton"),
     )  # fmt: skip
+
+
+def _check_joining(joins: str | None, used: set[str], fail: Callable[[str], Exception]) -> None:
+    """The class and the Jinja file agree on how several problems are made."""
+    for name in JOINING:
+        if name in used and name != joins:
+            raise fail(f"its Jinja file uses {name}, but the class does not say joins = {name!r}")
+    if joins is not None and joins not in JOINING:
+        raise fail(f"it joins problems by {joins!r}, which is none of {', '.join(JOINING)}")
+    if joins is not None and joins not in used:
+        raise fail(f"it joins problems by {joins!r}, which its Jinja file never uses")
 
 
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:

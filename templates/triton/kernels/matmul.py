@@ -126,6 +126,7 @@ class Matmul:
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
     GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
+    joins = "program"
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse_dot(problem)
@@ -180,6 +181,7 @@ class Matvec:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
     longest: ClassVar = {"m": 1}
     WARPS, STAGES = knob(4, 8), knob(1)
+    joins = "program"
 
     uncalibrated = staticmethod(calibration.of_matrices)
 

@@ -199,6 +199,7 @@ class TilesMatmul:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
     GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
     WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
+    joins = "program"
 
     refuse = staticmethod(refuse)
     resources = staticmethod(resources)
