@@ -25,6 +25,7 @@ class may define
   their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
 - ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline;
 - ``joins = "program"`` or ``"parts"``: how one launch can make several problems, and the name that the Jinja file uses for it;
+- ``multiplies(self, problem)``: in C++, the types of elements whose loops of the engine are linked, not compiled again;
 - ``facts(self, problems, config)``: an object whose attributes the Jinja file reads as ``facts.name``: what has to be computed
   stands there, in Python;
 - ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on such problems. The
@@ -83,10 +84,9 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
-    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "shared",
-    warps share rows, and groups of them the memory that results leave from, unless a knob SENT is False. In C++ an `ordered`
-    one is stored in order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element
-    twice."""
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False; in Gluon, through
+    the memory that `store` is given. With "shared", warps share rows there. In C++ an `ordered` one is stored in order along
+    the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"

@@ -35,7 +35,7 @@ JINJA = sorted(path for folder in ("templates", "examples") for path in (ROOT / 
 # Text, `if`, `for`, slot calls and the names of their results, and macros for what an author writes twice.
 ALLOWED = (
     jn.Template, jn.Output, jn.TemplateData, jn.If, jn.For, jn.Macro, jn.Assign, jn.Name, jn.Const, jn.Getattr, jn.Call,
-    jn.Keyword, jn.List, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat, jn.Filter,
+    jn.Keyword, jn.List, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
 )  # fmt: skip
 # Modules that use regular expressions. None decides from generated text how a kernel is built: they read names and types
 # (`tensor_map`, `unit`, `slots`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`, which
@@ -60,7 +60,6 @@ def test_no_state_in_jinja(path: Path) -> None:
 def test_no_logic_in_jinja(name: str) -> None:
     found = list(syntax(registry.find(name).source).find_all(jn.Node))
     assert {type(node).__name__ for node in found} <= {kind.__name__ for kind in ALLOWED}
-    assert {node.name for node in found if isinstance(node, jn.Filter)} <= {"first", "length"}
     calls = [node.node.name for node in found if isinstance(node, jn.Call) and isinstance(node.node, jn.Name)]
     assert set(calls) <= {"kernel", "range"} | {node.name for node in found if isinstance(node, jn.Macro)}
 
