@@ -144,7 +144,7 @@ def test_text_names_what_it_was_given(case: str, tf32: None) -> None:
             statements.append(ring.fetch("zz_b", "zz_m", "zz_n", stage="zz_at", ready=guard.at("zz_who")))
     for one in problem.side_sums:
         statements += made.store_sum(one.operand, one.number, "zz_sums", ["zz_b", "zz_m"], layout="zz_layout")
-    for leaving in (writes, writes.in_turn("zz_wait()")):
+    for leaving in (writes, result.writes("zz_own").in_turn("zz_wait()")):
         through = {"layout": "zz_layout", "reads": reads.at("zz_at"), "writes": leaving, "met": "zz_met()"}
         statements.append(result.store("zz_acc", "zz_b", "zz_m", "zz_n", **through))
     text = "\n".join(statements)
@@ -156,6 +156,15 @@ def test_text_names_what_it_was_given(case: str, tf32: None) -> None:
 def test_handles_are_parameters() -> None:
     guard = Barriers("guard", 2)
     assert names(["group: tl.constexpr", guard, [guard, None], None, 1]) == ["group: tl.constexpr", "guard", "guard", "1"]
+
+
+def test_a_turn_is_for_memory_of_ones_own(tf32: None) -> None:
+    """Groups of warps cannot have in turn what each has fetched for itself."""
+    problem, config = problem_of(specialized.NAME, *specialized.CASES["residual_of_a_batch"], ahead)
+    result = GluonSlots(problem, config).result_slot("C")
+    assert isinstance(result, GluonResult)
+    with pytest.raises(ValueError, match="cannot take the place of what is read"):
+        result.writes("leaving", over=result.reads("held", 1)).in_turn("pass")
 
 
 # ---- rendered once --------------------------------------------------------------------------------------------------

@@ -193,6 +193,8 @@ class Writes:
     def in_turn(self, wait: str) -> Writes:
         """The same for groups of warps that have it in turn: the statement `wait` stands in front of the first store. Each
         group waits for its stores to have left, and passes the turn, by statements of the author's."""
+        if any(isinstance(home, Ring) for home in self.homes):
+            raise ValueError("results that groups of warps store in turn cannot take the place of what is read")
         return replace(self, turn=wait)
 
     def store(self, number: int, leaving: str, place: str) -> list[str]:
