@@ -153,7 +153,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         return blueprint, choices[0].config if choices else ()
 
     def build(blueprint: Blueprint) -> None:
-        cpp.build_units(blueprint.cpp_units())
+        cpp.build_units(blueprint.units)
         cpp.wait()  # else the process that measures does, and would count as hung
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
@@ -229,8 +229,7 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
 
     def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         if isinstance(step, Packing):
-            text = render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
-            return Rendered(text, (step.source, step.name), (), frozenset())
+            return render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
         choice = members(step)[0].choice
         if choice is not None:
             problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]

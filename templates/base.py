@@ -10,6 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import ops
 
@@ -51,11 +53,14 @@ class KernelTemplate:
 
     # The Jinja file's language on a GPU: "triton", or "gluon", the level at which layouts and shared memory are written out.
     language: ClassVar[str] = "triton"
+    # How one launch can make several problems, and the name that the Jinja file uses for it: "program", each by programs of its
+    # own, or "parts", all together. None: each has a launch of its own.
+    joins: ClassVar[str | None] = None
     # How long axes may be; longer ones are refused. Operands of a contraction change places for it.
     longest: ClassVar[Mapping[str, int]] = {}
     # The most contractions with a joint epilogue in one kernel, where an operand is `many`: each has accumulators of its own.
     family: ClassVar[int] = 3
-    # The most contractions with an operand in common in one launch, where the Jinja file has `program` or `parts`.
+    # The most contractions with an operand in common in one launch, where the template `joins` problems.
     grouped: ClassVar[int] = 4
     # The longest row that one tile holds, so that an epilogue may reduce the row and read it again. None: as long as the
     # longest `BLOCK_` knob of a result on a GPU, none in C++.
@@ -96,6 +101,14 @@ class KernelTemplate:
     def grid_of_parts(self, problems: Sequence[Problem], config: Config) -> Expr | int:
         """The number of programs of several problems that one launch makes with `parts`."""
         return sum((ix.as_expr(self.grid(problem, config)) for problem in problems), ix.ZERO)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> object:
+        """An object whose attributes the Jinja file reads as ``facts.name``: what has to be computed is computed there."""
+        return None
+
+    def multiplies(self, problem: Problem) -> tuple[torch.dtype, torch.dtype] | None:
+        """In C++, the types of elements whose loops of the engine are linked; None: the kernel compiles the loops itself."""
+        return None
 
     def order(self, problem: Problem, config: Config) -> Hashable:
         """Equal for configurations, of other templates too, whose sums are added in one order, so that their results are equal

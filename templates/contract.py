@@ -55,8 +55,9 @@ Computed = Callable[["Problem", "Config"], "Expr | int"]
 DEVICES = ("cuda", "cpu")
 LANGUAGES = ("triton", "gluon")
 # Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
-GIVEN = frozenset({"kernel", "config", "problem", "program", "parts"})
-# Those of them with which a template can make several problems in one launch: each by programs of its own, or all together.
+GIVEN = frozenset({"kernel", "config", "problem", "facts", "program", "parts"})
+# How a template makes several problems in one launch, and the name that its Jinja file then has: each problem by programs of
+# its own, or all together.
 JOINING = ("program", "parts")
 
 
@@ -77,10 +78,9 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
-    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "shared",
-    warps share rows, and groups of them the memory that results leave from, unless a knob SENT is False. In C++ an `ordered`
-    one is stored in order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element
-    twice."""
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False; in Gluon, through
+    the memory that `store` is given. With "shared", warps share rows there. In C++ an `ordered` one is stored in order along
+    the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
@@ -232,7 +232,7 @@ class Template:
     longest: Mapping[str, int]
     author: KernelTemplate  # an instance of the decorated class
     version: str
-    joins: str | None = None  # one of JOINING: how one launch can have several problems
+    joins: str | None = None  # one of JOINING: how one launch can make several problems
     workspaces: Mapping[str, Workspace] = field(default_factory=dict)
     values: Mapping[str, HostValue] = field(default_factory=dict)
     language: str = "triton"  # of a GPU's kernel, by the name of the module with its decorators
@@ -322,6 +322,10 @@ class Template:
         """Why nothing is known of how long the template takes for a problem."""
         return self.author.uncalibrated(problem)
 
+    def facts(self, problems: Sequence[Problem], config: Config) -> object:
+        """What the Jinja file reads as `facts`."""
+        return self.author.facts(problems, config)
+
 
 # What a template has most of, in words.
 LIMITS = {
@@ -381,9 +385,9 @@ def _checked(cls: type[KernelTemplate], implements: Pattern, device: str, source
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
     used, rendered = _check_source(path, operands, list(results), (*knobs, *implements.axes), tuple(own), fail)
     _check_members(members, rendered, fail)
-    joins = next((name for name in JOINING if name in used), None)
+    _check_joining(cls.joins, used, fail)
     return Template(
-        name, implements, device, path, operands, results, knobs, cls.longest, cls(), _version(cls, path), joins,
+        name, implements, device, path, operands, results, knobs, cls.longest, cls(), _version(cls, path), cls.joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
         cls.language,
     )  # fmt: skip
@@ -420,6 +424,17 @@ def _check_capabilities(cls: type[KernelTemplate], implements: Pattern, device: 
     unknown = sorted(cls.reductions - ops.REDUCTIONS.keys())
     if unknown:
         raise fail(f"it reduces by {unknown[0]!r}, which is none of {', '.join(ops.REDUCTIONS)}")
+
+
+def _check_joining(joins: str | None, used: set[str], fail: Callable[[str], Exception]) -> None:
+    """The class and the Jinja file agree on how several problems are made."""
+    for name in JOINING:
+        if name in used and name != joins:
+            raise fail(f"its Jinja file uses {name}, but the class does not say joins = {name!r}")
+    if joins is not None and joins not in JOINING:
+        raise fail(f"it joins problems by {joins!r}, which is none of {', '.join(JOINING)}")
+    if joins is not None and joins not in used:
+        raise fail(f"it joins problems by {joins!r}, which its Jinja file never uses")
 
 
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:

@@ -178,6 +178,7 @@ class _Functions:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.texts: dict[str, str] = {}
+        self.objects: dict[str, tuple[str, ...]] = {}
         self.known: dict[str, str] = {}  # canonical text -> symbol
         self.serial = 0
 
@@ -192,6 +193,7 @@ class _Functions:
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
             self.texts.setdefault(symbol, made.text)
+            self.objects.setdefault(symbol, made.objects)
             graph.calls[kernel.name] = KernelCall(symbol, made.buffers, made.sizes)
             graph.symbols.add(symbol)
 
@@ -202,12 +204,15 @@ class _Functions:
         broken: dict[str, str] = {}
         while True:
             groups = _groups({s: t for s, t in self.texts.items() if s not in broken})
-            units = [cpp.Unit(f"codegen{k}", _source(group)) for k, group in enumerate(groups)]
+            units = [cpp.Unit(f"codegen{k}", _source(group), objects=self._linked(group)) for k, group in enumerate(groups)]
             try:
                 return broken, [cpp.load_library(path) for path in cpp.build_units(units)]
             except KernelBuildFailed as failure:
                 found = _blame(failure, {s for group in groups for s in group})
                 broken.update(found or self._alone(groups[int(failure.details["kernel"].removeprefix("codegen"))]))
+
+    def _linked(self, group: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for symbol in group for text in self.objects[symbol]))
 
     def _alone(self, group: dict[str, str]) -> dict[str, str]:
         """Which functions of a unit do not compile, found by compiling each."""

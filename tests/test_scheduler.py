@@ -195,7 +195,7 @@ def scheduled(count: int) -> Schedule:
 
 
 def functions(plan: UnitPlan) -> int:
-    return sum(text.count('extern "C"') for text, _ in plan.sources)
+    return sum(unit.source.count('extern "C"') for unit in plan.sources)
 
 
 def test_equal_layers_share_their_functions() -> None:
@@ -212,7 +212,7 @@ def test_names_do_not_enter_the_key() -> None:
         return torch.exp(pear) + 1
 
     first, second = (units(plans(f, r(7, 9)).forward).sources for f in (one, two))
-    assert [key for _, key in first] == [key for _, key in second]
+    assert [unit.key for unit in first] == [unit.key for unit in second]
 
 
 def test_scheduling_is_deterministic() -> None:

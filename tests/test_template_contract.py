@@ -392,7 +392,7 @@ def test_products_that_one_launch_makes(author, refuses):
     def refuse_joint(self, problems):
         return "one after the other, please"
 """
-    author.registers(module=FAMILY, jinja=TOGETHER, methods=methods if refuses else "")
+    author.registers(module=FAMILY, jinja=TOGETHER, methods="    joins = 'parts'\n" + (methods if refuses else ""))
 
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.relu(x @ w), x @ v + 1
@@ -403,6 +403,20 @@ def test_products_that_one_launch_makes(author, refuses):
         for got, want in zip(torch.compile(f, backend="kgen")(*args), f(*args), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert (len(report.kernels), len(report.externs)) == (2 if refuses else 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("jinja", "joins", "message"),
+    [
+        (TOGETHER, "", "uses parts, but the class does not say joins = 'parts'"),
+        (JINJA, "program", "'program', which its Jinja file never uses"),
+        (JINJA, "tiles", "'tiles', which is none of program, parts"),
+    ],
+)
+def test_how_products_are_joined_is_said(author, jinja, joins, message):
+    with pytest.raises(errors.BadTemplate) as error:
+        author.registers(module=FAMILY, jinja=jinja, methods=f"    joins = {joins!r}\n" if joins else "")
+    assert message in str(error.value)
 
 
 # ---- axes of any name -----------------------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import torch
 
+from kgen.build.unit import Rendered
 from kgen.ir import index as ix
 from kgen.ir.plan import Packing
+from kgen.templates.cpp.codegen.engine import declaration, objects
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.problem import Device, Problem
 
@@ -80,15 +82,15 @@ def packing_of(problem: Problem, name: str, number: int) -> Packing:
     return Packing("", one.load.attr[0], offset, (batches[0], n, k), steps, problem.main_dtype, dtype, count)
 
 
-def render_packing(packing: Packing, kind: torch.dtype, symbol: str) -> str:
+def render_packing(packing: Packing, kind: torch.dtype, symbol: str) -> Rendered:
     """The C++ function that packs a source of type `kind`; its pointers are the source and the array."""
     batches, n, k = packing.lengths
     steps = " + ".join((f"b * {packing.strides[0]}", str(packing.offset)))
     source, other = CPP_TYPES[kind].storage, CPP_TYPES[packing.other].storage
     room = packing.count * packing.dtype.itemsize
-    return "\n".join(
+    text = "\n".join(
         (
-            f"KGEN_PRODUCT({other}, {source})",
+            declaration(other, source),
             f'extern "C" int {symbol}(void** ptrs, const int64_t*, int threads) {{',
             f"  static_assert({batches} * packed_bytes<{other}, {source}>({n}, {k}) <= {room});",
             f"  const auto* const from = static_cast<const {source}*>(ptrs[0]);",
@@ -100,6 +102,7 @@ def render_packing(packing: Packing, kind: torch.dtype, symbol: str) -> str:
             "}",
         )
     )
+    return Rendered(text, (packing.source, packing.name), (), frozenset(), objects=objects(other, source))
 
 
 def _rows(problem: Problem, name: str) -> str:

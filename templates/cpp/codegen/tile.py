@@ -20,6 +20,7 @@ from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import walks_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
+from kgen.templates.slots import OperandSlot, ResultSlot
 
 
 @dataclass(slots=True)
@@ -33,6 +34,12 @@ class Slots:
 
     def __post_init__(self) -> None:
         self.nests = Nests(self.problem, self.config, self.parameters)
+
+    def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
+        return OperandSlot(name, self, facts, count, 0, sums)
+
+    def result_slot(self, name: str) -> ResultSlot:
+        return ResultSlot(name, self)
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ class Matmul(DotTemplate):
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
     GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
+    joins = "program"
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
@@ -192,6 +193,7 @@ class Matvec(MatrixTemplate):
     BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
     longest: ClassVar = {"m": 1}
     WARPS, STAGES = knob(4, 8), knob(1)
+    joins = "program"
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse_empty(problem)

@@ -58,6 +58,7 @@ class ResidentMatmul(DotTemplate):
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
     BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 32, 16, 128), knob(64, 128, 256, 512, 1024, 16, 32), knob(64, 16, 32, 128, 256)
     TILES, WARPS, STAGES = knob(1), knob(4, 8, 16), knob(2, 3)
+    joins = "program"
     longest: ClassVar = {"n": 1024, "k": 256}
 
     def refuse(self, problem: Problem) -> str | None:

@@ -10,7 +10,8 @@ eight at a time. Results leave through the copy engine where there is memory for
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +35,19 @@ ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
 SHORTEST = min(ROWS)
 # Bytes of a number in registers.
 KEPT = 4
+# Columns of the result that a warp has in a chunk of the right operand: four times eight neighbours.
+SHARE = 32
 # Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
 STEP, MIN_CHUNK = 64, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told of the configuration: `chunk` rows of the right operand come at a time."""
+
+    chunk: int
+    warps: list[int]
+    registers: list[int]
 
 
 @template(
@@ -96,6 +108,11 @@ class RowsMatmul(MatrixTemplate):
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return grid_of_walks(problem, config)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        others = config.PROGRAMS - 1
+        registers = [self.registers(config)] * others + [self.LOADING]
+        return Facts(SHARE * config.WARPS, [config.WARPS] * others + [1], registers)
 
     def registers(self, config: Config) -> int:
         """Of a thread that multiplies: what the warp that loads, and three that do nothing, leave."""

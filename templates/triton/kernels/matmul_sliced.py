@@ -47,6 +47,7 @@ class SlicedMatmul(MatrixTemplate):
     BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(32, 64, 16, 128), knob(256, 512, 128, 64)
     SLICES, WARPS, STAGES = knob(4, 8, 2), knob(4, 8, 2), knob(4, 3, 5, 6)
     longest: ClassVar = {"m": MOST_ROWS}
+    joins = "program"
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.exact_float32:

@@ -7,6 +7,7 @@ The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kgen.ir import index as ix
@@ -134,6 +135,25 @@ def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if alike else sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told of problems and configuration. `sharing` groups of warps multiply each tile, `in_turn` have
+    one each. Of each tile that an epilogue reads, memory has `places`. Of a step's multiplications, so many are under way
+    while those of the step before are waited for."""
+
+    several: bool
+    processors: int
+    itemsize: int
+    sharing: int
+    in_turn: int
+    places: int
+    multiplied: int
+    multiplied_and_summed: int
+    by_pointers: bool
+    warps: list[int]
+    registers: list[int]
+
+
 def _one_group(values: Mapping[str, Any]) -> dict[str, Any]:
     """Knobs of one group of as many warps as several that share each tile."""
     return {"WARPS": values["WARPS"] * values["PROGRAMS"], "PROGRAMS": 1, "TOGETHER": False}
@@ -162,11 +182,10 @@ class SpecializedMatmul(DotTemplate):
     WARPS, STAGES = knob(8), knob(3, 4, 5, 6)
     PROGRAMS, FLATTEN = knob(1, 2), knob(True)  # groups of warps that multiply, for the estimate as good as programs
     TOGETHER = knob(False, True)  # whether groups have shares of each tile, or a tile each
-    language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
+    REGISTERS, LOADING = 232, 40  # registers of a thread that multiplies, and of one that loads
+    language, joins = "gluon", "parts"
 
     reductions: ClassVar = frozenset(ops.REDUCTIONS) - {"welford", "argmax", "argmin"}
-
-    stores_by_pointers = staticmethod(stores_by_pointers)
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse(problem)
@@ -223,6 +242,23 @@ class SpecializedMatmul(DotTemplate):
         gain = GAIN * SUMMING if problem.side_sums else GAIN
         gain *= STORING_IN_TURN if config.PROGRAMS > 1 and stores_by_pointers(problem) else 1
         return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        problem, groups = problems[0], config.PROGRAMS
+        products = len(problem.members)
+        return Facts(
+            several=len(problems) > 1,
+            processors=problem.device.processors,
+            itemsize=problem.main_dtype.itemsize,
+            sharing=groups if config.TOGETHER else 1,
+            in_turn=1 if config.TOGETHER else groups,
+            places=groups * config.PARTS,
+            multiplied=products,
+            multiplied_and_summed=products + len(problem.side_sums),
+            by_pointers=stores_by_pointers(problem),
+            warps=[config.WARPS] * (groups - 1) + [1],
+            registers=[self.REGISTERS] * (groups - 1) + [self.LOADING],
+        )
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return self.grid_of_parts([problem], config)

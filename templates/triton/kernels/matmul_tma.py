@@ -208,6 +208,7 @@ class TilesMatmul(TmaTemplate):
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
     GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
     WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
+    joins = "program"
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")
