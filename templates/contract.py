@@ -44,7 +44,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -54,6 +54,9 @@ import torch
 from kgen import errors
 from kgen.templates import registry
 from kgen.templates.render import environment
+
+if TYPE_CHECKING:
+    from kgen.templates.loop_contract import Loops
 
 DEVICES = ("cuda", "cpu")
 # Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
@@ -299,14 +302,18 @@ class Template:
 T = TypeVar("T", bound=type)
 
 
-def template(*, implements: Pattern, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+def template(*, implements: Pattern | Loops, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
     """Registers the decorated class as a template.
 
-    `implements` is what it computes, `device` "cuda" (Triton) or "cpu" (C++), `source` the Jinja file beside the module.
+    `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
+    or "cpu" (C++), `source` the Jinja file beside the module.
     Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
 
     def register(cls: T) -> T:
-        registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        if isinstance(implements, Pattern):
+            registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        else:
+            implements.declare(cls, device, source, name or cls.__name__)
         return cls
 
     return register
@@ -346,7 +353,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     used = _check_source(path, operands, list(results), (*knobs, *implements.axes), tuple(own), fail)
     joins = next((name for name in JOINING if name in used), None)
     return Template(
-        name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
+        name, implements, device, path, operands, results, knobs, longest, cls(), version_of(cls, path), joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
         members.get("language", "triton"),
     )  # fmt: skip
@@ -406,7 +413,7 @@ def _check_source(
     return used
 
 
-def _version(cls: type, path: Path) -> str:
+def version_of(cls: type, path: Path) -> str:
     """A digest of the Jinja file and of the module that declares the template."""
     digest = hashlib.sha256(path.read_bytes())
     digest.update(Path(inspect.getfile(cls)).read_bytes())

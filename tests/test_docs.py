@@ -82,14 +82,14 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     for kind, name, code, _ in SNIPPETS:
         if kind == "file":
             (tmp_path / name).write_text(code)
-    before = {t.name for t in registry.every()}
+    before = set(registry.names())
     names: dict[str, Any] = {"__name__": "docs"}
     try:
         for kind, _, code, line in SNIPPETS:
             if kind == "run":
                 exec(compile("\n" * line + code, str(DOCUMENT), "exec"), names)
     finally:
-        for template in {t.name for t in registry.every()} - before:
+        for template in set(registry.names()) - before:
             registry.remove(template)
         for module in ("product", "plain"):
             sys.modules.pop(module, None)
