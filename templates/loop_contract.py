@@ -10,6 +10,7 @@ names the template that it `replaces`; what it refuses goes to that one. The Jin
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
 from kgen.templates.contract import DEVICES, Config, Knob, version_of
-from kgen.templates.loop_slots import KINDS, slot_names, undeclared
+from kgen.templates.loop_slots import KINDS, slot_names, sources, undeclared
 
 __all__ = ["LoopKernel", "LoopProblem", "LoopTemplate", "Loops", "loop_problem", "loops"]
 
@@ -211,7 +212,13 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     if not path.is_file():
         raise fail(f"there is no file {path}")
     _check_source(path, device, implements.kind, set(knobs), fail)
-    return LoopTemplate(name, implements, device, path, knobs, cls(), version_of(cls, path))
+    return LoopTemplate(name, implements, device, path, knobs, cls(), _version(cls, path, device))
+
+
+def _version(cls: type, path: Path, device: str) -> str:
+    """A digest of the module and of all Jinja files that the template is made of."""
+    texts = sorted(sources(path, device).items())
+    return hashlib.sha256(repr((version_of(cls, path), texts)).encode()).hexdigest()[:12]
 
 
 def _check_source(path: Path, device: str, kind: str, knobs: set[str], fail: Callable[[str], Exception]) -> None:

@@ -316,6 +316,19 @@ def _environment(path: Path, device: str) -> jinja2.Environment:
     return environment((path.parent,) if path.parent == beside else (path.parent, beside), IndentedSlots)
 
 
+def sources(path: Path, device: str) -> dict[str, str]:
+    """The texts of a Jinja file and of those that it includes and imports, by name. Raises jinja2's errors."""
+    loaded = _environment(path, device)
+    found, waiting = dict[str, str](), [path.name]
+    while waiting:
+        name = waiting.pop()
+        assert loaded.loader is not None
+        found[name] = loaded.loader.get_source(loaded, name)[0]
+        others = jinja2.meta.find_referenced_templates(loaded.parse(found[name], name))
+        waiting += [other for other in others if other is not None and other not in found]
+    return found
+
+
 def undeclared(path: Path, device: str) -> set[str]:
     """The names that a Jinja file and those that it includes use without defining them. An imported file has macros, which get
     arguments. Raises jinja2's errors."""

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.templates.contract import Template
+from kgen.templates.loop_contract import LoopProblem
 from kgen.templates.problem import Problem
 from kgen.tuning import model
 from tests.kernels import plans
@@ -91,7 +93,7 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     finally:
         for template in set(registry.names()) - before:
             registry.remove(template)
-        for module in ("product", "plain"):
+        for module in ("product", "plain", "points"):
             sys.modules.pop(module, None)
     printed = capsys.readouterr().out
     for line in re.findall(r"^    (\d graph, .*)$", TEXT, re.MULTILINE):
@@ -111,7 +113,7 @@ def test_facts_of_a_problem_exist() -> None:
     named = set(re.findall(r"problem\.(\w+)", TEXT)) - {"py"}
     known = {name for name, _ in inspect.getmembers(Problem)} | set(re.findall(r"self\.(\w+)", inspect.getsource(Problem)))
     assert named
-    assert named <= known
+    assert named <= known | {one.name for one in fields(LoopProblem)}
 
 
 def test_the_methods_are_those_that_are_asked_for() -> None:

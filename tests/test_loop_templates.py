@@ -162,6 +162,17 @@ def test_a_cached_graph_depends_on_it(author: Callable[..., str]) -> None:
     assert added == (name, registry.loop_templates("pointwise", "cuda")[0].version)
 
 
+def test_a_version_covers_what_is_included(author: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "shared.jinja").write_text("# one\n")
+    name = author('{{ kernel() }}\n{% include "shared.jinja" %}\n')
+    first = registry.loop_templates("pointwise", "cuda")[0]
+    (tmp_path / "shared.jinja").write_text("# another\n")
+    registry.remove(name)
+    template_author.load(tmp_path / f"{name}.py")
+    second = registry.loop_templates("pointwise", "cuda")[0]
+    assert (second.name, second.version != first.version) == (name, True)
+
+
 # ---- declarations ------------------------------------------------------------------------------------------------------
 
 
