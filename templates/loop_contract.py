@@ -69,10 +69,16 @@ class LoopProblem:
         return {"XBLOCK": blocks.x, "YBLOCK": blocks.y, "RBLOCK": blocks.r, "WARPS": blocks.warps, "STAGES": blocks.stages}
 
     def admits(self, name: str, value: int) -> bool:
-        """Whether a knob that the scheduler chooses may have another value than it chose."""
+        """Whether results are right where a knob has a value. The scheduler's choice always is; knobs that the scheduler does not
+        choose are the author's affair."""
+        chosen = self.proposed
+        if name not in chosen or value == chosen[name]:
+            return True
         if self.nests:
             return _may_have_lanes(self.nests[0], value)
-        return name in ("WARPS", "STAGES") or _may_have_block(self.tilings[0], name, value)
+        if name == "STAGES":
+            return value >= 1
+        return _is_power_of_two(value) and (name == "WARPS" or _may_have_block(self.tilings[0], name, value))
 
     def under(self, config: Config) -> LoopProblem:
         """The problem with the values of the knobs in place of the scheduler's. Each kernel of a batch keeps its own loops."""
@@ -90,9 +96,14 @@ def _with_lanes(nest: Nest, lanes: int) -> Nest:
     return nest if lanes == nest.lanes else replace(nest, lanes=lanes)
 
 
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
 def _may_have_lanes(nest: Nest, lanes: int) -> bool:
     """Fewer lanes than a register or several hold are right wherever nothing else was decided for their number."""
-    return nest.vector is not None and 2 <= lanes <= nest.lanes and nest.tile is None and nest.group == 1 and not nest.one_step
+    free = nest.vector is not None and nest.tile is None and nest.group == 1 and not nest.one_step
+    return free and 2 <= lanes <= nest.lanes and _is_power_of_two(lanes)
 
 
 def _may_have_block(tiling: Tiling, name: str, value: int) -> bool:
@@ -157,6 +168,9 @@ class LoopTemplate:
         unknown = sorted(set(values) - set(self.knobs))
         if unknown:
             raise errors.BadTemplate(template=self.name, problem=f"a configuration names {unknown}, which are no knobs")
+        wrong = [f"{name}={value}" for name, value in values.items() if not problem.admits(name, value)]
+        if wrong:
+            raise errors.BadTemplate(template=self.name, problem=f"kernel {problem.step.name} cannot have {' '.join(wrong)}")
         chosen = {**problem.proposed, **values}
         return Config(tuple((name, chosen.get(name, knob.values[0])) for name, knob in self.knobs.items()))
 
@@ -167,9 +181,8 @@ class LoopTemplate:
         yield from dict.fromkeys([self.config(problem), *found])
 
     def _others(self, problem: LoopProblem) -> Iterator[Mapping[str, int]]:
-        chosen = problem.proposed
         for name, knob in self.knobs.items():
-            yield from ({name: value} for value in knob.values if name not in chosen or problem.admits(name, value))
+            yield from ({name: value} for value in knob.values if problem.admits(name, value))
 
 
 @dataclass(frozen=True, slots=True)

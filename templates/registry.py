@@ -47,9 +47,9 @@ def add(template: Template) -> None:
 
 def add_loops(template: LoopTemplate) -> None:
     """Registers a template of loop kernels, which has to name the one that it replaces, if there is one."""
-    _check_name(template)
     if not _is_built_in(template):
         _load_loops(template.device)
+    _check_name(template)
     chain = _loops.setdefault((template.implements.kind, template.device), [])
     again = next((k for k, one in enumerate(chain) if one.name == template.name), None)
     if again is not None:

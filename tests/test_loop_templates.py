@@ -324,6 +324,11 @@ def test_a_choice_names_the_template_and_its_knobs() -> None:
     assert f"XBLOCK: tl.constexpr = {problem.tilings[0].blocks.x}" in plain.launch.source
     assert "XBLOCK: tl.constexpr = 64" in other.launch.source
     assert other.grid[0].as_int() == 64
+    for value in (0, 96):
+        with pytest.raises(errors.BadTemplate, match=f"cannot have XBLOCK={value}"):
+            render_step.render_loops(problem, "k", Choice("triton_pointwise", (("XBLOCK", value),)))
+    with pytest.raises(errors.BadTemplate, match="cannot have YBLOCK=16"):
+        render_step.render_loops(problem, "k", Choice("triton_pointwise", (("YBLOCK", 16),)))
     with pytest.raises(errors.BadTemplate, match="which are no knobs"):
         render_step.render_loops(problem, "k", Choice("triton_pointwise", (("YELLOW", 64),)))
     with pytest.raises(errors.NoLoopTemplate, match="none is registered as cpp_pointwise"):
