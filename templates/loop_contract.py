@@ -69,8 +69,8 @@ class LoopProblem:
         return {"XBLOCK": blocks.x, "YBLOCK": blocks.y, "RBLOCK": blocks.r, "WARPS": blocks.warps, "STAGES": blocks.stages}
 
     def admits(self, name: str, value: int) -> bool:
-        """Whether results are right where a knob has a value. The scheduler's choice always is; knobs that the scheduler does not
-        choose are the author's affair."""
+        """Whether results are right where a knob has a value. The scheduler's choice always is. What it does not choose is the
+        author's affair."""
         chosen = self.proposed
         if name not in chosen or value == chosen[name]:
             return True
