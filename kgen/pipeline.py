@@ -191,7 +191,3 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         raise
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return made
-
-
-def stages() -> tuple[Any, ...]:
-    return (reinplace, lower, schedule, render, build)
