@@ -134,7 +134,7 @@ def _kind(step: Launch | Packing, kernels: Sequence[Kernel]) -> str:
 
 
 class LoopKernel:
-    """The base of classes that declare a loop kernel's template. What they may define:"""
+    """The base of classes that declare a loop kernel's template. A subclass has knobs, and constants in capital letters."""
 
     def refuse(self, problem: LoopProblem) -> str | None:
         """Why the template cannot take a problem, for people to read."""
@@ -215,9 +215,9 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
         raise fail("its class does not derive from kgen.LoopKernel, as those of loop kernels do")
     members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items() if not k.startswith("_")}
     knobs = {k: v for k, v in members.items() if isinstance(v, Knob)}
-    unknown = sorted(set(members) - set(knobs) - {k for k in vars(LoopKernel) if not k.startswith("_")})
+    unknown = sorted(k for k in members if k not in knobs and k not in vars(LoopKernel) and not k.isupper())
     if unknown:
-        raise fail(f"nothing asks for its {unknown[0]}: it may have knobs, refuse and configs")
+        raise fail(f"nothing asks for its {unknown[0]}: it may have knobs, constants in capital letters, refuse and configs")
     empty = [k for k, one in knobs.items() if not one.values]
     if empty:
         raise fail(f"knob {empty[0]} has no values")
