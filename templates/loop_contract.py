@@ -23,7 +23,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
 from kgen.templates.contract import DEVICES, Config, Knob, version_of
-from kgen.templates.loop_slots import KINDS, slot_names, sources, undeclared
+from kgen.templates.loop_slots import KINDS, NEEDED, slot_names, sources, undeclared
 
 __all__ = ["LoopKernel", "LoopProblem", "LoopTemplate", "Loops", "loop_problem", "loops"]
 
@@ -235,7 +235,7 @@ def _version(cls: type, path: Path, device: str) -> str:
 
 
 def _check_source(path: Path, device: str, kind: str, knobs: set[str], fail: Callable[[str], Exception]) -> None:
-    """Nothing is rendered that nobody defines, and the kernel is opened."""
+    """Nothing is rendered that nobody defines, and nothing is left out without which results are wrong."""
     try:
         used = undeclared(path, device)
     except jinja2.TemplateSyntaxError as error:
@@ -246,5 +246,6 @@ def _check_source(path: Path, device: str, kind: str, knobs: set[str], fail: Cal
     unknown = sorted(used - slots - knobs)
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no knob and no slot, which are {', '.join(sorted(slots))}")
-    if "kernel" not in used:
-        raise fail(f"{path.name} never renders kernel(), which opens the kernel")
+    missing = [name for name in ("kernel", *NEEDED.get((device, kind), ())) if name not in used]
+    if missing:
+        raise fail(f"{path.name} never renders the slot {missing[0]}")

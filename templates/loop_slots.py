@@ -78,11 +78,11 @@ class TritonRows(TritonPoints):
 
 @dataclass(frozen=True, slots=True)
 class TritonColumns(TritonRows):
-    """Each program takes a `share` of the rows, the blocks that begin at ``start in tl.range({{ range }})``; `indices` are
+    """Each program takes a `share` of the rows, the blocks that begin at ``start in tl.range({{ blocks }})``; `indices` are
     those of a block. `sums` begin before the blocks, `ends` store them after."""
 
     share: str
-    range: str
+    blocks: str
     sums: str
     ends: str
 
@@ -297,6 +297,20 @@ SLOTS: dict[tuple[str, str], type[Slots]] = {
     ("cpu", "column_reduction"): CppRows,
     ("cpu", "multi_tensor"): CppForms,
     ("cpu", "packing"): CppPacking,
+}
+# Slots without which a kernel would compute less than it has to, and compile all the same.
+NEEDED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("cuda", "pointwise"): ("body",),
+    ("cuda", "reduction"): ("body", "sections"),
+    ("cuda", "scan"): ("body", "sections"),
+    ("cuda", "column_reduction"): ("share", "blocks", "sums", "body", "sections", "ends"),
+    ("cuda", "multi_tensor"): ("forms", "calls"),
+    ("cpu", "pointwise"): ("body",),
+    ("cpu", "reduction"): ("body", "sections"),
+    ("cpu", "scan"): ("body", "sections"),
+    ("cpu", "column_reduction"): ("share", "body", "sections"),
+    ("cpu", "multi_tensor"): ("forms", "rows"),
+    ("cpu", "packing"): ("source", "other", "first", "strides"),
 }
 # Names besides the slots and the knobs.
 GIVEN = frozenset({"config", "problem"})

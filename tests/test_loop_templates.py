@@ -164,7 +164,7 @@ def test_a_cached_graph_depends_on_it(author: Callable[..., str]) -> None:
 
 def test_a_version_covers_what_is_included(author: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "shared.jinja").write_text("# one\n")
-    name = author('{{ kernel() }}\n{% include "shared.jinja" %}\n')
+    name = author('{{ kernel() }}\n{{ body }}\n{% include "shared.jinja" %}\n')
     first = registry.loop_templates("pointwise", "cuda")[0]
     (tmp_path / "shared.jinja").write_text("# another\n")
     registry.remove(name)
@@ -208,7 +208,13 @@ MISTAKES = {
     "nothing asks for its refuze": {"methods": "    def refuze(self, problem):\n        return None\n"},
     "knob XBLOCK has no values": {"methods": "    XBLOCK = kgen.knob()\n"},
     "uses bodi: no knob and no slot, which are body, config, indices, kernel": {"jinja": "{{ kernel() }}\n{{ bodi }}\n"},
-    "never renders kernel()": {"jinja": "{{ body }}\n"},
+    "never renders the slot kernel": {"jinja": "{{ body }}\n"},
+    "never renders the slot body": {"jinja": "{{ kernel() }}\n    {{ indices }}\n"},
+    "never renders the slot sections": {
+        "jinja": "{{ kernel() }}\n    {{ body }}\n",
+        "kind": "scan",
+        "replaces": "triton_scan",
+    },
     "includes other.jinja, which is no file": {"jinja": '{{ kernel() }}\n{% include "other.jinja" %}\n'},
     "line 2": {"jinja": "{{ kernel() }}\n{{ body\n"},
     "which are ": {"kind": "packing", "replaces": ""},

@@ -124,7 +124,7 @@ class _Frame:
     row: list[str]
     length: str
     share: str
-    range: str
+    blocks: str
 
 
 def _frame(tiling: Tiling, emitter: Emitter) -> _Frame:
@@ -160,7 +160,7 @@ def _slots(kind: str, head: FunctionHead, frame: _Frame, emitted: _Emitted, sect
         return TritonPoints(head, indices, body)
     if kind == "column_reduction":
         sums, ends = lines(emitted.sums), lines(emitted.ends)
-        return TritonColumns(head, indices, body, row, sections, frame.share, frame.range, sums, ends)
+        return TritonColumns(head, indices, body, row, sections, frame.share, frame.blocks, sums, ends)
     return TritonRows(head, indices, body, row, sections)
 
 
