@@ -33,6 +33,7 @@ __version__ = "0.1.0.dev0"
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {
     "KernelTemplate": "kgen.templates.base:KernelTemplate",
+    "LoopKernel": "kgen.templates.loop_contract:LoopKernel",
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.contract:contraction",
@@ -43,6 +44,7 @@ _PUBLIC = {
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
+    "loops": "kgen.templates.loop_contract:loops",
     "operator": "kgen.templates.contract:operator",
     "operand": "kgen.templates.contract:operand",
     "require_fused": "kgen.verdict:require_fused",

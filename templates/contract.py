@@ -42,6 +42,7 @@ from kgen.templates.render import environment
 
 if TYPE_CHECKING:
     from kgen.ir.index import Expr
+    from kgen.templates.loop_contract import LoopKernel, Loops
     from kgen.templates.problem import Problem
 
 __all__ = [
@@ -337,23 +338,27 @@ LIMITS = {
     "epilogue_cost": "operations again for each element that is reduced",
 }
 
-T = TypeVar("T", bound=type[KernelTemplate])
+T = TypeVar("T", bound="type[KernelTemplate] | type[LoopKernel]")
 
 
-def template(*, implements: Pattern, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
-    """Registers the decorated class, which derives from `KernelTemplate`, as a template.
+def template(*, implements: Pattern | Loops, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+    """Registers the decorated class, which derives from `KernelTemplate` (of `loops`, from `LoopKernel`), as a template.
 
-    `implements` is what it computes, `device` "cuda" (Triton) or "cpu" (C++), `source` the Jinja file beside the module.
+    `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
+    or "cpu" (C++), `source` the Jinja file beside the module.
     Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
 
     def register(cls: T) -> T:
-        registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        if isinstance(implements, Pattern):
+            registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        else:
+            implements.declare(cls, device, source, name or cls.__name__)
         return cls
 
     return register
 
 
-def _checked(cls: type[KernelTemplate], implements: Pattern, device: str, source: str, name: str) -> Template:
+def _checked(cls: type, implements: Pattern, device: str, source: str, name: str) -> Template:
     def fail(problem: str) -> errors.BadTemplate:
         return errors.BadTemplate(template=name, problem=problem)
 
@@ -387,7 +392,7 @@ def _checked(cls: type[KernelTemplate], implements: Pattern, device: str, source
     _check_members(members, rendered, fail)
     _check_joining(cls.joins, used, fail)
     return Template(
-        name, implements, device, path, operands, results, knobs, cls.longest, cls(), _version(cls, path), cls.joins,
+        name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
         cls.language,
     )  # fmt: skip
@@ -491,7 +496,7 @@ def _check_source(
     return used, rendered
 
 
-def _version(cls: type, path: Path) -> str:
+def version_of(cls: type, path: Path) -> str:
     """A digest of the Jinja file and of the module that declares the template."""
     digest = hashlib.sha256(path.read_bytes())
     digest.update(Path(inspect.getfile(cls)).read_bytes())

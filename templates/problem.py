@@ -7,11 +7,12 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from kgen.device import Device as Device
+from kgen.device import is_rounded as is_rounded
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -19,50 +20,12 @@ from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def is_rounded(kind: torch.dtype) -> bool:
-    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matrix products allows."""
-    return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
-    or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
-    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
-    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
-    library's share, on wide floats, of the rate that it has on the processors it was made for. Of a GPU that is `interpreted`
-    there are only kernels that Triton's interpreter can run."""
-
-    kind: str = "cuda"
-    arch: int = 90
-    processors: int = 132
-    shared: int = 232448
-    registers: int = 255
-    isa: str = ""
-    lanes: int = 1
-    flops: float = 790e12
-    narrow: float = 12
-    bandwidth: float = 4.3e12
-    library: float = 1.0
-    interpreted: bool = False
-
-    def rate(self, kind: torch.dtype) -> float:
-        """Operations a second of the units that multiply numbers of a type."""
-        if self.kind == "cpu":
-            wide = self.flops / self.narrow
-            return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
-        if kind.itemsize == 1:
-            return self.flops * 2
-        if kind.itemsize == 2:
-            return self.flops
-        return self.flops / 2 if is_rounded(kind) else self.flops / self.narrow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +121,7 @@ class Problem:
         self.sizes = Sizes(graph.size_hints)
         self.mains = [s for s in kernel.statements if s.kind == "contraction"]
         self.main = self.mains[0]
-        self.arguments = SimpleNamespace(**dict(self.main.arguments))
+        self.arguments = Arguments(self.main.arguments)
         self.members = [self._inputs(s) for s in self.mains]
         self.inputs = self.members[0]
         self.known: dict[Hashable, Any] = {}  # what `once` has computed

@@ -6,30 +6,17 @@ slot on a line of its own takes that line's indentation.
 
 from __future__ import annotations
 
-import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Protocol, Self
-
-from jinja2.ext import Extension
 
 from kgen.ir.index import as_expr
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean, environment, tidy
+from kgen.templates.render import IndentedSlots, clean, environment, tidy
 
 Lines = list[str]
-
-
-class IndentedSlots(Extension):
-    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text alike."""
-
-    _line = re.compile(r"^([ \t]+)\{\{-?(.*?)-?\}\}[ \t]*$", re.MULTILINE)
-
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        return self._line.sub(lambda m: f"{m[1]}{{{{ ({m[2].strip()}) | indent({len(m[1])}) }}}}", source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +79,22 @@ class AxisSlot:
     name: str
     size: str
     static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartSlots:
+    """The slots of one of several problems that a kernel makes together, as attributes: ``{{ part.B.tile(...) }}``. `suffix`
+    tells its names from those of the others."""
+
+    suffix: str
+    problem: Problem
+    slots: Mapping[str, object]
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return object.__getattribute__(self, "slots")[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class Parameters(Protocol):
@@ -160,9 +163,7 @@ def render(
     first = fillers[0]
     names = _names(first, facts)
     suffixes = [f"_{c}" for c in string.ascii_lowercase] if len(fillers) > 1 else [""]
-    names["parts"] = [
-        SimpleNamespace(suffix=c, problem=f.problem, **_names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)
-    ]
+    names["parts"] = [PartSlots(c, f.problem, _names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)]
     names |= {"kernel": head, "config": first.config, "problem": first.problem, "program": program}
     names["facts"] = first.problem.template.facts([f.problem for f in fillers], first.config)
     path = first.problem.template.source

@@ -22,20 +22,20 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule
 from kgen.ir.sizes import Sizes
-from kgen.pipeline import render_step
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.analysis.memory import plan_memory, reads, writes
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
+from tests.rendering import cpp_function
 
 r = torch.randn
 
 
 def units(schedule: Schedule) -> UnitPlan:
     def render(step: Launch, symbol: str) -> Rendered:
-        return render_step(step, symbol, schedule.graph, 64)
+        return cpp_function(step, symbol, schedule.graph)
 
     return plan_units(schedule, render, 1)
 
