@@ -58,7 +58,10 @@ WORDS = (
     Word("copy engine", "TMA", "copy_engine", r"\bcopy engines?\b"),
     Word("processor", "SM (GPU); core, thread (CPU)", _part("processors?"), r"\bprocessors?\b"),
     Word("group of warps", "warp group", "who_multiplies", r"\bgroups? of warps\b|\bwho multiplies\b"),
-    Word("turns", "stage, ring buffer, ping-pong, cooperative", r"(?:await|pass)_turns?|^turns$|^TOGETHER$", r"\b(?-i:TOGETHER)\b"),
+    Word(
+        "turns", "stage, ring buffer, ping-pong, cooperative", r"(?:await|pass)_turns?|^turns$|^TOGETHER$",
+        r"\b(?-i:TOGETHER)\b",
+    ),
     Word("boxes", "epilogue subtile, TMA box", _part("boxes"), r"\bboxes\b", _part("boxes")),
     Word("parts", "epilogue subtile", r"^PARTS$|column_parts|(?:^|_)mm_parts", r"\b(?-i:PARTS)\b"),
     Word("sides", "epilogue, prologue", _part("sides")),
