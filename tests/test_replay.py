@@ -70,9 +70,9 @@ BEFORE = {
 
 
 def compared(tmp_path: Path, after: dict[str, str], *flags: str) -> tuple[int, list[str]]:
-    sides = [written(tmp_path / name, texts) for name, texts in (("before", BEFORE), ("after", after))]
-    options = replay.parse(["diff", *map(str, sides), *flags])
-    return replay.compare(*sides, options), [title for title, _ in replay.differences(*sides, options)]
+    roots = [written(tmp_path / name, texts) for name, texts in (("before", BEFORE), ("after", after))]
+    options = replay.parse(["diff", *map(str, roots), *flags])
+    return replay.compare(*roots, options), [title for title, _ in replay.differences(*roots, options)]
 
 
 def test_equal_folders_do_not_differ(tmp_path: Path) -> None:

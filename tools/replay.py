@@ -148,25 +148,25 @@ def compare(before: Path, after: Path, options: argparse.Namespace) -> int:
 def between(options: argparse.Namespace) -> int:
     """Renders the corpus with the kgen of each commit, and compares."""
     with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
-        sides = [Path(scratch, side) for side in ("before", "after")]
-        trees = [Path(scratch, f"{side.name}-tree") for side in sides]
+        roots = [Path(scratch, side) for side in ("before", "after")]
+        trees = [Path(scratch, f"{side.name}-tree") for side in roots]
         try:
-            for commit, tree, side in zip((options.before, options.after), trees, sides, strict=True):
+            for commit, tree, side in zip((options.before, options.after), trees, roots, strict=True):
                 _git("worktree", "add", "--detach", "--quiet", str(tree), commit)
                 importable(tree, side, options.own_benches)
-            _render_sides(sides, options)
-            return compare(sides[0] / "out", sides[1] / "out", options)
+            _render_both(roots, options)
+            return compare(roots[0] / "out", roots[1] / "out", options)
         finally:
             for tree in trees:
                 _git("worktree", "remove", "--force", str(tree), check=False)
 
 
-def _render_sides(sides: Sequence[Path], options: argparse.Namespace) -> None:
+def _render_both(roots: Sequence[Path], options: argparse.Namespace) -> None:
     if not options.parallel:
-        for side in sides:
+        for side in roots:
             _finish(_render_apart(side, options))
         return
-    for process in [_render_apart(side, options) for side in sides]:
+    for process in [_render_apart(side, options) for side in roots]:
         _finish(process)
 
 
@@ -229,7 +229,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     both.add_argument("before", help="a commit")
     both.add_argument("after", help="a commit")
     both.add_argument("--own-benches", action="store_true", help="each commit's patterns, not those of this working tree")
-    both.add_argument("--parallel", action="store_true", help="both sides at once")
+    both.add_argument("--parallel", action="store_true", help="both commits at once")
     for one in (rendering, both):
         one.add_argument("--only", nargs="+", default=[], help="cases whose name contains one of these")
         one.add_argument("--devices", nargs="+", choices=("cpu", "gpu"), default=["cpu", "gpu"])
