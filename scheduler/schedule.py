@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from kgen import errors
 from kgen.ir import index as ix
@@ -49,6 +50,7 @@ from kgen.scheduler.transforms.operand_reduction import refusal_of as sums_refus
 from kgen.scheduler.transforms.output_split import in_pieces, left_apart, whole_of
 from kgen.scheduler.transforms.output_split import refusal_of as pieces_refusal
 from kgen.scheduler.transforms.recompute import computations, second_of, stored
+from kgen.scheduler.transforms.recognition import NotTaken, Recognised, applied, raise_not_taken, recognised
 from kgen.scheduler.transforms.recompute_trial import Pricing, Trial, judged, trial_of
 from kgen.scheduler.transforms.scatter_epilogue import refused_updates, why_updates_apart
 from kgen.scheduler.transforms.split_k import may_cut, partial_of, parts_of, possible_parts
@@ -103,13 +105,41 @@ class Options:
 
 
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
-    """Groups the graph's nodes into kernels and orders them.
+    """Groups the graph's nodes into kernels and orders them, with as many programs of templates as these take."""
+    options = options or Options()
+    places, refusals = _programs(graph, options), list[Verdict]()
+    while places:
+        try:
+            plan = _schedule(reduce(applied, places, graph), options)
+        except NotTaken as refused:
+            places = [place for place in places if place.out != refused.out]
+            refusals.append(refused.verdict)
+        except errors.FusionRequired:
+            places = []
+        else:
+            plan.verdicts[:0] = refusals
+            return plan
+    plan = _schedule(graph, options)
+    plan.verdicts[:0] = refusals
+    return plan
+
+
+def _programs(graph: ir.Graph, options: Options) -> list[Recognised]:
+    """Places of programs that templates implement, apart from each other. With `numerics="stable"` there are none: in what order
+    a template adds up depends on its tiles."""
+    if not (options.templates and options.fusion) or options.stable or not registry.programs():
+        return []
+    kinds = {options.device(graph, name).kind for name in graph.buffers}
+    return recognised(graph, [program for kind in sorted(kinds) for program in registry.programs(kind)])
+
+
+def _schedule(graph: ir.Graph, options: Options) -> Schedule:
+    """The schedule of a graph whose programs are operations.
 
     Contractions are offered to templates first. Those whose kernel, with all that was fused into it, is estimated to be slower
     than the library call and separate kernels go back to the library, and the graph is scheduled anew around the calls. So it
     is when the tile chosen for a product says into how many parts its rows are reduced, and when its sums are to be cut. Where
     a demand fails because a product's kernel has what another one should have, there are no templates."""
-    options = options or Options()
     freeze_layouts(graph)
     graph.nodes = usable(graph, options.may_fuse_calls(graph), options.demands)
     offered = _offered(graph, options)
@@ -162,6 +192,7 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             if not refused:
                 result.verdicts += operand_padding.said(known.tiles.copies, graph, _written(result))
                 return _finished(result, refusals, options)
+        raise_not_taken(graph, refused)
         changed = {verdict.producer for verdict in refused_updates(refused).values()}
         answers = {
             out: one for out, one in answers.items()

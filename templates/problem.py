@@ -17,6 +17,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.plan import Kernel, Statement
+from kgen.ir.program import Contract, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.contract import Config, Template
@@ -86,6 +87,22 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
+class Middle:
+    """A slot between two steps of a program: over these axes, the function `value` of the element `step`. Where a softmax along
+    `normalised` follows, what lies past the end of that axis is -inf."""
+
+    axes: tuple[str, ...]
+    step: str
+    value: Value
+    normalised: str | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the slot leaves the element as it is."""
+        return self.value.op == "step"
+
+
+@dataclass(frozen=True, slots=True)
 class SideSum:
     """The sum of an operand, the one of product `number` of a family, over all that the products are summed over. `statements`
     are the reductions, of equal values, and what is made of their results, in order."""
@@ -149,9 +166,10 @@ class Problem:
         self.known: dict[Hashable, Any] = {}  # what `once` has computed
 
     def _inputs(self, product: Statement) -> dict[str, Input]:
-        values = (product.value, *product.factors)
+        values = (product.value, *product.factors)[: len(self.template.operands)]
         unscaled = product.unscaled or (0,) * len(values)
-        operands = zip(self.template.operands.items(), values, product.operands, unscaled, strict=True)
+        kinds = product.operands[: len(values)]
+        operands = zip(self.template.operands.items(), values, kinds, unscaled, strict=True)
         return {
             name: replace(self._input(name, operand.axes, value, dtype), unscaled=count)
             for (name, operand), value, dtype, count in operands
@@ -221,6 +239,23 @@ class Problem:
     def side_sum(self, operand: str, number: int) -> SideSum:
         """The sum of an operand that is summed as well."""
         return next(one for one in self.side_sums if (one.operand, one.number) == (operand, number))
+
+    @cached_property
+    def middles(self) -> dict[str, Middle]:
+        """What a program makes of each element of its steps, by the names that the template has for these."""
+        program = self.template.implements.program
+        if program is None:
+            return {}
+        values = (self.main.value, *self.main.factors)[len(program.operands) :]
+        named = zip(program.middles, program.canonical.middles, values, strict=True)
+        return {
+            step.name: Middle(step.axes, canonical.name, value, self._normalised(program, step))
+            for step, canonical, value in named
+        }
+
+    def _normalised(self, program: Program, step: Contract) -> str | None:
+        reader = program.reader(step)
+        return reader.over if isinstance(reader, Softmax) else None
 
     @cached_property
     def has_fused_call(self) -> bool:
@@ -385,10 +420,11 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        total = 2 * len(self.members)
-        for axis in self.loops:
-            total *= self.size(axis)
-        return total
+        program = self.template.implements.program
+        if program is None:
+            return 2 * len(self.members) * self._points(self.loops)
+        steps = [step for step in program.steps if isinstance(step, Contract)]
+        return sum(2 * self._points((*step.axes, *program.reduced(step))) for step in steps)
 
     @property
     def tf32(self) -> bool:
@@ -495,7 +531,8 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     if reason is not None:
         return reason
     if pattern.operator:
-        named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
+        names = pattern.axes if pattern.program is not None else [axis for axis, _ in main[0].axes]
+        named = {axis: _digits_of(e, kernel) for axis, (_, e) in zip(names, main[0].axes, strict=True)}
         if None in named.values():
             return "an axis whose loops are no digits of one number"
         return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
@@ -522,7 +559,7 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
         return f"{len(main)} products in one kernel"
     if any(s.op != (pattern.operator or "sum") for s in main):
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
-    if len(main[0].factors) + 1 != len(pattern.operands):
+    if len(main[0].factors) + 1 != len(pattern.operands) + len(pattern.middles):
         return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
     return None
 

@@ -89,6 +89,21 @@ class ResultSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSlot:
+    """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the next
+    step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past the end
+    of its axis is -inf. Each element comes by once for each time that it is computed; in C++ the indices are those of a store.
+    Of a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
+
+    name: str
+    fill: Callable[..., Lines]
+    safe: bool
+
+    def apply(self, name: str, *indices: str) -> str:
+        return "\n".join(self.fill(self.name, name, indices))
+
+
+@dataclass(frozen=True, slots=True)
 class AxisSlot:
     """``{{ k.size }}`` is the text of the axis' length, ``{{ k.static }}`` whether that is a number."""
 
@@ -144,6 +159,10 @@ class Filler(Protocol):
     def store(self) -> Callable[..., Lines]:
         """Of a result, its name and its indices; what else a store may be told is the language's."""
 
+    @property
+    def apply(self) -> Callable[..., Lines]:
+        """Of a step of a program, its tile's name and indices."""
+
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
 
@@ -176,6 +195,9 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
         for name in template.operands
     }
     names |= {name: ResultSlot(name, filler.store) for name in template.results}
+    if template.implements.program is not None:
+        safe = dict(problem.main.arguments).get("safe", False)
+        names |= {s.name: StepSlot(s.name, filler.apply, safe) for s in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

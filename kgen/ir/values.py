@@ -263,6 +263,11 @@ def bitcast(value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else _make("bitcast", (value,), dtype, dtype)
 
 
+def step_result(step: str, dtype: torch.dtype) -> Value:
+    """The element that a step of a program has made at this point, before its slot: a leaf of an `ir.Operation` only."""
+    return _make("step", (), step, ops.compute_dtype(dtype))
+
+
 def where(cond: Value, yes: Value, no: Value) -> Value:
     return call("where", cond, yes, no)
 

@@ -198,6 +198,18 @@ class Slots:
                 emitter._pointwise(s)
         return [*lines, *emitter.finish()]
 
+    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Makes of the tile `name` of a step's sums what the next step sees of them."""
+        middle = self.problem.middles[step]
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
+        emitter.suffix, emitter.behind = f"_{step}", True
+        emitter.locals[middle.step] = (name, emitter.level)
+        text = emitter._tile(middle.value)
+        if middle.normalised in emitter.masked():
+            text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
+        emitter.outer.lines.append(f"{name} = {text}")
+        return emitter.finish()
+
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""
         block = self.problem.template.block(axis)

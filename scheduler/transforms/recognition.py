@@ -1,0 +1,315 @@
+"""Recognises programs of templates in the loop IR: contractions, what is between them, and the softmax that joins them, however
+they were written.
+
+    bmm     = contraction(q, k)                      out = operation(q, k, v, score(step0))
+    where   = pointwise(mask, bmm * scale)
+    amax    = max(where)
+    exp     = pointwise(exp(where - amax))      ->
+    sum     = sum(exp)
+    out     = contraction(exp / sum, v)
+
+The search begins at a contraction and goes backwards along the steps of a program (`kgen/ir/program.py`). Elementwise nodes on
+the way are inlined, through any view, so that one value says what the contraction multiplies; values are interned, so what a
+reduction reduces is the same computation if it is the same value. Nothing here knows what a program is for.
+
+A program takes the place of its last contraction only where nobody else needs what its other contractions make: the point is
+that these are never stored. What was rounded to 16 bits between two nodes is not rounded in a kernel, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.ir.values import Value
+from kgen.verdict import Verdict
+from kgen.scheduler.transforms.softmax_form import Weights, weights_in
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A place where a program stands: the node that may take the place of whoever makes `out`."""
+
+    out: str
+    operation: ir.Operation
+
+
+class NotTaken(Exception):
+    """No template takes the operation that makes `out`, for which there is no library call."""
+
+    def __init__(self, out: str, verdict: Verdict) -> None:
+        super().__init__(out)
+        self.out, self.verdict = out, verdict
+
+
+def raise_not_taken(graph: ir.Graph, refused: Mapping[str, Verdict]) -> None:
+    """Raises NotTaken for the first operation without a library call that templates have refused."""
+    for node in graph.nodes:
+        if isinstance(node, ir.Operation) and node.vendor is None and (out := ir.outs(node)[0]) in refused:
+            raise NotTaken(out, refused[out])
+
+
+def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
+    """The places in a graph where one of the programs (canonical ones, the first that fits) stands, in program order. Those that
+    share a node do not exclude each other: `applied` to one of them, the others may be gone."""
+    programs = list(programs)
+    if not programs:
+        return []
+    reader = Reader.of(graph)
+    found: list[Recognised] = []
+    for node in graph.nodes:
+        one = None
+        if isinstance(node, ir.Attention) and node.meaning is not None:
+            known = any(node.meaning.operator == program.key for program in programs)
+            one = Recognised(ir.outs(node.meaning)[0], node.meaning) if known else None
+        elif isinstance(node, ir.Contraction):
+            places = (_in_place(graph, reader, node, program) for program in programs)
+            one = next((place for place in places if place is not None), None)
+        found += [one] if one is not None else []
+    return found
+
+
+def applied(graph: ir.Graph, one: Recognised) -> ir.Graph:
+    """The graph with an operation in the place of the nodes that it stands for. Those that somebody else reads stay."""
+    nodes = [one.operation if one.out in ir.outs(node) else node for node in graph.nodes]
+    return replace(
+        graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers), provenance=dict(graph.provenance),
+        names=dict(graph.names),
+    )  # fmt: skip
+
+
+def _needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Without computations that nobody reads."""
+    read = ir.visible(graph)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, ir.Pointwise | ir.Reduction | ir.Product) and read.isdisjoint(ir.outs(node)):
+            continue
+        read.update(ir.reads(node))
+        kept.append(node)
+    return kept[::-1]
+
+
+def _in_place(graph: ir.Graph, reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
+    """The program whose last step the contraction is."""
+    if node.scale is not None or node.addend is not None or not _is_plain(node):
+        return None
+    match = _Search(reader, program).last(node)
+    operation = None if match is None else _operation(node, program, match)
+    if operation is None or match is None:
+        return None
+    place = Recognised(node.out, operation)
+    left = applied(graph, place).nodes
+    if any(isinstance(n, ir.Contraction) and n.out in match.inside for n in left):
+        return None  # somebody else needs what a step makes
+    kept = set(map(id, left))
+    gone = [n.origin for n in graph.nodes if id(n) not in kept and n is not node]
+    origin = reduce(ir.Origin.joined, gone, ir.Origin()).joined(node.origin)
+    named = replace(origin, name=node.origin.name, line=node.origin.line)
+    return replace(place, operation=replace(operation, origin=named))
+
+
+def _is_plain(node: ir.Contraction) -> bool:
+    """Whether it is a sum of products of floating-point numbers, and rounded only where it is stored."""
+    return node.operands is not None and node.operands.is_floating_point and node.operands.itemsize > 1 and node.rounded is None
+
+
+# ---- reading a graph ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who makes the buffers of a graph, and values in terms of reductions, contractions and memory."""
+
+    graph: ir.Graph
+    makers: Mapping[str, ir.Node]
+    known: dict[Value, Value | None] = field(default_factory=dict)
+    derived: dict[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> Reader:
+        return cls(graph, {out: node for node in graph.nodes for out in ir.outs(node)})
+
+    def inlined(self, value: Value) -> Value:
+        """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
+        memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
+        return vs.replace_loads([value], self._through)[0]
+
+    def _through(self, load: Value) -> Value | None:
+        if load not in self.known:
+            self.known[load] = self._inlined(load)
+        return self.known[load]
+
+    def _inlined(self, load: Value) -> Value | None:
+        name, index, dtype = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Pointwise) or not (self._is_derived(name) or not vs.loads([node.value])):
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)))
+        return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
+
+    def _is_derived(self, name: str) -> bool:
+        """Whether a buffer holds an elementwise function of what a contraction or a reduction makes."""
+        if name not in self.derived:
+            node = self.makers.get(name)
+            if isinstance(node, ir.Pointwise):
+                self.derived[name] = any(self._is_derived(load.attr[0]) for load in vs.loads([node.value]))
+            else:
+                self.derived[name] = isinstance(node, ir.Contraction | ir.Reduction)
+        return self.derived[name]
+
+    def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
+        """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""
+        name, index, _ = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Reduction) or node.op != op or load.args:
+            return None
+        if [v.extent for v in node.rvars] != [v.extent for v in along]:
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        mapping |= {v: w.expr() for v, w in zip(node.rvars, along, strict=True)}
+        return self.inlined(vs.substitute(node.value, mapping))
+
+    def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
+        """The softmax that a value is, along loops."""
+        return weights_in(value, lambda load, op: self.reduced(load, op, along) if load.op == "load" else None)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What was found of a program: operands with their types, functions in slots, the loops that each step sums over, results of
+    the contractions in front of the last one, and whether rows that are masked as a whole give zeros."""
+
+    operands: Mapping[int, tuple[Value, object]] = field(default_factory=dict)
+    slots: Mapping[str, Value] = field(default_factory=dict)
+    sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
+    inside: frozenset[str] = frozenset()
+    safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Goes backwards along the steps of one program."""
+
+    reader: Reader
+    program: Program
+
+    def last(self, node: ir.Contraction) -> _Match | None:
+        step = self.program.steps[-1]
+        assert isinstance(step, Contract)
+        return self._contraction(step, node, {}, _Match(sums={step.name: node.reduced}))
+
+    def _contraction(
+        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
+    ) -> _Match | None:
+        """A step that a node computes, whose loops are given by those of the last one."""
+        values = vs.substitute_all([node.lhs, node.rhs], mapping)
+        for pair in (values, values[::-1]):
+            found: _Match | None = match
+            for ref, value in zip(step.reads, pair, strict=True):
+                found = None if found is None else self._factor(ref, value, node, step, found)
+            if found is not None:
+                return found
+        return None
+
+    def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> _Match | None:
+        if isinstance(ref, int):
+            return replace(match, operands={**match.operands, ref: (value, node.operands)})
+        step, value = self.program.step(ref), self.reader.inlined(value)
+        if isinstance(step, Contract):
+            return self._middle(step, value, match)
+        if self.program.reduced(reader) != (step.over,):
+            return None
+        along = match.sums[reader.name]
+        if ix.lower_bound(ix.product(v.extent for v in along)) < 1:  # weights of nothing are no sum of nothing
+            return None
+        weights = self.reader.weights(value, along)
+        before = self.program.step(step.of)
+        if weights is None or not isinstance(before, Contract):
+            return None
+        return self._middle(before, weights.of, replace(match, safe=weights.safe))
+
+    def _middle(self, step: Contract, value: Value, match: _Match) -> _Match | None:
+        """A function of one contraction's element."""
+        for load in vs.loads([value]):
+            node = self.reader.makers.get(load.attr[0])
+            if isinstance(node, ir.Contraction) and _is_plain(node) and not load.args:
+                found = self._with(step, node, load, value, match)
+                if found is not None:
+                    return found
+        return None
+
+    def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> _Match | None:
+        own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
+        mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
+        made = vs.step_result(step.name, load.dtype)
+        for factor, op in ((node.scale, "mul"), (node.addend, "add")):
+            if factor is not None:
+                made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
+        [function] = vs.replace_loads([value], lambda one: made if one is load else None)
+        if any(one.attr[0] == node.out for one in vs.loads([function])):
+            return None  # it reads other elements as well
+        inside = replace(
+            match, slots={**match.slots, step.name: function}, sums={**match.sums, step.name: tuple(own.values())},
+            inside=match.inside | {node.out},
+        )  # fmt: skip
+        return self._contraction(step, node, {**mapping, **{v: w.expr() for v, w in own.items()}}, inside)
+
+
+# ---- the operation --------------------------------------------------------------------------------------------------
+
+
+def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Operation | None:
+    """The node, if each loop is of some axis and each value depends on loops of its own axes alone."""
+    values = [match.operands[k][0] for k in range(len(program.operands))]
+    loops = _loops(node, program, match, values)
+    if loops is None:
+        return None
+    slots = [match.slots[step.name] for step in program.middles]
+    wanted = [*program.operands, *(step.axes for step in program.middles)]
+    if not all(_is_over(value, loops, axes) for value, axes in zip((*values, *slots), wanted, strict=True)):
+        return None
+    kinds = [match.operands[k][1] for k in range(len(program.operands))]
+    axes = tuple((axis, ix.position_in(own)) for axis, own in loops.items())
+    inner = tuple(v for step in reversed(program.steps) if isinstance(step, Contract) for v in match.sums[step.name])
+    arguments = (("safe", match.safe),) if any(isinstance(step, Softmax) for step in program.steps) else ()
+    return ir.Operation(
+        (node.out,), node.out_vars, inner, (*values, *slots), (*kinds, *(slot.dtype for slot in slots)), axes, program.key,
+        arguments, None, node.origin, program=program,
+    )  # fmt: skip
+
+
+def _is_over(value: Value, loops: Mapping[str, tuple[Var, ...]], axes: Axes) -> bool:
+    return value.variables() <= {v for axis in axes for v in loops[axis]}
+
+
+def _loops(
+    node: ir.Contraction, program: Program, match: _Match, operands: Sequence[Value]
+) -> dict[str, tuple[Var, ...]] | None:
+    """The loops of each axis: of the result, or summed over by the step that does so; in all operands that know the loop, and in
+    as few others as can be."""
+    summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
+    loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
+    places = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
+    for v, step in places:
+        needed = {k for k, value in enumerate(operands) if v in value.variables()}
+        inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+        fitting = [a for a in program.axes if inside[a] >= needed and summed.get(a, "") == step]
+        if not fitting:
+            return None
+        loops[min(fitting, key=lambda a: len(inside[a]))].append(v)
+    return {axis: tuple(own) for axis, own in loops.items()}
+
+
+__all__ = ["NotTaken", "Recognised", "applied", "raise_not_taken", "recognised"]
