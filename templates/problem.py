@@ -379,8 +379,12 @@ class Problem:
         return load is not None and load.attr[0] in self.graph.frozen
 
     def sides(self, name: str) -> tuple[str, str]:
-        """The operand's own axis, which the result has too, and the one that is summed over."""
+        """The operand's own axis, which the result has too, and the one that is summed over. Of a program, or where axes are
+        windows, these are the axes with a `BLOCK_` knob, in their order."""
         pattern = self.template.implements
+        if pattern.program is not None or pattern.windows:
+            first, second = (a for a in self.inputs[name].axes if self.template.block(a) is not None)
+            return first, second
         shared = [a for a in self.inputs[name].axes if all(a in axes for axes in pattern.operands)]
         own = next(a for a in self.inputs[name].axes if a not in shared)
         results = {a for axes in pattern.results for a in axes}

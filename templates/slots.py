@@ -78,11 +78,12 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of
-    an operator's several results are named one by one, ``"first second"``. The statement `met` runs where all warps have needed
+    an operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. The statement `met` runs where all warps have needed
     what was fetched for a tile of a result with access "shared"."""
 
     name: str
     fill: Callable[..., Lines]
+    type: str
 
     def store(self, name: str, *indices: str, **how: str) -> str:
         return "\n".join(self.fill(self.name, name, indices, **how))
@@ -97,6 +98,7 @@ class StepSlot:
 
     name: str
     fill: Callable[..., Lines]
+    type: str
     safe: bool
 
     def apply(self, name: str, *indices: str) -> str:
@@ -163,6 +165,10 @@ class Filler(Protocol):
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
 
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
 
@@ -194,10 +200,10 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
         name: OperandSlot(name, filler.tile, facts(problem, name), count[name], 0, sums[name], filler.store_sum)
         for name in template.operands
     }
-    names |= {name: ResultSlot(name, filler.store) for name in template.results}
+    names |= {name: ResultSlot(name, filler.store, filler.accumulator) for name in template.results}
     if template.implements.program is not None:
         safe = dict(problem.main.arguments).get("safe", False)
-        names |= {s.name: StepSlot(s.name, filler.apply, safe) for s in template.implements.program.steps[:-1]}
+        names |= {s.name: StepSlot(s.name, filler.apply, filler.accumulator, safe) for s in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

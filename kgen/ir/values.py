@@ -490,6 +490,11 @@ def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) 
     return _replaced(roots, ("load",), replace)
 
 
+def replace_steps(value: Value, replace: Callable[[Value], Value]) -> Value:
+    """Replaces what steps of a program have made."""
+    return _replaced([value], ("step",), replace)[0]
+
+
 def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:
     """Replaces operations of some `kinds`, whose arguments are replaced already. None keeps one."""
     memo: dict[Expr, Expr] = {}

@@ -32,3 +32,15 @@ class Attention:
         yield {"BLOCK_V": 16 if problem.size("v") <= 16 else 64}
         yield {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_V": 16}
         yield {"BLOCK_M": 16, "BLOCK_V": 64}
+
+
+@kgen.template(implements=ATTENTION, device="cpu", source="attention.cpp.jinja", name="plain_attention_cpp")
+class AttentionOnCpu:
+    """The same in C++."""
+
+    Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(32, 16), knob(32, 16), knob(16), knob(16, 64)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        yield {"BLOCK_V": 16 if problem.size("v") <= 16 else 64}
+        yield {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_V": 16}

@@ -134,6 +134,27 @@ class Slots:
         walks = walks_of(self.problem, self.config, columns)
         return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
 
+    # ---- between the steps of a program ------------------------------------------------------------------------------
+
+    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
+        middle, loops = self.problem.middles[step], self.problem.loops
+        batch, (rows, columns) = middle.axes[:-2], middle.axes[-2:]
+        scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
+        fixed = self._digits(batch, scalars, loops)
+        slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
+        made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
+        value = vs.replace_steps(middle.value, lambda _: vs.load(made, (ix.ZERO,), kind))
+        statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
+        body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
+        self.parameters.made_names.add(f"p_{clean(made)}")
+        return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
+
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+        return CPP_TYPES[self.problem.accumulator].storage
+
     def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
         """Loops of axes of which the function has one index, a C++ variable."""
         found: dict[Atom, Expr] = {}

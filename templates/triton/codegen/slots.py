@@ -316,6 +316,11 @@ class Slots:
                 emitter._store(out, s.store[0], name)
         return [f"{first} = {folded.first(indices[at])}", *emitter.finish()]
 
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+        return TRITON_TYPES[self.problem.accumulator].compute
+
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
         return self.length(self.problem.extent(axis))
