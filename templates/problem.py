@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from kgen.ir.program import Contract, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.contract import Config, Template
+from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -154,9 +155,16 @@ class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
     def __init__(
-        self, template: Template, kernel: Kernel, graph: ir.Graph, loops: Mapping[str, tuple[Var, ...]], device: Device
+        self,
+        template: Template,
+        kernel: Kernel,
+        graph: ir.Graph,
+        loops: Mapping[str, tuple[Var, ...]],
+        device: Device,
+        steps: Mapping[Var, int] = MappingProxyType({}),
     ) -> None:
         self.template, self.kernel, self.graph, self.loops, self.device = template, kernel, graph, loops, device
+        self.steps = steps
         self.sizes = Sizes(graph.size_hints)
         self.mains = [s for s in kernel.statements if s.kind == "contraction"]
         self.main = self.mains[0]
@@ -342,6 +350,14 @@ class Problem:
 
     def static(self, axis: str) -> bool:
         return self.extent(axis).as_int() is not None
+
+    def step(self, axis: str) -> int | None:
+        """Of an axis of a window: by how many elements of the tensor's dimension its index moves, the stride of positions and
+        the dilation of taps; None where it stands for several loops that do not walk as one."""
+        loops = self.loops[axis]
+        if len(loops) > 1:
+            return None
+        return self.steps.get(loops[0], 1) if loops else 1
 
     def tiles(self, axis: str, block: int) -> Expr:
         return ix.ceildiv(self.extent(axis), block)
@@ -540,6 +556,9 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         if None in named.values():
             return "an axis whose loops are no digits of one number"
         return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
+    if pattern.windows:
+        ways = (_in_windows(template, way, graph, device) for way in (kernel, _exchanged(kernel, main)))
+        return next((found for found in ways if found is not None), "it reads no operand in such windows")
     turned = _turned(template, kernel, graph, main)
     if turned is None:
         return "its products have no operand in common"
@@ -549,11 +568,35 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     operands = [(s.value, *s.factors) for s in kernel.statements if s.kind == "contraction"]
     used = [frozenset().union(*(v.variables() for v in position)) for position in zip(*operands, strict=True)]
     for v in (*kernel.outer, *kernel.inner):
-        axis = _axis_of(v, used, v in kernel.outer, template)
+        axis = _axis_of(v, used, v in kernel.outer, template, pattern.axes)
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+
+
+def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
+    """The problem of a sum of products one of which's operands is read in windows. The last windows of the pattern are those that
+    the operand has; axes of the others are empty."""
+    pattern = template.implements
+    main = next(s for s in kernel.statements if s.kind == "contraction")
+    values = (main.value, *main.factors)
+    windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
+    windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
+    if not windows or len(windows) > len(pattern.windows):
+        return None
+    named = {v: axis for pair, w in zip(pattern.windows[-len(windows) :], windows, strict=True)
+             for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
+    apart = [axis for axis in pattern.axes if not any(axis in pair for pair in pattern.windows)]
+    used = [v.variables() for v in values]
+    loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
+    for v in (*kernel.outer, *kernel.inner):
+        axis = _axis_of(v, used, v in kernel.outer, template, [named[v]] if v in named else apart)
+        if axis is None:
+            return None
+        loops[axis].append(v)
+    steps = {v: count for w in windows for v, count in w.steps.items()}
+    return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
 
 
 def _other_work(template: Template, main: list[Statement]) -> str | None:
@@ -636,8 +679,11 @@ def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Stat
         if not any(common):
             return None
         exchange = not common[single]
-    if not exchange:
-        return kernel
+    return _exchanged(kernel, main) if exchange else kernel
+
+
+def _exchanged(kernel: Kernel, main: Iterable[Statement]) -> Kernel:
+    """The kernel with both operands of its products exchanged."""
     new = {id(s): replace(s, value=s.factors[0], factors=(s.value,), unscaled=s.unscaled[::-1]) for s in main}
     return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
 
@@ -672,13 +718,15 @@ def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
     return tuple(reversed(found))
 
 
-def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
+def _axis_of(
+    v: Var, used: Sequence[frozenset[Atom]], outer: bool, template: Template, axes_there: Iterable[str]
+) -> str | None:
+    """The axis of the loop among some: of the results for an outer one, in all operands that know the loop, and in as few others as can
     be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
     pattern = template.implements
     needed = {k for k, atoms in enumerate(used) if v in atoms}
     fitting: list[tuple[int, str]] = []
-    for axis in pattern.axes:
+    for axis in axes_there:
         inside = {k for k, axes in enumerate(pattern.operands) if axis in axes}
         if inside >= needed and any(axis in axes for axes in pattern.results) == outer:
             fitting.append((len(inside), axis))
