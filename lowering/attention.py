@@ -1,4 +1,4 @@
-"""Calls of the library's attention, with what they mean as a program: contraction, function of the scores, softmax, contraction."""
+"""Calls of the library's attention, and what they mean as a program: scores, a function of these, softmax, contraction."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ class _Loops:
         return tuple(zip(ATTENTION.axes, loops, strict=True))
 
 
-def _meaning(
-    b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapping[str, Any]
-) -> ir.Operation | None:
+def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapping[str, Any]) -> ir.Operation | None:
     """The call as an operation; None where it draws random numbers, makes more than the result, or groups heads."""
     tensors = [given["query"], given["key"], given["value"]]
     mask = given.get("attn_mask", given.get("attn_bias"))
@@ -113,9 +111,7 @@ def _loops(tensors: list[Tensor]) -> _Loops | None:
     if any(t.rank != 4 or tuple(t.sizes[:2]) != tuple(query.sizes[:2]) or t.dtype != query.dtype for t in tensors):
         return None
     b, h = (ix.var(name, size) for name, size in zip("bh", query.sizes, strict=False))
-    m, n, d, v = (
-        ix.var(name, t.sizes[k]) for name, t, k in (("m", query, 2), ("n", key, 2), ("d", query, 3), ("v", value, 3))
-    )
+    m, n, d, v = (ix.var(name, t.sizes[k]) for name, t, k in (("m", query, 2), ("n", key, 2), ("d", query, 3), ("v", value, 3)))
     return _Loops((b, h), m, n, d, v) if ix.lower_bound(n.extent) >= 1 else None
 
 
@@ -133,7 +129,13 @@ def _mask_place(mask: Tensor, loops: _Loops) -> tuple[Expr, ...]:
     return tuple(ix.ZERO if size == 1 else v.expr() for size, v in zip(mask.sizes, wanted, strict=True))
 
 
-_CALLS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+_CALLS = (
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+)
 
 RULES: dict[str, Callable[..., Any]] = {
     **{f"aten._scaled_dot_product_{name}": attention for name in _CALLS},

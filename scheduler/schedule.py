@@ -49,8 +49,8 @@ from kgen.scheduler.transforms.operand_reduction import carry_sums, why_apart
 from kgen.scheduler.transforms.operand_reduction import refusal_of as sums_refusal
 from kgen.scheduler.transforms.output_split import in_pieces, left_apart, whole_of
 from kgen.scheduler.transforms.output_split import refusal_of as pieces_refusal
-from kgen.scheduler.transforms.recompute import computations, second_of, stored
 from kgen.scheduler.transforms.recognition import NotTaken, Recognised, applied, raise_not_taken, recognised
+from kgen.scheduler.transforms.recompute import computations, second_of, stored
 from kgen.scheduler.transforms.recompute_trial import Pricing, Trial, judged, trial_of
 from kgen.scheduler.transforms.scatter_epilogue import refused_updates, why_updates_apart
 from kgen.scheduler.transforms.split_k import may_cut, partial_of, parts_of, possible_parts
@@ -125,8 +125,8 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 
 def _programs(graph: ir.Graph, options: Options) -> list[Recognised]:
-    """Places of programs that templates implement, apart from each other. With `numerics="stable"` there are none: in what order
-    a template adds up depends on its tiles."""
+    """Places of programs that templates implement. With `numerics="stable"` there are none: the order in which a template adds
+    up depends on its tiles."""
     if not (options.templates and options.fusion) or options.stable or not registry.programs():
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
@@ -192,7 +192,6 @@ def _around_products(graph: ir.Graph, offered: frozenset[str], options: Options)
             if not refused:
                 result.verdicts += operand_padding.said(known.tiles.copies, graph, _written(result))
                 return _finished(result, refusals, options)
-        raise_not_taken(graph, refused)
         changed = {verdict.producer for verdict in refused_updates(refused).values()}
         answers = {
             out: one for out, one in answers.items()
@@ -344,6 +343,7 @@ def _choose(plan: Schedule, tiles: Tiles, options: Options, answers: Answers) ->
             refused[second_of(twice[out])] = replace(chosen, producer=twice[out], outcome=Outcome.STORED)
         else:
             refused |= _without(step, chosen, plan) or {whole.get(out, out): chosen}
+    raise_not_taken(plan.graph, refused)
     return _readers_first(refused, plan)
 
 

@@ -284,18 +284,12 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
     _check_packs(operands, implements, device, fail)
-    clash = [name for name in implements.middles if name in members or name in implements.axes]
-    if clash:
-        raise fail(f"{clash[0]} is a step of its program and something else as well")
     path = Path(inspect.getfile(cls)).parent / source
     if not path.is_file():
         raise fail(f"there is no file {path}")
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
-    steps = () if implements.program is None else tuple(step.name for step in implements.program.steps[:-1])
-    used = _check_source(path, operands, list(results), (*knobs, *implements.axes, *steps), tuple(own), fail)
-    unused = [name for name in implements.middles if name not in used]
-    if unused:
-        raise fail(f"{path.name} never applies what is made of {unused[0]}")
+    used = _check_source(path, operands, list(results), (*knobs, *implements.axes, *implements.steps), tuple(own), fail)
+    _check_steps(implements, members, used, fail)
     joins = next((name for name in JOINING if name in used), None)
     return Template(
         name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
@@ -314,6 +308,17 @@ def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Call
     for name, one in operands.items():
         if one.sums and (implements.operator or set(one.axes) <= set(implements.results[0])):
             raise fail(f"it adds up {name}, but a side sum is over the axes that a sum of products goes over")
+
+
+def _check_steps(
+    implements: Pattern, members: Mapping[str, Any], used: Iterable[str], fail: Callable[[str], Exception]
+) -> None:
+    clash = [name for name in implements.steps if name in members or name in implements.axes]
+    if clash:
+        raise fail(f"{clash[0]} is a step of its program and something else as well")
+    unused = [name for name in implements.middles if name not in used]
+    if unused:
+        raise fail(f"its Jinja file never applies what is made of {unused[0]}")
 
 
 def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:

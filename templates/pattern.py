@@ -1,13 +1,13 @@
 """The patterns of templates: one contraction, one operator, or a small program of contractions and what is between them.
 
-    contraction("b,m,k", "b,k,n -> b,m,n")                          # a sum of products
-    contraction("b,h+r,w+s,c", "r,s,c,k -> b,h,w,k")                # with windows: h + r is one dimension of the tensor
-    operator("mylib::gated", "m,k", "n,k -> m,n")                   # an operator of torch.ops
-    program(                                                        # several steps, by name
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        weights=softmax("scores", over="n"),
-        out=contraction("weights", "b,n,v -> b,m,v"),
-    )
+contraction("b,m,k", "b,k,n -> b,m,n")                          # a sum of products
+contraction("b,h+r,w+s,c", "r,s,c,k -> b,h,w,k")                # with windows: h + r is one dimension of the tensor
+operator("mylib::gated", "m,k", "n,k -> m,n")                   # an operator of torch.ops
+program(                                                        # several steps, by name
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=softmax("scores", over="n"),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class Pattern:
     def batch(self) -> Axes:
         """Axes of the result that all operands have."""
         return tuple(a for a in self.results[0] if all(a in axes for axes in self.operands))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Steps of its program whose results the last one needs."""
+        return () if self.program is None else tuple(step.name for step in self.program.steps[:-1])
 
     @property
     def middles(self) -> tuple[str, ...]:

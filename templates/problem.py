@@ -576,8 +576,8 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 
 
 def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
-    """The problem of a sum of products one of which's operands is read in windows. The last windows of the pattern are those that
-    the operand has; axes of the others are empty."""
+    """The problem of a sum of products of which one operand is read in windows. These are the last windows of the pattern; axes
+    of the others are empty."""
     pattern = template.implements
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
@@ -718,11 +718,10 @@ def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
     return tuple(reversed(found))
 
 
-def _axis_of(
-    v: Var, used: Sequence[frozenset[Atom]], outer: bool, template: Template, axes_there: Iterable[str]
-) -> str | None:
-    """The axis of the loop among some: of the results for an outer one, in all operands that know the loop, and in as few others as can
-    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
+def _axis_of(v: Var, used: Sequence[frozenset[Atom]], outer: bool, template: Template, axes_there: Iterable[str]) -> str | None:
+    """The axis of the loop among `axes_there`: of the results for an outer one, in all operands that know the loop, and in as
+    few others as can be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a
+    length of 1."""
     pattern = template.implements
     needed = {k for k, atoms in enumerate(used) if v in atoms}
     fitting: list[tuple[int, str]] = []

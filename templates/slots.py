@@ -78,8 +78,8 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of
-    an operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. The statement `met` runs where all warps have needed
-    what was fetched for a tile of a result with access "shared"."""
+    an operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. The
+    statement `met` runs where all warps have needed what was fetched for a tile of a result with access "shared"."""
 
     name: str
     fill: Callable[..., Lines]
@@ -91,10 +91,10 @@ class ResultSlot:
 
 @dataclass(frozen=True, slots=True)
 class StepSlot:
-    """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the next
-    step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past the end
-    of its axis is -inf. Each element comes by once for each time that it is computed; in C++ the indices are those of a store.
-    Of a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
+    """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
+    next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
+    the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
+    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
     name: str
     fill: Callable[..., Lines]
@@ -203,7 +203,9 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     names |= {name: ResultSlot(name, filler.store, filler.accumulator) for name in template.results}
     if template.implements.program is not None:
         safe = dict(problem.main.arguments).get("safe", False)
-        names |= {s.name: StepSlot(s.name, filler.apply, filler.accumulator, safe) for s in template.implements.program.steps[:-1]}
+        names |= {
+            s.name: StepSlot(s.name, filler.apply, filler.accumulator, safe) for s in template.implements.program.steps[:-1]
+        }
     names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

@@ -52,13 +52,13 @@ that node's.
 *Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
 over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
 
-*Programs.* An operation with a `program` (`kgen/ir/program.py`) is no call but steps: contractions, and what is between them. Its
-values are the program's operands, then one for each middle slot: the function of a `step`, the element that the step has made,
-of the loops of the step's axes, and of memory. A step's result is in the type that the operands' sums have; it is not rounded
-to 16 bits between steps, except that weights of a softmax may be, to the type of what they are multiplied by, before or after
-they are divided by their sum. Of a row that is -inf as a whole a softmax makes NaN; zeros where the argument `safe` is true. An
-axis stands for the loops in its expression, the last one fastest. Without a `vendor` it is a template's to compute: whoever
-makes one keeps the nodes that it stands for.
+*Programs.* An operation with a `program` (`kgen/ir/program.py`) is no call but steps: contractions, and what is between them.
+Its values are the program's operands, then one for each middle slot: the function of a `step`, the element that the step has
+made, of the loops of the step's axes, and of memory. A step's result is in the type that sums of the operands have; it is not
+rounded to 16 bits between steps, except that weights of a softmax may be, to the type of what they are multiplied by, before or
+after they are divided by their sum. Of a row that is -inf as a whole a softmax makes NaN; zeros where the argument `safe` is
+true. An axis stands for the loops in its expression, the last one fastest. Without a `vendor` it is a template's to compute:
+whoever makes one keeps the nodes that it stands for.
 
 *Partial.* Only the scheduler makes these: a reduction cut into parts, one for each tile of a product.
 

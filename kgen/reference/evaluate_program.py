@@ -16,8 +16,8 @@ Middle = Callable[[str, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ProgramSteps:
-    """`dimensions` are those of each axis among all, of which `extents` are the lengths. A tensor has size 1 along dimensions that
-    it does not depend on."""
+    """`dimensions` are those of each axis among all, of which `extents` are the lengths. A tensor has size 1 along dimensions
+    that it does not depend on."""
 
     program: Program
     dimensions: Mapping[str, Sequence[int]]

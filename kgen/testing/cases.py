@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kgen.ir.program import Program
 from kgen.templates.contract import Template
 from kgen.testing.case import LAYOUTS, Case
 from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion, side_sums
@@ -181,16 +182,20 @@ class _Maker:
 
     def middles(self, rows: Iterable[Between] = MIDDLES) -> Iterator[Case]:
         """Each kind of function in the first slot between steps, without and with a batch; then with all around it."""
-        if self.pattern.program is None:
+        program = self.pattern.program
+        if program is None:
             return
         for batched in (False, True)[: 1 + self.roles.batches]:
             suffix = ", batched" if batched else ""
-            yield from (self._between(row, f"{row.name}{suffix}", batched, lambda x: x) for row in rows)
-        yield self._between(next(iter(rows)), "between a prologue and an epilogue", False, torch.relu)
+            yield from (self._between(program, row, f"{row.name}{suffix}", batched) for row in rows)
+        row = replace(next(iter(rows)), name="between a prologue and an epilogue")
+        yield self._between(program, row, row.name, False, torch.relu)
 
-    def _between(self, row: Between, name: str, batched: bool, around: Callable[..., Any]) -> Case:
+    def _between(
+        self, program: Program, row: Between, name: str, batched: bool, around: Callable[..., Any] = lambda x: x
+    ) -> Case:
         lengths = self.roles.lengths(self.for_slots, batched)
-        run, step = Steps(self.pattern.program, frozenset(lengths)), self.pattern.program.middles[0]
+        run, step = Steps(program, frozenset(lengths)), program.middles[0]
         operands = shapes_of(self.pattern, lengths, self.dtype).operands()
         extras = row.extras(tuple(lengths[a] for a in run.axes(step.axes)), self.dtype)
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from kgen import errors
-from kgen.templates.contract import Pattern, Template
+from kgen.templates.contract import Template
+from kgen.templates.pattern import Pattern
 from kgen.testing.fusions import Shapes
 from kgen.testing.steps import Convolution, Steps, shape_of
 
@@ -42,7 +43,11 @@ class Roles:
         if any(axis in pair for pair in windows):
             return "taps" if axis not in self.pattern.results[0] else "rows" if axis == windows[-1][0] else "positions"
         inside = [axis in axes for axes in self.pattern.operands]
-        if windows and axis in self.pattern.results[0] and any(windows[0][0] in axes and axis in axes for axes in self.pattern.operands):
+        if (
+            windows
+            and axis in self.pattern.results[0]
+            and any(windows[0][0] in axes and axis in axes for axes in self.pattern.operands)
+        ):
             return "images"
         if axis not in self.pattern.results[0]:
             return "depth"
@@ -68,7 +73,9 @@ class Roles:
     @property
     def batches(self) -> bool:
         """Whether there is a batch that may be left out."""
-        return (not self.pattern.operator or self.pattern.program is not None) and any(self.of(axis) == "batch" for axis in self.pattern.axes)
+        return (not self.pattern.operator or self.pattern.program is not None) and any(
+            self.of(axis) == "batch" for axis in self.pattern.axes
+        )
 
 
 def shapes_of(pattern: Pattern, lengths: Mapping[str, int], dtype: torch.dtype) -> Shapes:

@@ -94,9 +94,7 @@ class Convolution:
         image, filters = (operands[k] for k in (self._windowed, 1 - self._windowed))
         own = tuple(a for a in self.pattern.operands[self._windowed] if a not in self._taps)
         image = _permuted(image, own, (*self._batch, *self._channels, *self._positions))
-        filters = _permuted(
-            filters, self.pattern.operands[1 - self._windowed], (*self._made, *self._channels, *self._taps)
-        )
+        filters = _permuted(filters, self.pattern.operands[1 - self._windowed], (*self._made, *self._channels, *self._taps))
         call = (F.conv1d, F.conv2d, F.conv3d)[len(self.pattern.windows) - 1]
         result = call(image, filters, **self.arguments)
         return _permuted(result, (*self._batch, *self._made, *self._positions), self.pattern.results[0])

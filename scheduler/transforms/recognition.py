@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -29,8 +31,8 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
-from kgen.verdict import Verdict
 from kgen.scheduler.transforms.softmax_form import Weights, weights_in
+from kgen.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ def raise_not_taken(graph: ir.Graph, refused: Mapping[str, Verdict]) -> None:
 
 
 def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
-    """The places in a graph where one of the programs (canonical ones, the first that fits) stands, in program order. Those that
-    share a node do not exclude each other: `applied` to one of them, the others may be gone."""
+    """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
+    may be a step of another: when that is applied, nobody reads the one any more, and it goes."""
     programs = list(programs)
     if not programs:
         return []
@@ -188,10 +190,10 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """What was found of a program: operands with their types, functions in slots, the loops that each step sums over, results of
-    the contractions in front of the last one, and whether rows that are masked as a whole give zeros."""
+    """What was found of a program: operands with their types, functions in slots, the loops that each step sums over, results
+    of the contractions in front of the last one, and whether rows that are masked as a whole give zeros."""
 
-    operands: Mapping[int, tuple[Value, object]] = field(default_factory=dict)
+    operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
     slots: Mapping[str, Value] = field(default_factory=dict)
     sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
@@ -210,9 +212,7 @@ class _Search:
         assert isinstance(step, Contract)
         return self._contraction(step, node, {}, _Match(sums={step.name: node.reduced}))
 
-    def _contraction(
-        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
-    ) -> _Match | None:
+    def _contraction(self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match) -> _Match | None:
         """A step that a node computes, whose loops are given by those of the last one."""
         values = vs.substitute_all([node.lhs, node.rhs], mapping)
         for pair in (values, values[::-1]):
@@ -225,6 +225,7 @@ class _Search:
 
     def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> _Match | None:
         if isinstance(ref, int):
+            assert node.operands is not None
             return replace(match, operands={**match.operands, ref: (value, node.operands)})
         step, value = self.program.step(ref), self.reader.inlined(value)
         if isinstance(step, Contract):
@@ -297,8 +298,8 @@ def _is_over(value: Value, loops: Mapping[str, tuple[Var, ...]], axes: Axes) -> 
 def _loops(
     node: ir.Contraction, program: Program, match: _Match, operands: Sequence[Value]
 ) -> dict[str, tuple[Var, ...]] | None:
-    """The loops of each axis: of the result, or summed over by the step that does so; in all operands that know the loop, and in
-    as few others as can be."""
+    """The loops of each axis: of the result, or summed over by the step that does so; in all operands that know the loop, and
+    in as few others as can be."""
     summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
     loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
     places = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
