@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 from kgen import errors
 from kgen.ir import index as ix
@@ -110,7 +109,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     places, refusals = _programs(graph, options), list[Verdict]()
     while places:
         try:
-            plan = _schedule(reduce(applied, places, graph), options)
+            plan = _schedule(applied(graph, *places), options)
         except NotTaken as refused:
             places = [place for place in places if place.out != refused.out]
             refusals.append(refused.verdict)
@@ -125,9 +124,9 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 
 
 def _programs(graph: ir.Graph, options: Options) -> list[Recognised]:
-    """Places of programs that templates implement. With `numerics="stable"` there are none: the order in which a template adds
-    up depends on its tiles."""
-    if not (options.templates and options.fusion) or options.stable or not registry.programs():
+    """Places of programs that templates implement. These may divide behind a sum, and add up in the order of their tiles."""
+    wanted = options.templates and options.fusion and options.scales and not options.stable
+    if not wanted or not registry.programs():
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
     return recognised(graph, [program for kind in sorted(kinds) for program in registry.programs(kind)])

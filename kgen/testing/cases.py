@@ -21,13 +21,13 @@ __all__ = ["DTYPES", "cases", "cases_of_dtype", "large", "plain"]
 # The types to try, the ones for everything else first.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The length of an axis where another one is tried, and where slots are: with the divisors that they ask for, but of no tile.
-WINDOWS = {"taps": 3, "positions": 4, "images": 2}
+WINDOWS = {"taps": 2, "positions": 2, "images": 2}
 LENGTHS = {"batch": 3, "rows": 35, "columns": 37, "depth": 43, **WINDOWS}
 SLOTS = {"batch": 3, "rows": 36, "columns": 42, "depth": 44, **WINDOWS}
 # The same for operands that are not read by pointers but in boxes, whose rows begin at multiples of 16 bytes.
 BOX_LENGTHS = {"batch": 3, "rows": 35, "columns": 40, "depth": 72, **WINDOWS}
 BOX_SLOTS = {"batch": 3, "rows": 36, "columns": 48, "depth": 72, **WINDOWS}
-PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,), "taps": (2,), "positions": (3,), "images": ()}
+PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,), "taps": (3,), "positions": (3,), "images": ()}
 SEVERAL = {"batch": 2, "rows": 67, "columns": 131, "depth": 197, **WINDOWS}
 LARGE = {"batch": 2, "rows": 1031, "columns": 1543, "depth": 2053, **WINDOWS}
 # Longest length around a knob's value: an interpreter walks through every tile.

@@ -22,8 +22,8 @@ __all__ = ["Roles", "product_of", "reference_of", "shapes_of"]
 DIVISOR = 6
 
 
-# How long axes of which there are several of a kind are at most: problems are as large as their product.
-FEW = {"taps": 3, "positions": 5, "images": 2}
+# How long axes are at most where there are windows, by their role: problems are as large as the product of many axes.
+FEW = {"taps": 3, "positions": 3, "images": 2, "rows": 24, "columns": 42, "depth": 24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,8 @@ class Roles:
 
     def longest(self, axis: str) -> int:
         """How long the template takes an axis."""
-        return self.template.longest.get(axis, FEW.get(self.of(axis), sys.maxsize))
+        own = self.template.longest.get(axis, sys.maxsize)
+        return min(own, FEW[self.of(axis)]) if self.pattern.windows else own
 
     def lengths(self, by_role: Mapping[str, int], batched: bool = False) -> dict[str, int]:
         """Lengths by axis, no longer than the template takes, and with divisors where it takes less. Without a batch its axes

@@ -18,7 +18,7 @@ that these are never stored. What was rounded to 16 bits between two nodes is no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
@@ -41,6 +41,12 @@ class Recognised:
 
     out: str
     operation: ir.Operation
+
+
+# Nodes that have no effect but their results.
+COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
+# Elementwise nodes, one reading the other, that are looked through.
+MOST_NODES = 48
 
 
 class NotTaken(Exception):
@@ -72,15 +78,16 @@ def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]
             known = any(node.meaning.operator == program.key for program in programs)
             one = Recognised(ir.outs(node.meaning)[0], node.meaning) if known else None
         elif isinstance(node, ir.Contraction):
-            places = (_in_place(graph, reader, node, program) for program in programs)
+            places = (_in_place(reader, node, program) for program in programs)
             one = next((place for place in places if place is not None), None)
         found += [one] if one is not None else []
     return found
 
 
-def applied(graph: ir.Graph, one: Recognised) -> ir.Graph:
-    """The graph with an operation in the place of the nodes that it stands for. Those that somebody else reads stay."""
-    nodes = [one.operation if one.out in ir.outs(node) else node for node in graph.nodes]
+def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
+    """The graph with operations in the place of the nodes that they stand for. Those that somebody else reads stay."""
+    made = {place.out: place.operation for place in places}
+    nodes = [next((made[out] for out in ir.outs(node) if out in made), node) for node in graph.nodes]
     return replace(
         graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers), provenance=dict(graph.provenance),
         names=dict(graph.names),
@@ -92,30 +99,25 @@ def _needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
     read = ir.visible(graph)
     kept: list[ir.Node] = []
     for node in reversed(nodes):
-        if isinstance(node, ir.Pointwise | ir.Reduction | ir.Product) and read.isdisjoint(ir.outs(node)):
+        if isinstance(node, COMPUTATIONS) and read.isdisjoint(ir.outs(node)):
             continue
         read.update(ir.reads(node))
         kept.append(node)
     return kept[::-1]
 
 
-def _in_place(graph: ir.Graph, reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
+def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
     """The program whose last step the contraction is."""
     if node.scale is not None or node.addend is not None or not _is_plain(node):
         return None
-    match = _Search(reader, program).last(node)
-    operation = None if match is None else _operation(node, program, match)
-    if operation is None or match is None:
-        return None
-    place = Recognised(node.out, operation)
-    left = applied(graph, place).nodes
-    if any(isinstance(n, ir.Contraction) and n.out in match.inside for n in left):
-        return None  # somebody else needs what a step makes
-    kept = set(map(id, left))
-    gone = [n.origin for n in graph.nodes if id(n) not in kept and n is not node]
-    origin = reduce(ir.Origin.joined, gone, ir.Origin()).joined(node.origin)
-    named = replace(origin, name=node.origin.name, line=node.origin.line)
-    return replace(place, operation=replace(operation, origin=named))
+    for match in _Search(reader, program).last(node):
+        operation = _operation(node, program, match)
+        gone = [] if operation is None else reader.only_for(node, operation)
+        if operation is not None and match.inside <= {out for one in gone for out in ir.outs(one)}:
+            origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
+            named = replace(origin, name=node.origin.name, line=node.origin.line)
+            return Recognised(node.out, replace(operation, origin=named))
+    return None
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -128,45 +130,58 @@ def _is_plain(node: ir.Contraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who makes the buffers of a graph, and values in terms of reductions, contractions and memory."""
+    """Who makes and who reads the buffers of a graph, which of them hold elementwise functions of contractions or reductions,
+    and values in terms of these and of memory."""
 
-    graph: ir.Graph
     makers: Mapping[str, ir.Node]
+    readers: Mapping[str, list[ir.Node]]
+    visible: frozenset[str]
+    derived: frozenset[str]
     known: dict[Value, Value | None] = field(default_factory=dict)
-    derived: dict[str, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: ir.Graph) -> Reader:
-        return cls(graph, {out: node for node in graph.nodes for out in ir.outs(node)})
+        makers: dict[str, ir.Node] = {}
+        readers: dict[str, list[ir.Node]] = {}
+        derived: set[str] = set()
+        for node in graph.nodes:
+            for name in ir.reads(node):
+                readers.setdefault(name, []).append(node)
+            makers |= dict.fromkeys(ir.outs(node), node)
+            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
+            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived))
 
-    def inlined(self, value: Value) -> Value:
+    def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
+        """The computations that nobody needs when another node stands in the place of `node`, the last ones first."""
+        kept = {*self.visible, *ir.reads(instead)}
+        gone: list[ir.Node] = [node]
+        for one in gone:  # grows on the way
+            for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
+                readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
+                unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
+                if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
+                    gone.append(maker)
+        return gone[1:]
+
+    def inlined(self, value: Value, depth: int = 0) -> Value:
         """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
         memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
-        return vs.replace_loads([value], self._through)[0]
+        return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
 
-    def _through(self, load: Value) -> Value | None:
+    def _through(self, load: Value, depth: int) -> Value | None:
         if load not in self.known:
-            self.known[load] = self._inlined(load)
+            self.known[load] = self._inlined(load, depth) if depth < MOST_NODES else None
         return self.known[load]
 
-    def _inlined(self, load: Value) -> Value | None:
+    def _inlined(self, load: Value, depth: int) -> Value | None:
         name, index, dtype = load.attr
         node = self.makers.get(name)
-        if not isinstance(node, ir.Pointwise) or not (self._is_derived(name) or not vs.loads([node.value])):
+        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value])):
             return None
         mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
-        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)))
+        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
         return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
-
-    def _is_derived(self, name: str) -> bool:
-        """Whether a buffer holds an elementwise function of what a contraction or a reduction makes."""
-        if name not in self.derived:
-            node = self.makers.get(name)
-            if isinstance(node, ir.Pointwise):
-                self.derived[name] = any(self._is_derived(load.attr[0]) for load in vs.loads([node.value]))
-            else:
-                self.derived[name] = isinstance(node, ir.Contraction | ir.Reduction)
-        return self.derived[name]
 
     def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
         """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""
@@ -207,51 +222,43 @@ class _Search:
     reader: Reader
     program: Program
 
-    def last(self, node: ir.Contraction) -> _Match | None:
+    def last(self, node: ir.Contraction) -> Iterator[_Match]:
         step = self.program.steps[-1]
         assert isinstance(step, Contract)
         return self._contraction(step, node, {}, _Match(sums={step.name: node.reduced}))
 
-    def _contraction(self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match) -> _Match | None:
-        """A step that a node computes, whose loops are given by those of the last one."""
+    def _contraction(
+        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
+    ) -> Iterator[_Match]:
+        """A step that a node computes, whose loops are given by those of the last one, with its factors in either order."""
         values = vs.substitute_all([node.lhs, node.rhs], mapping)
-        for pair in (values, values[::-1]):
-            found: _Match | None = match
-            for ref, value in zip(step.reads, pair, strict=True):
-                found = None if found is None else self._factor(ref, value, node, step, found)
-            if found is not None:
-                return found
-        return None
+        for left, right in (values, values[::-1]):
+            for found in self._factor(step.left, left, node, step, match):
+                yield from self._factor(step.right, right, node, step, found)
 
-    def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> _Match | None:
+    def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
         if isinstance(ref, int):
             assert node.operands is not None
-            return replace(match, operands={**match.operands, ref: (value, node.operands)})
+            yield replace(match, operands={**match.operands, ref: (value, node.operands)})
+            return
         step, value = self.program.step(ref), self.reader.inlined(value)
         if isinstance(step, Contract):
-            return self._middle(step, value, match)
-        if self.program.reduced(reader) != (step.over,):
-            return None
-        along = match.sums[reader.name]
-        if ix.lower_bound(ix.product(v.extent for v in along)) < 1:  # weights of nothing are no sum of nothing
-            return None
-        weights = self.reader.weights(value, along)
-        before = self.program.step(step.of)
-        if weights is None or not isinstance(before, Contract):
-            return None
-        return self._middle(before, weights.of, replace(match, safe=weights.safe))
+            yield from self._middle(step, value, match)
+            return
+        along, before = match.sums[reader.name], self.program.step(step.of)
+        filled = ix.lower_bound(ix.product(v.extent for v in along)) >= 1  # weights of nothing are no sum of nothing
+        weights = self.reader.weights(value, along) if filled and self.program.reduced(reader) == (step.over,) else None
+        if weights is not None and isinstance(before, Contract):
+            yield from self._middle(before, weights.of, replace(match, safe=weights.safe))
 
-    def _middle(self, step: Contract, value: Value, match: _Match) -> _Match | None:
+    def _middle(self, step: Contract, value: Value, match: _Match) -> Iterator[_Match]:
         """A function of one contraction's element."""
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
             if isinstance(node, ir.Contraction) and _is_plain(node) and not load.args:
-                found = self._with(step, node, load, value, match)
-                if found is not None:
-                    return found
-        return None
+                yield from self._with(step, node, load, value, match)
 
-    def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> _Match | None:
+    def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
         own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)
@@ -260,12 +267,12 @@ class _Search:
                 made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
         [function] = vs.replace_loads([value], lambda one: made if one is load else None)
         if any(one.attr[0] == node.out for one in vs.loads([function])):
-            return None  # it reads other elements as well
+            return  # it reads other elements as well
         inside = replace(
             match, slots={**match.slots, step.name: function}, sums={**match.sums, step.name: tuple(own.values())},
             inside=match.inside | {node.out},
         )  # fmt: skip
-        return self._contraction(step, node, {**mapping, **{v: w.expr() for v, w in own.items()}}, inside)
+        yield from self._contraction(step, node, {**mapping, **{v: w.expr() for v, w in own.items()}}, inside)
 
 
 # ---- the operation --------------------------------------------------------------------------------------------------
