@@ -341,7 +341,8 @@ class _Verifier:
         for out in ir.outs(node):
             self.same_sizes(out, self.buffer(out).sizes, _extents(node.out_vars))
         if node.vendor is not None:
-            self.require(node.vendor.outs == node.outs, f"its call defines {node.vendor.outs}")
+            defined, more = node.vendor.outs[: len(node.outs)], node.vendor.outs[len(node.outs) :]
+            self.require(defined == node.outs and not any(more), f"its call defines {node.vendor.outs}")
             self.call(node.vendor)
 
     def program(self, node: ir.Operation, program: Program) -> None:
