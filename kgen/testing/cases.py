@@ -136,8 +136,8 @@ class _Maker:
             )
 
     def _least(self, axis: str) -> tuple[int, ...]:
-        """The shortest lengths: torch has no convolution without taps or positions."""
-        return (1,) if any(axis in pair for pair in self.pattern.windows) else (0, 1)
+        """The shortest lengths: torch has convolutions of no images, and else of something."""
+        return (1,) if self.pattern.windows and self.roles.of(axis) != "images" else (0, 1)
 
     def _around_tiles(self, axis: str) -> list[int]:
         """One less than the smallest and the first tile, as much, and one more."""

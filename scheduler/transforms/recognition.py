@@ -114,7 +114,7 @@ def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recogni
         operation = _operation(node, program, match)
         gone = [] if operation is None else reader.only_for(node, operation)
         if operation is not None and match.inside <= {out for one in gone for out in ir.outs(one)}:
-            origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
+            origin = reduce(ir.Origin.joined, (one.origin for one in reversed(gone)), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
             return Recognised(node.out, replace(operation, origin=named))
     return None
