@@ -49,16 +49,22 @@ def backward(b: Builder, *args: Any, **kwargs: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Loops:
-    """Two loops of the batch, rows of queries, of keys, elements of these, and of values."""
+    """Two loops of the batch, rows of queries, of keys, elements of these, and of values. `shared` neighbouring heads of
+    queries have one of keys and of values."""
 
     batch: tuple[Var, Var]
     m: Var
     n: Var
     d: Var
     v: Var
+    shared: int
 
     def at(self, *rest: Var) -> tuple[Expr, ...]:
         return tuple(v.expr() for v in (*self.batch, *rest))
+
+    def of_keys(self, *rest: Var) -> tuple[Expr, ...]:
+        b, h = self.batch
+        return b.expr(), ix.floordiv(h.expr(), ix.constant(self.shared)), *(v.expr() for v in rest)
 
     @property
     def axes(self) -> tuple[tuple[str, Expr], ...]:
@@ -68,7 +74,7 @@ class _Loops:
 
 
 def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapping[str, Any]) -> ir.Operation | None:
-    """The call as an operation; None where it draws random numbers, makes more than the result, or groups heads."""
+    """The call as an operation; None where it draws random numbers, or makes more than the result."""
     tensors = [given["query"], given["key"], given["value"]]
     mask = given.get("attn_mask", given.get("attn_bias"))
     name = "attn_mask" if given.get("attn_mask") is not None else "attn_bias"
@@ -77,7 +83,7 @@ def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapp
     alone = call.outs[0] is not None and not any(call.outs[1:]) and b.numerics != "eager"
     if loops is None or scale is None or given.get("dropout_p") or not alone or not _fits(mask, loops):
         return None
-    places = (loops.at(loops.m, loops.d), loops.at(loops.n, loops.d), loops.at(loops.n, loops.v))
+    places = (loops.at(loops.m, loops.d), loops.of_keys(loops.n, loops.d), loops.of_keys(loops.n, loops.v))
     values = [at(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
     stored = [loaded(passed[word], place) for word, place in zip(("query", "key", "value"), places, strict=True)]
 
@@ -106,13 +112,24 @@ def _scale(given: Any, query: Tensor) -> float | None:
 
 
 def _loops(tensors: list[Tensor]) -> _Loops | None:
-    """The loops, where the tensors have two dimensions of a batch in common."""
+    """The loops, where the tensors have two dimensions of a batch in common, heads of keys perhaps fewer times."""
     query, key, value = tensors
-    if any(t.rank != 4 or tuple(t.sizes[:2]) != tuple(query.sizes[:2]) or t.dtype != query.dtype for t in tensors):
+    if any(t.rank != 4 or t.sizes[0] is not query.sizes[0] or t.dtype != query.dtype for t in tensors):
+        return None
+    shared = _shared(query, key)
+    if shared is None or key.sizes[1] is not value.sizes[1]:
         return None
     b, h = (ix.var(name, size) for name, size in zip("bh", query.sizes, strict=False))
     m, n, d, v = (ix.var(name, t.sizes[k]) for name, t, k in (("m", query, 2), ("n", key, 2), ("d", query, 3), ("v", value, 3)))
-    return _Loops((b, h), m, n, d, v) if ix.lower_bound(n.extent) >= 1 else None
+    return _Loops((b, h), m, n, d, v, shared) if ix.lower_bound(n.extent) >= 1 else None
+
+
+def _shared(query: Tensor, key: Tensor) -> int | None:
+    """How many neighbouring heads of queries have one of keys."""
+    if query.sizes[1] is key.sizes[1]:
+        return 1
+    heads, fewer = query.sizes[1].as_int(), key.sizes[1].as_int()
+    return heads // fewer if heads and fewer and heads % fewer == 0 else None
 
 
 def _fits(mask: Tensor | None, loops: _Loops) -> bool:
