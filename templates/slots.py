@@ -107,7 +107,8 @@ class StepSlot:
 
 @dataclass(frozen=True, slots=True)
 class AxisSlot:
-    """``{{ k.size }}`` is the text of the axis' length, ``{{ k.static }}`` whether that is a number."""
+    """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
+    says whether that is a number."""
 
     name: str
     size: str
@@ -191,6 +192,11 @@ def render(
     return tidy(source.render(names))
 
 
+def _closed(text: str) -> str:
+    """A text that stays one factor whatever stands around it."""
+    return text if re.fullmatch(r"\w+", text) else f"({text})"
+
+
 def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> dict[str, Any]:
     problem, template = filler.problem, filler.problem.template
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
@@ -206,7 +212,7 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
         names |= {
             s.name: StepSlot(s.name, filler.apply, filler.accumulator, safe) for s in template.implements.program.steps[:-1]
         }
-    names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
+    names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}
     for name, one in template.values.items():
