@@ -21,6 +21,7 @@ from kgen.ir.program import Contract, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.contract import Config, Template
+from kgen.templates.middle import Middle
 from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
@@ -85,22 +86,6 @@ class Input:
         """Equal for operands that are one array. The interned value alone does not say that: ``t.expand(5, 4)`` and
         ``t.expand(4, 6)`` are one value, over loops that it does not name."""
         return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
-
-
-@dataclass(frozen=True, slots=True)
-class Middle:
-    """A slot between two steps of a program: over these axes, the function `value` of the element `step`. Where a softmax along
-    `normalised` follows, what lies past the end of that axis is -inf."""
-
-    axes: tuple[str, ...]
-    step: str
-    value: Value
-    normalised: str | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the slot leaves the element as it is."""
-        return self.value.op == "step"
 
 
 @dataclass(frozen=True, slots=True)
