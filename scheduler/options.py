@@ -23,6 +23,7 @@ class Options:
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
+    programs: bool = True  # of several contractions, in one kernel
     cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all contractions
     oracle: Oracle | None = None  # knows measured times
