@@ -23,7 +23,6 @@ class Options:
     gpu: Gpu = field(default_factory=Gpu)
     gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
     templates: bool = True
-    programs: bool = True  # of several contractions, in one kernel
     cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
     only: Only | None = None  # the template that takes all contractions
     oracle: Oracle | None = None  # knows measured times
@@ -36,6 +35,7 @@ class Options:
     copies: bool = True  # operands may be copied into rows that begin at lines of a GPU's cache
     fused_calls: bool = True  # the library may compute a contraction and what follows in one call
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
+    programs: bool = True  # templates may compute several contractions in one kernel
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""
