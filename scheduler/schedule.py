@@ -129,7 +129,8 @@ def _programs(graph: ir.Graph, options: Options) -> list[Recognised]:
     if not wanted or not registry.programs():
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
-    return recognised(graph, [program for kind in sorted(kinds) for program in registry.programs(kind)])
+    places = recognised(graph, [program for kind in sorted(kinds) for program in registry.programs(kind)])
+    return [place for place in places if not place.is_forbidden(options.demands)]
 
 
 def _schedule(graph: ir.Graph, options: Options) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ import kgen
 from kgen import contraction, errors, program, softmax
 from kgen.build import triton
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Kernel
+from kgen.ir.plan import Kernel, members
 from kgen.ir.printer import print_graph, print_value
 from kgen.ir.program import Program
 from kgen.ir.verify import verify
@@ -31,7 +32,7 @@ from kgen.templates.problem import Device, Problem
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.tuning.only import Only, only
-from kgen.verdict import Reason
+from kgen.verdict import FusionDemand, Reason
 from tests.codegen import rendered
 from tests.kernels import plans
 from tests.op_case import lowered
@@ -368,6 +369,15 @@ def test_without_a_template_that_takes_it_the_nodes_stay():
     torch._dynamo.reset()
     with kgen.config.override(cache=False, numerics="stable"):
         torch.testing.assert_close(torch.compile(written_out, backend="kgen")(q, k, v), written_out(q, k, v))
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_the_user_keeps_apart_is_no_program():
+    options = Options(cpu=Device("cpu", isa="generic"), only=Only("plain_attention_cpp", lambda configs: configs[0]))
+    assert len(plans(written_out, *inputs(), options=options).forward.kernels) == 1
+    apart = FusionDemand("aten.bmm", "aten.exp", wanted=False)
+    plan = plans(written_out, *inputs(), options=replace(options, demands=(apart,))).forward
+    assert all(k.choice is None for step in plan.kernels for k in members(step))
 
 
 @pytest.mark.usefixtures("registered")

@@ -32,7 +32,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
 from kgen.scheduler.transforms.softmax_form import Weights, weights_in
-from kgen.verdict import Verdict
+from kgen.verdict import FusionDemand, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class Recognised:
 
     out: str
     operation: ir.Operation
+
+    def is_forbidden(self, demands: Iterable[FusionDemand]) -> bool:
+        """Whether the user keeps operators apart that the operation has in one kernel."""
+        operators = self.operation.origin.operators
+        return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
 
 
 # Nodes that have no effect but their results.
