@@ -48,7 +48,7 @@ from kgen.scheduler.transforms.operand_reduction import carry_sums, why_apart
 from kgen.scheduler.transforms.operand_reduction import refusal_of as sums_refusal
 from kgen.scheduler.transforms.output_split import in_pieces, left_apart, whole_of
 from kgen.scheduler.transforms.output_split import refusal_of as pieces_refusal
-from kgen.scheduler.transforms.recognition import NotTaken, Recognised, applied, raise_not_taken, recognised
+from kgen.scheduler.transforms.recognition import NotTaken, Recognised, applied, may_hold_programs, raise_not_taken, recognised
 from kgen.scheduler.transforms.recompute import computations, second_of, stored
 from kgen.scheduler.transforms.recompute_trial import Pricing, Trial, judged, trial_of
 from kgen.scheduler.transforms.scatter_epilogue import refused_updates, why_updates_apart
@@ -126,7 +126,7 @@ def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
 def _programs(graph: ir.Graph, options: Options) -> list[Recognised]:
     """Places of programs that templates implement. These may divide behind a sum, and add up in the order of their tiles."""
     wanted = options.templates and options.fusion and options.scales and not options.stable
-    if not wanted or not registry.programs():
+    if not wanted or not may_hold_programs(graph) or not registry.programs():  # in this order: the last one loads templates
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
     places = recognised(graph, [program for kind in sorted(kinds) for program in registry.programs(kind)])

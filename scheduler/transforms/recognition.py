@@ -69,6 +69,11 @@ def raise_not_taken(graph: ir.Graph, refused: Mapping[str, Verdict]) -> None:
             raise NotTaken(out, refused[out])
 
 
+def may_hold_programs(graph: ir.Graph) -> bool:
+    """Whether a graph has nodes in which programs end."""
+    return any(isinstance(node, ir.Contraction | ir.Attention) for node in graph.nodes)
+
+
 def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
     """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
     may be a step of another: when that is applied, nobody reads the one any more, and it goes."""
@@ -325,4 +330,4 @@ def _loops(
     return {axis: tuple(own) for axis, own in loops.items()}
 
 
-__all__ = ["NotTaken", "Recognised", "applied", "raise_not_taken", "recognised"]
+__all__ = ["NotTaken", "Recognised", "applied", "may_hold_programs", "raise_not_taken", "recognised"]
