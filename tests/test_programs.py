@@ -18,7 +18,9 @@ from torch import Tensor
 import kgen
 from kgen import contraction, errors, program, softmax
 from kgen.build import triton
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, members
 from kgen.ir.printer import print_graph, print_value
 from kgen.ir.program import Program
@@ -289,6 +291,22 @@ NOT_IT = [scores_kept, over_rows, another_maximum, neighbours, without_softmax, 
 @pytest.mark.parametrize("f", NOT_IT, ids=lambda f: f.__name__)
 def test_what_is_no_attention_is_not_recognised(f):
     assert places(f, *inputs())[1] == []
+
+
+def test_operands_are_not_read_after_somebody_wrote_to_them():
+    graph = places(written_out, *inputs())[0]
+    name = next(one.buffer for one in graph.inputs if one.buffer is not None)
+    buffer = graph.buffers[name]
+    graph.buffers["newer"] = replace(buffer, name="newer", kind="intermediate", alias_of=name)
+    loops = tuple(ix.var(f"w{k}", size) for k, size in enumerate(buffer.sizes))
+    write = ir.Scatter("newer", name, loops, tuple(v.expr() for v in loops), vs.const(0, buffer.dtype))
+    nodes = list(graph.nodes)
+    last = next(k for k, n in enumerate(nodes) if isinstance(n, ir.Contraction) and k > 0)
+    found = []
+    for place in (last, last + 1):  # in front of the last contraction, and behind it
+        graph.nodes = [*nodes[:place], write, *nodes[place:]]
+        found.append(len(recognised(graph, [ATTENTION])))
+    assert found == [0, 1]
 
 
 def test_no_keys_are_no_attention():
