@@ -35,7 +35,7 @@ help:
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
-	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make lint       ruff, mypy, import-linter, private terms (tools/vocabulary.py)"
 	@echo "make format     ruff format and safe fixes"
 	@echo "make clean      remove build products and caches (keeps $(VENV))"
 
@@ -93,6 +93,7 @@ lint: $(STAMP) tree
 	$(BIN)/ruff check $(SOURCES)
 	$(FROM_TREE)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p kgen
 	$(FROM_TREE)/lint-imports --config $(CURDIR)/pyproject.toml --no-cache
+	$(BIN)/python -m tools.vocabulary
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix-only --quiet $(SOURCES)

@@ -51,7 +51,7 @@ class StageClock:
             made = stage(*args)
             self.seconds[stage.__name__] += time.perf_counter() - started
             if stage.__name__ == "build":
-                self.sources += [source for source, _ in made.blueprint.units]
+                self.sources += [unit.source for unit in made.blueprint.units]
             return made
 
         return timed

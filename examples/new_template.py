@@ -23,7 +23,7 @@ def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @kgen.template(
     implements=kgen.operator("example::l1_distance", "m,k", "n,k -> m,n"), device="cuda", source="l1_distance.py.jinja"
 )
-class L1Distance:
+class L1Distance(kgen.KernelTemplate):
     X, Y, D = operand("m", "k"), operand("n", "k"), result("m", "n")
     BLOCK_M, BLOCK_N, BLOCK_K, WARPS = knob(32, 16), knob(32, 64), knob(16), knob(4)
 

@@ -6,12 +6,36 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names, for type checkers
+    from kgen import config as config
+    from kgen import errors as errors
+    from kgen import testing as testing
+    from kgen.backend import compile as compile
+    from kgen.report.coverage import coverage as coverage
+    from kgen.report.coverage import coverage_reset as coverage_reset
+    from kgen.report.explain import explain as explain
+    from kgen.templates.base import KernelTemplate as KernelTemplate
+    from kgen.templates.contract import host_value as host_value
+    from kgen.templates.contract import knob as knob
+    from kgen.templates.contract import operand as operand
+    from kgen.templates.contract import result as result
+    from kgen.templates.contract import template as template
+    from kgen.templates.contract import workspace as workspace
+    from kgen.templates.pattern import contraction as contraction
+    from kgen.templates.pattern import operator as operator
+    from kgen.templates.pattern import program as program
+    from kgen.templates.pattern import softmax as softmax
+    from kgen.verdict import forbid_fused as forbid_fused
+    from kgen.verdict import require_fused as require_fused
 
 __version__ = "0.1.0.dev0"
 
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {
+    "KernelTemplate": "kgen.templates.base:KernelTemplate",
+    "LoopKernel": "kgen.templates.loop_contract:LoopKernel",
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.pattern:contraction",
@@ -22,6 +46,7 @@ _PUBLIC = {
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
+    "loops": "kgen.templates.loop_contract:loops",
     "operator": "kgen.templates.pattern:operator",
     "operand": "kgen.templates.contract:operand",
     "program": "kgen.templates.pattern:program",

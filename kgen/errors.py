@@ -183,6 +183,16 @@ class DuplicateTemplate(UserError):
     hint = "give one of them another name: @kgen.template(name=...)"
 
 
+class LoopsTaken(UserError):
+    template = "template {template}: the kernels of loops({kind!r}) on device {device!r} have a template, {last}"
+    hint = "name the template that this one replaces: loops({kind!r}, replaces={last!r}); it takes what this one refuses"
+
+
+class NoLoopTemplate(UserError):
+    template = "no template takes kernel {kernel}, which is loops({kind!r}): {why}"
+    hint = "register one, or let the one that was replaced take it: a built-in template refuses nothing"
+
+
 class UnknownTemplate(UserError):
     template = "no template is called {template}"
     hint = "use one of: {valid}"

@@ -13,7 +13,6 @@ from kgen.build.unit import PRELUDE, UnitPlan
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
-from kgen.host.compiled import cpp_units
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
 from kgen.lowering.table import operator_name
 from kgen.report.provenance import computing_nodes
@@ -71,7 +70,7 @@ def _broken_kernels(failure: InternalError, units: UnitPlan) -> dict[str, Intern
         return {}
     if not isinstance(failure, KernelBuildFailed):
         return {name: failure}
-    [text] = [one.source for one in cpp_units(units.sources) if one.name == name]
+    [text] = [one.source for one in units.sources if one.name == name]
     inside = {symbol: function for symbol, function in units.functions.items() if function in text}
     broken = cpp.broken_units([cpp.Unit(symbol, PRELUDE + function) for symbol, function in inside.items()])
     return dict(broken) or dict.fromkeys(inside, failure)

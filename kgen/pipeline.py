@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from kgen import failures, lowering
-from kgen.build import cpp, toolchain, triton
+from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.capture import torch_adapter
@@ -28,67 +27,23 @@ from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
+from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
-from kgen.ir.plan import Batch, Choice, Kernel, Launch, Nest, Packing, Schedule, members
-from kgen.ir.sizes import Sizes
+from kgen.ir.plan import Launch, Packing, Schedule, members
+from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
 from kgen.report import debug
 from kgen.report.provenance import trace_origins
 from kgen.report.record import record
-from kgen.scheduler import (
-    Gpu,
-    Options,
-    choose_batch_tiles,
-    choose_loops,
-    choose_tiles,
-    chosen_problem,
-    pack_operands,
-    product_of,
-    with_offsets_as_sizes,
-)
+from kgen.scheduler import Decisions, Options, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
-from kgen.templates.cpp.codegen import template as cpp_template
-from kgen.templates.cpp.codegen.packing import render_packing
-from kgen.templates.cpp.kernels.foreach import render_batch
-from kgen.templates.cpp.kernels.loops import render_kernel
-from kgen.templates.problem import Device, Problem
-from kgen.templates.triton.codegen import template as triton_template
-from kgen.templates.triton.kernels import foreach as triton_foreach
-from kgen.templates.triton.kernels import loops as triton_kernel
+from kgen.templates.render_step import Context, render_step
 from kgen.tuning import only, unusable
 from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import Outcome, Reason, Verdict, demands
-
-# What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied
-# by instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
-FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
-NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
-BANDWIDTH, MOST_READERS = 10e9, 8
-# MKL takes other ways on processors of others: its share, measured on an AMD EPYC with AVX-512.
-MKL_VENDOR, FOREIGN_MKL = "GenuineIntel", 0.42
-# Operations a cycle of a GPU's multiprocessor on 16-bit floats added up in float32, by compute capability; what an H200 reaches
-# of that, and of its memory's rate.
-MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
-MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
-REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
-
-
-def gpu_of(graph: ir.Graph) -> Gpu:
-    """The GPU that the graph's kernels are made for."""
-    devices = (b.device for b in graph.buffers.values())
-    device = next((d for d in devices if d.type == "cuda"), None)
-    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
-
-
-def gpu_from(facts: Mapping[str, int]) -> Gpu:
-    """What `torch_adapter.gpu_facts` says of a device as the scheduler wants it."""
-    arch, processors = facts["arch"], facts["processors"]
-    matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
-    flops = MATRIX_SHARE * matrix * processors * facts["clock"]
-    return Gpu(arch, processors, facts["shared"], flops, MEMORY_SHARE * facts["memory"])
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
@@ -152,30 +107,12 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         return blueprint, choices[0].config if choices else ()
 
     def build(blueprint: Blueprint) -> None:
-        cpp.build_units(blueprint.cpp_units())
+        cpp.build_units(blueprint.units)
         cpp.wait()  # else the process that measures does, and would count as hung
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 
     return Tuner(config, Kitchen(make, build, machine_name))
-
-
-def machine_name(kind: str) -> str:
-    """The name under which measurements on this machine's processors are kept."""
-    if kind == "cuda":
-        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return f"{toolchain.cpu_name()}, {torch.get_num_threads()} threads, {toolchain.isa().name}"
-
-
-def cpu_device() -> Device:
-    """This machine's processors as templates see them."""
-    found = toolchain.isa()
-    isa, threads = found.name, torch.get_num_threads()
-    narrow = next((times for flag, times in NARROW.items() if flag in found.flags), 1.0)
-    flops, bandwidth = FLOPS[isa] * threads * narrow, BANDWIDTH * min(threads, MOST_READERS)
-    foreign = torch.backends.mkl.is_available() and toolchain.cpu_vendor() not in ("", MKL_VENDOR)
-    lanes, library = REGISTER_BYTES[isa] // 4, FOREIGN_MKL if foreign else 1.0
-    return Device("cpu", 0, threads, 0, 0, isa, lanes, flops, narrow, bandwidth, library)
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
@@ -213,73 +150,29 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
 
 def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[TritonKernel], None] | None = None) -> UnitPlan:
     """The texts of a plan. `begin` gets each GPU kernel as soon as it is there."""
-    width = REGISTER_BYTES[toolchain.isa().name]
-    sizes, gpu = Sizes(plan.graph.size_hints), gpu_of(plan.graph)
+    device = partial(options.device, plan.graph)
+    decisions = Decisions(plan.graph, device, register_bytes(), options.gpu, config.loop_reordering)
+    context = Context(plan.graph, decisions, config.numerics == "eager")
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
         with naming(step):
-            made = rendered(step, symbol)
+            made = render_step(step, symbol, context)
         if not isinstance(made, KernelCall) or made.launch is None:
             return made
-        kernel = made.launch if config.early_launch else triton_kernel.launched_in_turn(made.launch)
+        kernel = made.launch if config.early_launch else made.launch.launched_in_turn()
         if begin is not None:
             begin(kernel)
         return replace(made, launch=kernel)
 
-    def rendered(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
-        if isinstance(step, Packing):
-            text = render_packing(step, plan.graph.buffers[step.source].dtype, symbol)
-            return Rendered(text, (step.source, step.name), (), frozenset())
-        choice = members(step)[0].choice
-        if choice is not None:
-            problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
-            return render_choice(problems, choice, symbol, config.numerics == "eager")
-        if step.target != "triton":
-            return render_step(step, symbol, plan.graph, width, config.loop_reordering)
-        exact = config.numerics == "eager"
-        if isinstance(step, Kernel):
-            tiling = choose_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
-            return triton_kernel.render_kernel(tiling, plan.graph, symbol, exact)
-        tilings = choose_batch_tiles(step, plan.graph, sizes, gpu, config.loop_reordering)
-        return triton_foreach.render_batch(step, tilings, plan.graph, symbol, exact)
-
     return plan_units(plan, one, len(os.sched_getaffinity(0)))
-
-
-def render_step(step: Launch, symbol: str, graph: ir.Graph, register_bytes: int, reorder: bool = True) -> Rendered:
-    """The C++ function of one kernel or batch."""
-    sizes = Sizes(graph.size_hints)
-    nests = [choose_loops(kernel, graph, sizes, register_bytes, reorder) for kernel in members(step)]
-    if isinstance(step, Batch):
-        made = render_batch(step, nests, graph, symbol)
-        return Rendered(made.text, made.buffers, made.sizes, made.names)
-    return _rendered_nest(nests[0], graph, symbol)
-
-
-def _rendered_nest(nest: Nest, graph: ir.Graph, symbol: str) -> Rendered:
-    made = render_kernel(nest, graph, symbol)
-    general, offsets = with_offsets_as_sizes(nest)
-
-    def by_offset(symbol: str) -> Rendered:
-        made = render_kernel(general, graph, symbol)
-        return Rendered(made.text, made.buffers, tuple(offsets.get(name, name) for name in made.sizes), made.names)
-
-    return Rendered(made.text, made.buffers, made.sizes, made.names, by_offset if offsets else None)
-
-
-def render_choice(problems: Sequence[Problem], choice: Choice, symbol: str, exact: bool) -> Rendered | KernelCall:
-    """The kernel of the template that was chosen for a product, or for several."""
-    template = problems[0].template
-    config = template.config(**dict(choice.config))
-    if template.device == "cpu":
-        return cpp_template.render_template(problems, config, symbol)
-    return triton_template.render_template(problems, config, symbol, exact)
 
 
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
+    if info.role == "backward":
+        assembled = replace(assembled, program=accept_saved(assembled.program))
     if config.poison:
         assembled = poisoned(assembled)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
@@ -301,7 +194,3 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
         raise
     debug.write_code(record(info, plan, units, blueprint, config), gm)
     return made
-
-
-def stages() -> tuple[Any, ...]:
-    return (reinplace, lower, schedule, render, build)

@@ -186,20 +186,20 @@ def searchsorted(
 
 
 def binary_search(count: int, holds: Callable[[Value], Value]) -> Value:
-    """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them."""
+    """How many of the positions ``0 .. count-1`` satisfy `holds`, which is true of a leading part of them. The steps are those
+    of torch's bisection: in a row that is not sorted, such as one with NaNs, other steps find another position."""
 
     def number(n: int) -> Value:
         return vs.const(n, torch.int64)
 
-    found = number(0)
-    step = 1 << max(count.bit_length() - 1, 0)
-    while step and count:
-        tried = vs.call("add", found, number(step - 1))
-        inside = vs.call("lt", tried, number(count))
-        tried = vs.call("minimum", tried, number(count - 1))
-        found = vs.where(vs.call("and", inside, holds(tried)), vs.call("add", tried, number(1)), found)
-        step //= 2
-    return found
+    start, end = number(0), number(count)
+    for step in range(count.bit_length()):
+        middle = vs.call("shr", vs.call("add", start, end), number(1)) if step else number(count // 2)
+        after = holds(vs.call("minimum", middle, number(count - 1)) if step else middle)
+        if step:
+            after = vs.call("and", vs.call("lt", start, end), after)
+        start, end = vs.where(after, vs.call("add", middle, number(1)), start), vs.where(after, end, middle)
+    return start
 
 
 def bucketize(b: Builder, x: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:

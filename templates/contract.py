@@ -1,31 +1,13 @@
 """What the author of a template writes: operands, results, named axes, knobs, and what the kernel computes.
 
     @kgen.template(implements=contraction("m,k", "k,n -> m,n"), device="cuda", source="matmul.py.jinja")
-    class Matmul:
+    class Matmul(kgen.KernelTemplate):
         A, B, C = operand("m", "k"), operand("k", "n"), result("m", "n")
         BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 128), knob(64, 128), knob(32, 64)
 
 An axis is named by a lower-case letter; ``BLOCK_M`` is the tile along axis ``m``, and an axis without such a knob is one index
-of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. The
-class may define
-
-- ``language = "gluon"``: that the Jinja file is in Gluon, the level of Triton at which layouts and shared memory are written
-  out;
-- ``longest = {"m": 1}``: how long axes may be; longer ones are refused, and conformance problems stay within. The
-  operands of a sum of products change places for it;
-- ``refuse(self, problem) -> str | None``: why the template cannot take a problem, for people to read;
-- ``resources(self, problem, config) -> Resources``: what a program needs; a configuration that needs more than the device has
-  is never offered;
-- ``configs(self, problem)``: the configurations worth trying, in place of all combinations of the knobs;
-- ``sides(self, problem, config) -> dict``: how many points along an axis the epilogue gets at once, where that is not a whole
-  tile, as ``{"n": config.BLOCK_N // 2}``. Every call of ``C.store`` begins at a multiple of it: reductions in an epilogue count
-  on that;
-- ``grid(self, problem, config)``: the number of programs, in place of one for each tile of the first result;
-- ``order(self, problem, config)``: equal for configurations, of other templates too, whose sums are added in one order, so that
-  their results are equal bit by bit; without it each configuration has an order of its own (``numerics="stable"``);
-- ``seconds(self, problem, config) -> float``: an estimate, in place of the device's roofline;
-- ``uncalibrated(self, problem) -> str | None``: why that estimate was never compared with measurements on such problems. The
-  library takes these problems in the default mode, until the template has been measured to be faster.
+of the program (a batch). Every axis may be composite, that is, stand for several loops at once: slots work out the loops. What
+else the class may declare and define is in its base class, `templates/base.py:KernelTemplate`.
 
 Besides operands, results and knobs it may have memory of its own and numbers that the host works out before a launch:
 
@@ -37,14 +19,15 @@ In the Jinja file ``{{ LOCKS }}`` is a pointer, ``{{ STEPS }}`` a number, or the
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -52,16 +35,33 @@ import jinja2.nodes
 import torch
 
 from kgen import errors
+from kgen.ir import ops
 from kgen.templates import registry
+from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
 from kgen.templates.pattern import Pattern, letters
 from kgen.templates.pattern import contraction as contraction
 from kgen.templates.pattern import operator as operator
 from kgen.templates.render import environment
 
+if TYPE_CHECKING:
+    from kgen.ir.index import Expr
+    from kgen.templates.loop_contract import LoopKernel, Loops
+    from kgen.templates.problem import Problem
+
+__all__ = [
+    "Config", "HostValue", "Knob", "Operand", "Pattern", "Resources", "Result", "Template", "Workspace",
+    "contraction", "host_value", "knob", "operand", "operator", "result", "template", "workspace",
+]  # fmt: skip
+
+# Numbers from a problem and a configuration.
+Computed = Callable[["Problem", "Config"], "Expr | int"]
+
 DEVICES = ("cuda", "cpu")
+LANGUAGES = ("triton", "gluon")
 # Names that every template's Jinja file may use, besides its own operands, results, knobs and axes.
-GIVEN = frozenset({"kernel", "config", "problem", "program", "parts"})
-# Those of them with which a template can make several problems in one launch: each by programs of its own, or all together.
+GIVEN = frozenset({"kernel", "config", "problem", "facts", "program", "parts"})
+# How a template makes several problems in one launch, and the name that its Jinja file then has: each problem by programs of
+# its own, or all together.
 JOINING = ("program", "parts")
 
 
@@ -82,10 +82,9 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
-    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False. With "shared",
-    warps share rows, and groups of them the memory that results leave from, unless a knob SENT is False. In C++ an `ordered`
-    one is stored in order along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element
-    twice."""
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False; in Gluon, through
+    the memory that `store` is given. With "shared", warps share rows there. In C++ an `ordered` one is stored in order along
+    the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
@@ -97,7 +96,7 @@ class Result:
 class Knob:
     """A number that a configuration fixes."""
 
-    values: tuple[Any, ...]
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Workspace:
     """Memory of a kernel's own: `length` numbers of `dtype`, which only this launch sees, zero before it where `zeroed`."""
 
     dtype: torch.dtype
-    length: Callable[[Any, Any], Any]
+    length: Computed
     zeroed: bool = False
 
 
@@ -113,7 +112,11 @@ class Workspace:
 class HostValue:
     """A number that the host works out before the launch."""
 
-    compute: Callable[[Any, Any], Any]
+    compute: Computed
+
+
+# What the members of a template's class declare.
+DECLARED = (Operand, Result, Knob, Workspace, HostValue)
 
 
 def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
@@ -126,18 +129,18 @@ def result(*axes: str, access: str = "pointer", many: bool = False, ordered: boo
     return Result(axes, access, many, ordered)
 
 
-def knob(*values: Any) -> Knob:
+def knob(*values: int) -> Knob:
     """A knob with the values worth trying."""
     return Knob(values)
 
 
-def workspace(dtype: torch.dtype, length: Callable[[Any, Any], Any], *, zeroed: bool = False) -> Workspace:
+def workspace(dtype: torch.dtype, length: Computed, *, zeroed: bool = False) -> Workspace:
     """Memory for partial results or counters. ``length(problem, config)`` is how many numbers: an int, or an expression over
     sizes. With `zeroed` they are 0 when the kernel starts, which takes a launch before it."""
     return Workspace(dtype, length, zeroed)
 
 
-def host_value(compute: Callable[[Any, Any], Any]) -> HostValue:
+def host_value(compute: Computed) -> HostValue:
     """A number, ``compute(problem, config)``, an int or an expression over sizes, which no program need work out itself."""
     return HostValue(compute)
 
@@ -146,9 +149,9 @@ def host_value(compute: Callable[[Any, Any], Any]) -> HostValue:
 class Config:
     """Values of a template's knobs, as attributes."""
 
-    values: tuple[tuple[str, Any], ...]
+    values: tuple[tuple[str, int], ...]
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> int:
         for key, value in object.__getattribute__(self, "values"):
             if key == name:
                 return value
@@ -159,14 +162,6 @@ class Config:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one program of a configuration needs: shared memory in bytes, 32-bit registers of a thread."""
-
-    shared: int = 0
-    registers: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,9 +176,9 @@ class Template:
     results: Mapping[str, Result]
     knobs: Mapping[str, Knob]
     longest: Mapping[str, int]
-    author: Any  # an instance of the decorated class
+    author: KernelTemplate  # an instance of the decorated class
     version: str
-    joins: str | None = None  # one of JOINING: how one launch can have several problems
+    joins: str | None = None  # one of JOINING: how one launch can make several problems
     workspaces: Mapping[str, Workspace] = field(default_factory=dict)
     values: Mapping[str, HostValue] = field(default_factory=dict)
     language: str = "triton"  # of a GPU's kernel, by the name of the module with its decorators
@@ -202,56 +197,107 @@ class Template:
         name = f"BLOCK_{axis.upper()}"
         return name if name in self.knobs else None
 
-    def refuse(self, problem: Any) -> str | None:
+    @cached_property
+    def tile(self) -> int:
+        """Points along the last axis of a result that is cut into tiles, in the first configuration; 0 where none is."""
+        blocks = (self.block(axis) for axis in reversed(self.implements.results[0]))
+        return next((self.knobs[block].values[0] for block in blocks if block), 0)
+
+    @cached_property
+    def most(self) -> Request:
+        """The most that fusion may ask for, but for `reduction`."""
+        own = self.author
+        return Request(
+            family=own.family if self.many else 1,
+            grouped=own.grouped if self.joins else 1,
+            full_row=self._full_row(),
+            ordered=all(one.ordered for one in self.results.values()),
+            prologue_cost=own.prologue_cost, scale_cost=own.scale_cost, epilogue_cost=own.epilogue_cost,
+        )  # fmt: skip
+
+    def _full_row(self) -> int:
+        if self.author.full_row is not None:
+            return self.author.full_row
+        blocks = (self.block(axis) for axis in self.implements.results[0])
+        return max((max(self.knobs[block].values) for block in blocks if block and self.device == "cuda"), default=0)
+
+    def why_not(self, request: Request) -> str | None:
+        """Why none of the template's kernels is as fusion asks; None where one may be."""
+        if request.reduction and not self.tile:
+            return "it has no tiles that an epilogue could reduce"
+        if request.reduction and request.reduction not in self.author.reductions:
+            return f"its epilogue does not reduce tiles by {request.reduction}"
+        if request.ordered and not self.most.ordered:
+            return "it stores its tiles in no order, and updates of one element have one"
+        for name, what in LIMITS.items():
+            wanted, most = getattr(request, name), getattr(self.most, name)
+            if wanted > most:
+                return f"{wanted} {what}, where it has {most} at most"
+        return None
+
+    def refuse(self, problem: Problem) -> str | None:
         for axis, most in self.longest.items():
             length = problem.extent(axis).as_int()
             if length is None or length > most:
                 return f"axis {axis} may be longer than {most}"
-        method = getattr(self.author, "refuse", None)
-        return method(problem) if method else None
+        reductions = {s.op for s in problem.epilogue if s.kind == "partial"}
+        wanted = [Request(full_row=max(problem.whole.values(), default=0)), *(Request(reduction=op) for op in reductions)]
+        return next(filter(None, map(self.why_not, wanted)), None) or self.author.refuse(problem)
 
-    def configs(self, problem: Any) -> Iterator[Config]:
+    def configs(self, problem: Problem) -> Iterator[Config]:
         """The configurations on offer."""
-        method = getattr(self.author, "configs", None)
-        if method is not None:
-            yield from (c if isinstance(c, Config) else self.config(**c) for c in method(problem))
-            return
+        yield from (c if isinstance(c, Config) else self.config(**c) for c in self.author.configs(problem))
+
+    def combinations(self) -> Iterator[Config]:
+        """All combinations of the knobs' values."""
         names = list(self.knobs)
         for values in itertools.product(*(self.knobs[n].values for n in names)):
             yield Config(tuple(zip(names, values, strict=True)))
 
-    def config(self, **values: Any) -> Config:
+    def config(self, **values: int) -> Config:
         """A configuration: named knobs, the first value of every other one."""
         unknown = sorted(set(values) - set(self.knobs))
         if unknown:
             raise errors.BadTemplate(template=self.name, problem=f"a configuration names {unknown}, which are no knobs")
         return Config(tuple((name, values.get(name, k.values[0])) for name, k in self.knobs.items()))
 
-    def resources(self, problem: Any, config: Config) -> Resources:
-        method = getattr(self.author, "resources", None)
-        return method(problem, config) if method else Resources()
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        return self.author.resources(problem, config)
 
-    def uncalibrated(self, problem: Any) -> str | None:
+    def uncalibrated(self, problem: Problem) -> str | None:
         """Why nothing is known of how long the template takes for a problem."""
-        method = getattr(self.author, "uncalibrated", None)
-        return method(problem) if method else None
+        return self.author.uncalibrated(problem)
 
-    def method(self, name: str) -> Callable[..., Any] | None:
-        """An optional method of the author's."""
-        return getattr(self.author, name, None)
-
-
-T = TypeVar("T", bound=type)
+    def facts(self, problems: Sequence[Problem], config: Config) -> object:
+        """What the Jinja file reads as `facts`."""
+        return self.author.facts(problems, config)
 
 
-def template(*, implements: Pattern, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
-    """Registers the decorated class as a template.
+# What a template has most of, in words.
+LIMITS = {
+    "family": "contractions with one epilogue",
+    "grouped": "contractions in one launch",
+    "full_row": "points of a row in one tile",
+    "prologue_cost": "operations for an element of an operand",
+    "scale_cost": "operations for a scale of each element",
+    "epilogue_cost": "operations again for each element that is reduced",
+}
 
-    `implements` is what it computes, `device` "cuda" (Triton) or "cpu" (C++), `source` the Jinja file beside the module.
+T = TypeVar("T", bound="type[KernelTemplate] | type[LoopKernel]")
+
+
+def template(*, implements: Pattern | Loops, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+    """Registers the decorated class, which derives from `KernelTemplate` (of `loops`, from `LoopKernel`), as a template.
+
+    `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
+    or "cpu" (C++), `source` the Jinja file beside the module.
     Raises BadTemplate for a declaration that does not hold together, DuplicateTemplate for a name that is taken."""
 
     def register(cls: T) -> T:
-        registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        if isinstance(implements, Pattern):
+            registry.add(_checked(cls, implements, device, source, name or cls.__name__))
+        else:
+            implements.declare(cls, device, source, name or cls.__name__)
         return cls
 
     return register
@@ -261,6 +307,8 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     def fail(problem: str) -> errors.BadTemplate:
         return errors.BadTemplate(template=name, problem=problem)
 
+    if not issubclass(cls, KernelTemplate):
+        raise fail(f"{cls.__name__} does not derive from kgen.KernelTemplate: write class {cls.__name__}(kgen.KernelTemplate)")
     members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items()}
     operands = {k: v for k, v in members.items() if isinstance(v, Operand)}
     results = {k: v for k, v in members.items() if isinstance(v, Result)}
@@ -277,10 +325,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
             raise fail(f"{knob_name} is the tile of an axis {axis!r}, but its axes are {', '.join(implements.axes)}")
         if not one.values:
             raise fail(f"knob {knob_name} has no values")
-    longest: dict[str, int] = members.get("longest", {})
-    unknown = [axis for axis in longest if axis not in implements.axes]
-    if unknown:
-        raise fail(f"it says how long axis {unknown[0]!r} may be, but its axes are {', '.join(implements.axes)}")
+    _check_capabilities(cls, implements, device, fail)
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
     _check_packs(operands, implements, device, fail)
@@ -288,14 +333,60 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     if not path.is_file():
         raise fail(f"there is no file {path}")
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
-    used = _check_source(path, operands, list(results), (*knobs, *implements.axes, *implements.steps), tuple(own), fail)
+    names = (*knobs, *implements.axes, *implements.steps)
+    used, rendered = _check_source(path, operands, list(results), names, tuple(own), fail)
+    _check_members(members, rendered, fail)
+    _check_joining(cls.joins, used, fail)
     _check_steps(implements, members, used, fail)
-    joins = next((name for name in JOINING if name in used), None)
     return Template(
-        name, implements, device, path, operands, results, knobs, longest, cls(), _version(cls, path), joins,
+        name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
-        members.get("language", "triton"),
+        cls.language,
     )  # fmt: skip
+
+
+def _check_members(members: Mapping[str, object], used: Container[str], fail: Callable[[str], Exception]) -> None:
+    """Every public name is something that a template has: whatever else was meant, it would be overlooked."""
+    for name, value in members.items():
+        if name in PUBLIC:
+            if _is_method(value) != _is_method(vars(KernelTemplate)[name]):
+                raise fail(f"{name} is {'no method' if _is_method(value) else 'a method'} of kgen.KernelTemplate")
+        elif not (name.startswith("_") or isinstance(value, DECLARED) or name in used or _is_constant(name, value)):
+            near = difflib.get_close_matches(name, PUBLIC, n=1)
+            hint = f"was {near[0]} meant?" if near else "a helper's name begins with an underscore"
+            raise fail(f"{name} is no slot, no knob and nothing that kgen.KernelTemplate has: {hint}")
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, staticmethod | classmethod)
+
+
+def _is_constant(name: str, value: object) -> bool:
+    return name.isupper() and not _is_method(value)
+
+
+def _check_capabilities(cls: type[KernelTemplate], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:
+    unknown = [axis for axis in cls.longest if axis not in implements.axes]
+    if unknown:
+        raise fail(f"it says how long axis {unknown[0]!r} may be, but its axes are {', '.join(implements.axes)}")
+    if cls.language not in LANGUAGES:
+        raise fail(f"language {cls.language!r} is none of {', '.join(LANGUAGES)}")
+    if cls.full_row and device == "cpu":
+        raise fail("it holds full rows, which no epilogue in C++ reads again")
+    unknown = sorted(cls.reductions - ops.REDUCTIONS.keys())
+    if unknown:
+        raise fail(f"it reduces by {unknown[0]!r}, which is none of {', '.join(ops.REDUCTIONS)}")
+
+
+def _check_joining(joins: str | None, used: set[str], fail: Callable[[str], Exception]) -> None:
+    """The class and the Jinja file agree on how several problems are made."""
+    for name in JOINING:
+        if name in used and name != joins:
+            raise fail(f"its Jinja file uses {name}, but the class does not say joins = {name!r}")
+    if joins is not None and joins not in JOINING:
+        raise fail(f"it joins problems by {joins!r}, which is none of {', '.join(JOINING)}")
+    if joins is not None and joins not in used:
+        raise fail(f"it joins problems by {joins!r}, which its Jinja file never uses")
 
 
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:
@@ -334,9 +425,9 @@ def _check_source(
     names: Iterable[str],
     own: Sequence[str],
     fail: Callable[[str], Exception],
-) -> set[str]:
+) -> tuple[set[str], set[str]]:
     """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
-    names that are used."""
+    names that are used, and these with the attributes of what they name."""
     try:
         syntax = environment(path.parent).parse(path.read_text())
     except jinja2.TemplateSyntaxError as error:
@@ -360,10 +451,10 @@ def _check_source(
     unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
-    return used
+    return used, rendered
 
 
-def _version(cls: type, path: Path) -> str:
+def version_of(cls: type, path: Path) -> str:
     """A digest of the Jinja file and of the module that declares the template."""
     digest = hashlib.sha256(path.read_bytes())
     digest.update(Path(inspect.getfile(cls)).read_bytes())

@@ -7,11 +7,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from kgen.device import Device as Device
+from kgen.device import is_rounded as is_rounded
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -20,51 +22,14 @@ from kgen.ir.plan import Kernel, Statement
 from kgen.ir.program import Contract, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.templates.arguments import Arguments
+from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
 from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def is_rounded(kind: torch.dtype) -> bool:
-    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matrix products allows."""
-    return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
-    or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
-    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
-    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
-    library's share, on wide floats, of the rate that it has on the processors it was made for. Of a GPU that is `interpreted`
-    there are only kernels that Triton's interpreter can run."""
-
-    kind: str = "cuda"
-    arch: int = 90
-    processors: int = 132
-    shared: int = 232448
-    registers: int = 255
-    isa: str = ""
-    lanes: int = 1
-    flops: float = 790e12
-    narrow: float = 12
-    bandwidth: float = 4.3e12
-    library: float = 1.0
-    interpreted: bool = False
-
-    def rate(self, kind: torch.dtype) -> float:
-        """Operations a second of the units that multiply numbers of a type."""
-        if self.kind == "cpu":
-            wide = self.flops / self.narrow
-            return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
-        if kind.itemsize == 1:
-            return self.flops * 2
-        if kind.itemsize == 2:
-            return self.flops
-        return self.flops / 2 if is_rounded(kind) else self.flops / self.narrow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +101,20 @@ def once(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[
     return known
 
 
+def once_at_sizes(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+    """Of a function of a problem that asks for sizes: computes it once for these hints."""
+
+    @wraps(compute)
+    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (compute, *args, *kwargs.items())
+        if key not in problem.known_here:
+            problem.known_here[key] = compute(problem, *args, **kwargs)
+        found: T = problem.known_here[key]
+        return found
+
+    return known
+
+
 class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
@@ -153,7 +132,7 @@ class Problem:
         self.sizes = Sizes(graph.size_hints)
         self.mains = [s for s in kernel.statements if s.kind == "contraction"]
         self.main = self.mains[0]
-        self.arguments = SimpleNamespace(**dict(self.main.arguments))
+        self.arguments = Arguments(self.main.arguments)
         self.members = [self._inputs(s) for s in self.mains]
         self.inputs = self.members[0]
         self.known: dict[Hashable, Any] = {}  # what `once` has computed
@@ -188,11 +167,16 @@ class Problem:
         """The same problem where size symbols have other hints."""
         found = copy(self)
         found.sizes = Sizes({**self.sizes.hints, **hints})
-        for name in ("epilogue_bytes", "stored_bytes"):  # what is cached of the old hints
+        for name in ("epilogue_bytes", "stored_bytes", "known_here"):  # what is cached of the old hints
             found.__dict__.pop(name, None)
         return found
 
-    @property
+    @cached_property
+    def known_here(self) -> dict[Hashable, Any]:
+        """What `once_at_sizes` has computed."""
+        return {}
+
+    @cached_property
     def epilogue(self) -> tuple[Statement, ...]:
         """What happens to the result before it is stored."""
         return tuple(s for s in self.kernel.statements if s.kind != "contraction" and self._beside.isdisjoint(s.outs))
@@ -295,9 +279,8 @@ class Problem:
 
     def side(self, axis: str, config: Config) -> int:
         """Points along an axis of what the epilogue gets at once: the tile's, or as many as the author says."""
-        own = self.template.method("sides")
         block: int = config.get(self.template.block(axis) or "", 1)
-        return block if own is None else own(self, config).get(axis, block)
+        return self.template.author.sides(self, config).get(axis, block)
 
     def part_blocks(self, config: Config) -> dict[str, int | None]:
         """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
@@ -349,10 +332,7 @@ class Problem:
 
     def programs(self, config: Config) -> Expr:
         """The author's number of programs, or one for each tile of the first result."""
-        own = self.template.method("grid")
-        if own is not None:
-            return ix.as_expr(own(self, config))
-        return self.blocks(config)
+        return ix.as_expr(self.template.author.grid(self, config))
 
     def blocks(self, config: Config) -> Expr:
         """The tiles of the first result."""
@@ -587,8 +567,8 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 def _other_work(template: Template, main: list[Statement]) -> str | None:
     """Why products are not what a template computes, whatever their loops."""
     pattern = template.implements
-    if len(main) > 1 and template.many is None:
-        return f"{len(main)} products in one kernel"
+    if len(main) > template.most.family:
+        return template.why_not(Request(family=len(main)))
     if any(s.op != (pattern.operator or "sum") for s in main):
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
     if len(main[0].factors) + 1 != len(pattern.operands) + len(pattern.middles):
@@ -612,8 +592,8 @@ def _no_order(s: Statement, problem: Problem) -> str | None:
     """Why a template cannot run the updates of an element in order."""
     template = problem.template
     axes = template.implements.results[0]
-    if not all(one.ordered for one in template.results.values()):
-        return "it stores its tiles in no order, and updates of one element have one"
+    if (reason := template.why_not(Request(ordered=True))) is not None:
+        return reason
     apart = [axis for axis in problem.in_order if axis not in template.implements.batch]
     if len(apart) > 1:
         return f"updates along both {' and '.join(apart)} may hit one element, and threads share one of these axes"

@@ -11,7 +11,9 @@ from kgen import errors
 from kgen.ir.program import Program
 
 if TYPE_CHECKING:
+    from kgen.templates.base import Request
     from kgen.templates.contract import Template
+    from kgen.templates.loop_contract import LoopTemplate
 
 # Modules of this package that declare templates. Of two that cost the same, the earlier one is chosen.
 BUILT_IN = (
@@ -24,34 +26,108 @@ BUILT_IN = (
     "kgen.templates.cpp.kernels.matmul",
 )
 
+# The same for loop kernels, by device.
+BUILT_IN_LOOPS = {
+    "cuda": ("kgen.templates.triton.kernels.loops", "kgen.templates.triton.kernels.foreach"),
+    "cpu": (
+        "kgen.templates.cpp.kernels.loops", "kgen.templates.cpp.kernels.foreach", "kgen.templates.cpp.kernels.packing",
+    ),
+}  # fmt: skip
+
 T = TypeVar("T")
 
 _templates: dict[str, Template] = {}
+# By kind and device, in the order in which they replace each other.
+_loops: dict[tuple[str, str], list[LoopTemplate]] = {}
 
 
 def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
-    known = _templates.get(template.name)
-    if known is not None and _class(known) != _class(template):
-        raise errors.DuplicateTemplate(template=template.name, first=_class(known), second=_class(template))
+    _check_name(template)
     _templates[template.name] = template
 
 
-def _class(template: Template) -> str:
+def add_loops(template: LoopTemplate) -> None:
+    """Registers a template of loop kernels, which has to name the one that it replaces, if there is one."""
+    if not _is_built_in(template):
+        _load_loops(template.device)
+    _check_name(template)
+    chain = _loops.setdefault((template.implements.kind, template.device), [])
+    again = next((k for k, one in enumerate(chain) if one.name == template.name), None)
+    if again is not None:
+        chain[again] = template
+        return
+    last = chain[-1].name if chain else ""
+    if template.implements.replaces != last:
+        raise errors.LoopsTaken(
+            template=template.name, kind=template.implements.kind, device=template.device, last=last or "none"
+        )
+    chain.append(template)
+
+
+def _check_name(template: Template | LoopTemplate) -> None:
+    known = next((one for one in _all() if one.name == template.name), None)
+    if known is not None and _class(known) != _class(template):
+        raise errors.DuplicateTemplate(template=template.name, first=_class(known), second=_class(template))
+
+
+def _all() -> list[Template | LoopTemplate]:
+    """The templates that were registered until now."""
+    return [*_templates.values(), *(one for chain in _loops.values() for one in chain)]
+
+
+def _class(template: Template | LoopTemplate) -> str:
     """The decorated class. Two of them may share one Jinja file."""
     kind = type(template.author)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def _is_built_in(template: Template | LoopTemplate) -> bool:
+    module = type(template.author).__module__
+    return module in BUILT_IN or any(module in modules for modules in BUILT_IN_LOOPS.values())
+
+
 def remove(name: str) -> None:
     """Takes a template out again: for tests, and for an author who replaces one."""
     _templates.pop(name, None)
+    for chain in _loops.values():
+        chain[:] = [one for one in chain if one.name != name]
+
+
+def names() -> list[str]:
+    """The names of all templates, those of loop kernels included."""
+    _load()
+    for device in BUILT_IN_LOOPS:
+        _load_loops(device)
+    return [one.name for one in _all()]
+
+
+def loop_templates(kind: str, device: str) -> list[LoopTemplate]:
+    """The templates of loop kernels of a kind: one that replaces another comes before it."""
+    _load_loops(device)
+    return _loops.get((kind, device), [])[::-1]
 
 
 def every(device: str | None = None) -> list[Template]:
     """The templates of a device, built-in ones included, in order of registration."""
     _load()
     return [t for t in _templates.values() if device in (None, t.device)]
+
+
+def contractions(device: str | None = None) -> list[Template]:
+    """Those of a device that implement a contraction."""
+    return [t for t in every(device) if not t.implements.operator]
+
+
+def why_not(device: str | None, request: Request) -> str | None:
+    """Why no template of a device makes such a kernel of a contraction, each with its reason; None where some may."""
+    reasons: list[str] = []
+    for template in contractions(device):
+        reason = template.why_not(request)
+        if reason is None:
+            return None
+        reasons.append(f"{template.name}: {reason}")
+    return "; ".join(reasons) or "there is no template"
 
 
 def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:
@@ -77,10 +153,16 @@ def find(name: str) -> Template:
 def fingerprint() -> tuple[tuple[str, str], ...]:
     """Names and versions of the templates from other packages, in order: what a cached graph depends on besides kgen itself.
     It loads none, for a process that finds its graphs in the cache needs none."""
-    return tuple((t.name, t.version) for t in _templates.values() if type(t.author).__module__ not in BUILT_IN)
+    return tuple((one.name, one.version) for one in _all() if not _is_built_in(one))
 
 
 @cache
 def _load() -> None:
     for module in BUILT_IN:
+        importlib.import_module(module)
+
+
+@cache
+def _load_loops(device: str) -> None:
+    for module in BUILT_IN_LOOPS[device]:
         importlib.import_module(module)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from jinja2.ext import Extension
 
 
+class IndentedSlots(Extension):
+    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text alike."""
+
+    _line = re.compile(r"^([ \t]+)\{\{-?(.*?)-?\}\}[ \t]*$", re.MULTILINE)
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return self._line.sub(lambda m: f"{m[1]}{{{{ ({m[2].strip()}) | indent({len(m[1])}) }}}}", source)
+
+
 @cache
-def environment(folder: Path, *extensions: type[Extension]) -> jinja2.Environment:
-    """Kept, with the templates that it has compiled; one whose file has changed since is read again."""
+def environment(folders: Path | tuple[Path, ...], *extensions: type[Extension]) -> jinja2.Environment:
+    """Kept, with the templates that it has compiled; one whose file has changed since is read again. Of several folders the
+    first one that has a file counts."""
     return jinja2.Environment(
         extensions=extensions,
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-def render(folder: Path, name: str, **values: Any) -> str:
-    """The text of template `name` in `folder`; blank lines that slots left behind are dropped."""
-    return tidy(environment(folder).get_template(name).render(**values))
 
 
 def tidy(text: str) -> str:

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, Protocol
-
-from jinja2.ext import Extension
+from typing import Any, Protocol, Self
 
 from kgen.ir.index import as_expr
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean, environment, tidy
+from kgen.templates.render import IndentedSlots, clean, environment, tidy
 
 Lines = list[str]
-
-
-class IndentedSlots(Extension):
-    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text alike."""
-
-    _line = re.compile(r"^([ \t]+)\{\{-?(.*?)-?\}\}[ \t]*$", re.MULTILINE)
-
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        return self._line.sub(lambda m: f"{m[1]}{{{{ ({m[2].strip()}) | indent({len(m[1])}) }}}}", source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +32,23 @@ class OperandSlot:
     operands, ``{% if B.summed %}`` says whether any is, ``one.summed`` which."""
 
     name: str
-    fill: Callable[..., Lines]
+    filler: Filler
     facts: dict[str, Any]
     count: int = 1
     number: int = 0
     sums: frozenset[int] = frozenset()
-    fill_sum: Callable[..., Lines] | None = None
 
     @property
     def summed(self) -> bool:
         return bool(self.sums & set(range(self.number, self.number + self.count)))
 
     def store_sum(self, name: str, *indices: str) -> str:
-        assert self.fill_sum is not None
-        return "\n".join(self.fill_sum(self.name, self.number, name, indices))
+        return "\n".join(self.filler.store_sum(self.name, self.number, name, indices))
 
     def tile(self, name: str, *indices: str, **how: bool | str) -> str:
-        return "\n".join(self.fill(self.name, self.number, name, indices, **how))
+        return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
 
-    def __iter__(self) -> Iterator[OperandSlot]:
+    def __iter__(self) -> Iterator[Self]:
         return (replace(self, count=1, number=number) for number in range(self.count))
 
     def __getattr__(self, name: str) -> Any:
@@ -77,16 +63,18 @@ class ResultSlot:
     """``{{ C.store("acc", "rm", "rn") }}`` runs the epilogue on the tile `acc` and stores what it makes. Every element of the
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
-    begins. The tiles of a family are `acc0`, `acc1`, and so on; those of
-    an operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. The
-    statement `met` runs where all warps have needed what was fetched for a tile of a result with access "shared"."""
+    begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
+    operator's several results are named one by one, ``"first second"``. ``{{ C.type }}`` is the type of their elements."""
 
     name: str
-    fill: Callable[..., Lines]
-    type: str
+    filler: Filler
 
-    def store(self, name: str, *indices: str, **how: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices, **how))
+    @property
+    def type(self) -> str:
+        return self.filler.accumulator
+
+    def store(self, name: str, *indices: str, **how: Any) -> str:
+        return "\n".join(self.filler.store(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +85,15 @@ class StepSlot:
     a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
     name: str
-    fill: Callable[..., Lines]
-    type: str
+    filler: Filler
     safe: bool
 
+    @property
+    def type(self) -> str:
+        return self.filler.accumulator
+
     def apply(self, name: str, *indices: str) -> str:
-        return "\n".join(self.fill(self.name, name, indices))
+        return "\n".join(self.filler.apply(self.name, name, indices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +104,22 @@ class AxisSlot:
     name: str
     size: str
     static: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartSlots:
+    """The slots of one of several problems that a kernel makes together, as attributes: ``{{ part.B.tile(...) }}``. `suffix`
+    tells its names from those of the others."""
+
+    suffix: str
+    problem: Problem
+    slots: Mapping[str, object]
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return object.__getattribute__(self, "slots")[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
 
 class Parameters(Protocol):
@@ -150,6 +157,12 @@ class Filler(Protocol):
     def parameters(self) -> Parameters:
         """Of the kernel."""
 
+    def operand_slot(self, name: str, facts: dict[str, Any], count: int, sums: frozenset[int]) -> OperandSlot:
+        """What the Jinja file sees of an operand, of which there are `count`, `sums` of them summed."""
+
+    def result_slot(self, name: str) -> ResultSlot:
+        """What the Jinja file sees of a result."""
+
     @property
     def tile(self) -> Callable[..., Lines]:
         """Of an operand, its number in a family, the tile's name and indices; what else it may be told is the language's."""
@@ -183,10 +196,9 @@ def render(
     first = fillers[0]
     names = _names(first, facts)
     suffixes = [f"_{c}" for c in string.ascii_lowercase] if len(fillers) > 1 else [""]
-    names["parts"] = [
-        SimpleNamespace(suffix=c, problem=f.problem, **_names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)
-    ]
+    names["parts"] = [PartSlots(c, f.problem, _names(f, facts)) for c, f in zip(suffixes, fillers, strict=False)]
     names |= {"kernel": head, "config": first.config, "problem": first.problem, "program": program}
+    names["facts"] = first.problem.template.facts([f.problem for f in fillers], first.config)
     path = first.problem.template.source
     source = environment(path.parent, IndentedSlots).get_template(path.name)
     return tidy(source.render(names))
@@ -202,16 +214,11 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
     names: dict[str, Any] = dict(filler.config.values)
     sums = {name: frozenset(one.number for one in problem.side_sums if one.operand == name) for name in template.operands}
-    names |= {
-        name: OperandSlot(name, filler.tile, facts(problem, name), count[name], 0, sums[name], filler.store_sum)
-        for name in template.operands
-    }
-    names |= {name: ResultSlot(name, filler.store, filler.accumulator) for name in template.results}
+    names |= {name: filler.operand_slot(name, facts(problem, name), count[name], sums[name]) for name in template.operands}
+    names |= {name: filler.result_slot(name) for name in template.results}
     if template.implements.program is not None:
         safe = dict(problem.main.arguments).get("safe", False)
-        names |= {
-            s.name: StepSlot(s.name, filler.apply, filler.accumulator, safe) for s in template.implements.program.steps[:-1]
-        }
+        names |= {s.name: StepSlot(s.name, filler, safe) for s in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

@@ -28,22 +28,21 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kgen.build import cpp, toolchain
+from kgen.build import cpp
 from kgen.build.unit import PRELUDE, Rendered, canonical_text
 from kgen.capture.decompositions import table
 from kgen.errors import InputMismatch, KernelBuildFailed
 from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
-from kgen.ir.plan import Call, Kernel, Launch, Schedule, members, variants
-from kgen.ir.sizes import Sizes
+from kgen.ir.plan import Launch, Schedule, variants
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.pipeline import REGISTER_BYTES, cpu_device, render_choice, render_step
+from kgen.machine import cpu_device, register_bytes
 from kgen.reference.evaluate import evaluate_graph
-from kgen.scheduler import Gpu, Options, choose_tiles, schedule
-from kgen.scheduler.selection.choose import chosen_problem, product_of
-from kgen.templates.triton.kernels import loops as triton_kernel
+from kgen.scheduler import Options, schedule
+from kgen.templates.render_step import render_step
 from kgen.tuning.only import Only
+from tests.rendering import context
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.
 PER_UNIT = 40
@@ -178,6 +177,7 @@ class _Functions:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.texts: dict[str, str] = {}
+        self.objects: dict[str, tuple[str, ...]] = {}
         self.known: dict[str, str] = {}  # canonical text -> symbol
         self.serial = 0
 
@@ -192,6 +192,7 @@ class _Functions:
             canonical = canonical_text(made.text.replace(symbol, "kernel"), made.names)
             symbol = self.known.setdefault(canonical, symbol)
             self.texts.setdefault(symbol, made.text)
+            self.objects.setdefault(symbol, made.objects)
             graph.calls[kernel.name] = KernelCall(symbol, made.buffers, made.sizes)
             graph.symbols.add(symbol)
 
@@ -202,12 +203,15 @@ class _Functions:
         broken: dict[str, str] = {}
         while True:
             groups = _groups({s: t for s, t in self.texts.items() if s not in broken})
-            units = [cpp.Unit(f"codegen{k}", _source(group)) for k, group in enumerate(groups)]
+            units = [cpp.Unit(f"codegen{k}", _source(group), objects=self._linked(group)) for k, group in enumerate(groups)]
             try:
                 return broken, [cpp.load_library(path) for path in cpp.build_units(units)]
             except KernelBuildFailed as failure:
                 found = _blame(failure, {s for group in groups for s in group})
                 broken.update(found or self._alone(groups[int(failure.details["kernel"].removeprefix("codegen"))]))
+
+    def _linked(self, group: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for symbol in group for text in self.objects[symbol]))
 
     def _alone(self, group: dict[str, str]) -> dict[str, str]:
         """Which functions of a unit do not compile, found by compiling each."""
@@ -223,20 +227,8 @@ class _Functions:
 
 
 def rendered(step: Launch, plan: Schedule, symbol: str, options: Options) -> Rendered | KernelCall:
-    """The C++ or the Triton kernel of a step, by its template where it has one."""
-    choice = None if isinstance(step, Call) else members(step)[0].choice
-    if choice is not None:
-        problems = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
-        return render_choice(problems, choice, symbol, exact=False)
-    if isinstance(step, Kernel) and step.target == "triton":
-        return gpu_call(step, plan, symbol)
-    return render_step(step, symbol, plan.graph, REGISTER_BYTES[toolchain.isa().name])
-
-
-def gpu_call(kernel: Kernel, plan: Schedule, symbol: str) -> KernelCall:
-    """The Triton kernel of a step, tiled as for an H200."""
-    tiling = choose_tiles(kernel, plan.graph, Sizes(plan.graph.size_hints), Gpu())
-    return triton_kernel.render_kernel(tiling, plan.graph, symbol)
+    """The C++ or the Triton kernel of a step; GPU kernels are tiled as for an H200."""
+    return render_step(step, symbol, context(plan.graph, register_bytes(), options))
 
 
 def _groups(texts: dict[str, str]) -> list[dict[str, str]]:

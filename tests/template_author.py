@@ -13,7 +13,7 @@ import kgen
 
 
 @kgen.template(implements=kgen.contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="product.py.jinja", name="{name}")
-class Product:
+class Product(kgen.KernelTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n]."""
 
     A, B, C = kgen.operand("b", "m", "k"), kgen.operand("b", "k", "n"), kgen.result("b", "m", "n")

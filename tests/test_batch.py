@@ -11,11 +11,11 @@ from torch import Tensor
 
 import kgen
 from kgen.ir.plan import Batch, Schedule, members
-from kgen.pipeline import render_step
 from kgen.scheduler import Options
 from kgen.scheduler.fusion import combo_kernels
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
+from tests.rendering import step_text
 
 r = torch.randn
 Lists = Sequence[Sequence[Tensor]]
@@ -49,7 +49,7 @@ def batches(plan: Schedule) -> list[Batch]:
 
 
 def source(plan: Schedule, at: int) -> str:
-    return render_step(plan.kernels[at], "kernel", plan.graph, 64).text
+    return step_text(plan.kernels[at], plan.graph)
 
 
 def check(f: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> list[str]:

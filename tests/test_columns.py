@@ -17,9 +17,9 @@ from kgen.ir.sizes import Sizes
 from kgen.report.record import Record, recording
 from kgen.report.traffic import bytes_minimal, bytes_moved
 from kgen.scheduler import Gpu, Options, choose_tiles
-from kgen.templates.triton.kernels.loops import render_kernel
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
+from tests.rendering import gpu_call
 
 GPU = Options(gpu_everywhere=True)
 r = torch.randn
@@ -421,7 +421,7 @@ def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
     [carrier] = carriers(plan)
     tiling = choose_tiles(carrier, plan.graph, Sizes({}), Gpu())
     assert tiling.blocks.stages == {1: 3, 2: 2, 5: 1}[operands]
-    launch = render_kernel(tiling, plan.graph, "rows").launch
+    launch = gpu_call(tiling, plan.graph, "rows").launch
     assert launch is not None
     [made] = triton.compile_kernels([launch], 80)
     assert (made.shared > 60_000) == (operands < 5)
@@ -434,7 +434,7 @@ def test_the_next_rows_fit_in_shared_memory(operands: int) -> None:
 def test_accumulators_stay_in_registers(arch: int, columns: int) -> None:
     plan = plan_of(layer_norm_backward, r(512, columns).bfloat16(), r(512, columns).bfloat16(), r(columns))
     [carrier] = carriers(plan)
-    launch = render_kernel(choose_tiles(carrier, plan.graph, Sizes({}), Gpu()), plan.graph, "rows").launch
+    launch = gpu_call(choose_tiles(carrier, plan.graph, Sizes({}), Gpu()), plan.graph, "rows").launch
     assert launch is not None
     [made] = triton.compile_kernels([launch], arch)
     assert made.stack == 0

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from kgen.build import cpp, toolchain
+from kgen.templates.cpp.codegen.engine import objects
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.kernels.blocking import FEW_ROWS, choose_blocking
 
@@ -191,7 +192,7 @@ def library(dtypes: tuple[torch.dtype, ...]) -> ctypes.CDLL:
 def _library(dtypes: tuple[torch.dtype, ...], _: toolchain.Isa) -> ctypes.CDLL:
     a, b, c = (CPP_TYPES[d].storage for d in dtypes)
     text = SOURCE + "".join(ENTRIES[name] for name in entries_of(dtypes))
-    return cpp.load_library(cpp.build_unit("matmul", text.format(a=a, b=b, c=c)))
+    return cpp.load_library(cpp.build_unit("matmul", text.format(a=a, b=b, c=c), objects=objects(a, b)))
 
 
 def run(case: Case) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import kgen
 from kgen import pipeline
 from kgen.ir.plan import Kernel
 from kgen.report.record import Record, recording
@@ -95,3 +96,28 @@ def test_the_library_keeps_what_it_does_faster(name: str, monkeypatch: pytest.Mo
     fn, args, taken = CHOICES[name]
     steps, _ = steps_of(fn, args)
     assert templates_in(steps) == ["cpp_matmul"] * taken
+
+
+def _normed(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.relu((x - shift[:, None]) * scale[:, None] + shift[:, None].exp())
+
+
+COMPUTED: dict[str, tuple[Callable[..., Tensor], list[Tensor], str]] = {
+    "rows": (lambda w, x, s, t: w @ _normed(x, s, t), [r(64, 48), r(48, 96), r(48), r(49)[1:]], "i"),
+    "columns": (lambda w, x, s, t: w @ _normed(x.t(), s, t), [r(64, 48), r(96, 48), r(48), r(49)[1:]], "k"),
+    "short_rows": (lambda w, x, s, t: w @ _normed(x, s, t), [r(64, 48), r(48, 3), r(48), r(49)[1:]], "k"),
+    "gathered_rows": (lambda w, x, i: w @ (x[i] * 2), [r(64, 40), r(48, 96), torch.arange(40) % 7], "i"),
+    "gathered_columns": (lambda w, x, i: w @ (x[i].t() * 2), [r(64, 40), r(48, 40), torch.arange(96) % 7], "k"),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_an_operand_is_computed_along_its_memory(name: str) -> None:
+    """Vectors of weights, of which there are more, do not decide: read across its rows, the large array is read element by
+    element."""
+    fn, args, along = COMPUTED[name]
+    with only("cpp_matmul", lambda configs: configs[0]):
+        [kernel] = kgen.explain(fn, *args).kernels
+        _, got = steps_of(fn, args)
+    assert f"Along::{along}>" in kernel.source
+    torch.testing.assert_close(got, fn(*args), atol=1e-4, rtol=1e-4)

@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from kgen import verdict
 from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from kgen.templates import registry
-from kgen.templates.contract import Template
+from kgen.templates.base import PUBLIC, KernelTemplate
+from kgen.templates.loop_contract import LoopProblem
 from kgen.templates.problem import Problem
 from kgen.tuning import model
 from tests.kernels import plans
@@ -82,16 +84,16 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     for kind, name, code, _ in SNIPPETS:
         if kind == "file":
             (tmp_path / name).write_text(code)
-    before = {t.name for t in registry.every()}
+    before = set(registry.names())
     names: dict[str, Any] = {"__name__": "docs"}
     try:
         for kind, _, code, line in SNIPPETS:
             if kind == "run":
                 exec(compile("\n" * line + code, str(DOCUMENT), "exec"), names)
     finally:
-        for template in {t.name for t in registry.every()} - before:
+        for template in set(registry.names()) - before:
             registry.remove(template)
-        for module in ("product", "plain"):
+        for module in ("product", "plain", "points"):
             sys.modules.pop(module, None)
     printed = capsys.readouterr().out
     for line in re.findall(r"^    (\d graph, .*)$", TEXT, re.MULTILINE):
@@ -111,17 +113,21 @@ def test_facts_of_a_problem_exist() -> None:
     named = set(re.findall(r"problem\.(\w+)", TEXT)) - {"py"}
     known = {name for name, _ in inspect.getmembers(Problem)} | set(re.findall(r"self\.(\w+)", inspect.getsource(Problem)))
     assert named
-    assert named <= known
+    assert named <= known | {one.name for one in fields(LoopProblem)}
 
 
-def test_the_methods_are_those_that_are_asked_for() -> None:
-    source = inspect.getsource(Template) + "".join(path.read_text() for path in SOURCES) + model_source()
-    asked = set(re.findall(r'getattr\(self\.author, "(\w+)"', source)) | set(re.findall(r'\.method\("(\w+)"\)', source))
-    assert {re.match(r"`(\w+)\(", row)[1] for row in first_column("What the class may define")} == asked  # type: ignore[index]
+@pytest.mark.parametrize(("title", "callables"), [("What the class may declare", False), ("What the class may define", True)])
+def test_the_tables_have_all_of_the_base_class(title: str, callables: bool) -> None:
+    named = {re.match(r"`(\w+)", row)[1] for row in first_column(title)}  # type: ignore[index]
+    assert named == {name for name in PUBLIC if callable(getattr(KernelTemplate, name)) == callables}
 
 
-def model_source() -> str:
-    return (ROOT / "kgen" / "tuning" / "model.py").read_text()
+def test_signatures_and_defaults_are_those_of_the_base_class() -> None:
+    for row in first_column("What the class may define"):
+        name, parameters = re.match(r"`(\w+)\((.*)\)`", row).groups()  # type: ignore[union-attr]
+        assert list(inspect.signature(getattr(KernelTemplate, name)).parameters) == parameters.split(", ")
+    for name, default in re.findall(r"^\| `(\w+)` \| .* \| (\d+) \|$", section("What the class may declare"), re.MULTILINE):
+        assert getattr(KernelTemplate, name) == int(default)
 
 
 @pytest.mark.parametrize("title", ["What is refused, and why", "Messages"])

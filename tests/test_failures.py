@@ -18,6 +18,7 @@ from kgen import errors, failures, pipeline, recovery
 from kgen.failures import KernelsFailed
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.interpret import Interpreted
+from kgen.ir.plan import members
 from kgen.lowering import graph as lowering_graph
 from kgen.report.explain import Explanation, watching
 from kgen.verdict import Outcome, Reason
@@ -49,8 +50,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, holds: str) -> list[str]:
     symbols: list[str] = []
     real = pipeline.render_step
 
-    def render(step: Any, symbol: str, *args: Any) -> Any:
-        made = real(step, symbol, *args)
+    def render(step: Any, symbol: str, context: Any) -> Any:
+        made = real(step, symbol, context)
         if holds not in symbol:
             return made
         symbols.append(symbol)
@@ -180,14 +181,14 @@ def test_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.render_kernel
+    real = pipeline.render_step
 
-    def render(nest: Any, *args: Any) -> Any:
-        if any("aten.sin.default" in o.operators for o in nest.kernel.origins):
+    def render(step: Any, *args: Any) -> Any:
+        if any("aten.sin.default" in o.operators for o in step.origins):
             raise AssertionError("no such slot")
-        return real(nest, *args)
+        return real(step, *args)
 
-    monkeypatch.setattr(pipeline, "render_kernel", render)
+    monkeypatch.setattr(pipeline, "render_step", render)
     x, y = torch.randn(40, 30), torch.randn(50)
     got, said, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
@@ -235,13 +236,15 @@ def test_a_gpu_kernel_that_does_not_build_or_load(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("templates_win")
 def test_a_template_that_does_not_compile_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline.render_choice
+    real = pipeline.render_step
 
-    def render(problems: Any, choice: Any, symbol: str, exact: bool) -> Any:
-        made = real(problems, choice, symbol, exact)
+    def render(step: Any, symbol: str, context: Any) -> Any:
+        made = real(step, symbol, context)
+        if members(step)[0].choice is None:
+            return made
         return replace(made, text=f"{made.text}\nint broken_{symbol} = not_declared;\n")
 
-    monkeypatch.setattr(pipeline, "render_choice", render)
+    monkeypatch.setattr(pipeline, "render_step", render)
     x, w = torch.randn(64, 64), torch.randn(64, 64)
     got, said, report = call(lambda x, w: torch.relu(x @ w), x, w)
     torch.testing.assert_close(got, torch.relu(x @ w))

@@ -20,9 +20,9 @@ from kgen.ir.plan import Batch, Schedule
 from kgen.ir.sizes import Sizes
 from kgen.scheduler import Gpu, Options, choose_batch_tiles
 from kgen.scheduler.fusion import combo_kernels
-from kgen.templates.triton.kernels.foreach import render_batch
 from kgen.verdict import Reason
 from tests.kernels import plans
+from tests.rendering import batch_call
 
 r = torch.randn
 GPU = Options(gpu_everywhere=True)
@@ -38,7 +38,7 @@ def rendered(made: Schedule, gpu: Gpu | None = None) -> list[KernelCall]:
     found = []
     for step in batches(made):
         tilings = choose_batch_tiles(step, made.graph, sizes, gpu or Gpu())
-        found.append(render_batch(step, tilings, made.graph, "kernel"))
+        found.append(batch_call(step, tilings, made.graph))
     return found
 
 

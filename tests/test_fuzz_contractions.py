@@ -151,6 +151,25 @@ def test_an_element_that_nobody_wrote_is_noticed() -> None:
     assert "in 1 elements" in wrong([changed], results, computation.expected(flat), computation.norm_limit())
 
 
+def _cut(x: torch.Tensor) -> torch.Tensor:
+    """The digits that matrix units take of float32 numbers."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def test_sums_of_squares_may_shrink_as_tf32_cuts_digits_off() -> None:
+    problem = Problem(0, "mm", "float32", (("m", 256), ("k", 8), ("n", 16)), epilogue="statistics", tf32=True)
+    computation, flat, results = results_of(problem)
+    expected, cut = computation.expected(flat), tree_leaves(computation.run(*map(_cut, flat)))
+    assert wrong(cut, results, expected, computation.norm_limit()) == ""
+    assert wrong([*cut[:2], cut[2] * 0.97], results, expected, computation.norm_limit()) != ""
+
+
+def test_operands_that_are_cast_are_rounded_whatever_they_are_stored_as() -> None:
+    sizes = (("m", 33), ("k", 16), ("n", 40))
+    computation, flat, results = results_of(Problem(0, "mm", "bfloat16", sizes, left="cast", right="cast", epilogue="float32"))
+    assert wrong(results, results, computation.expected(flat), computation.norm_limit()) == ""
+
+
 def test_what_overflows_may_be_infinite() -> None:
     values = torch.tensor([7e4, -7e4, 1.0], dtype=torch.float64)
     got = torch.tensor([torch.inf, -torch.inf, 1.0], dtype=torch.float16)

@@ -43,3 +43,43 @@ def test_the_gradient_of_an_extreme_finds_it_again(dtype: str) -> None:
     """Backward recomputed what it compares with the maximum, from a rounded tanh: nothing was equal, and 0 / 0 a NaN."""
     lines = "y = -0.712 - torch.tanh(x0)\nout = [y / y.amax(0, keepdim=True).abs().clamp(min=0.5)]"
     agrees(lines, b0=f"randn(66835, 3, 1, 3).to({dtype})", gradients=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_the_gradient_of_an_extreme_of_widened_numbers_finds_it_again(dtype: str) -> None:
+    """The maximum was one of unrounded numbers, and backward compared it with rounded ones."""
+    lines = "y = (-0.712 - torch.tanh(x0)).float()\nout = [y / y.amax(0, keepdim=True).abs().clamp(min=0.5)]"
+    agrees(lines, b0=f"randn(1, 200000, 2).to({dtype})", gradients=True)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+def test_the_gradient_of_a_sum_of_embeddings(dtype: str) -> None:
+    """torch returns one of its four results without elements, and its fake tensor has some: with bfloat16 on a CPU."""
+    lines = "out = [F.embedding_bag(x1.reshape(1, -1), x0, mode='sum')]"
+    agrees(lines, b0=f"randn(1, 5, 3).to({dtype})", b1="torch.tensor([1, 2, 0, 1])", gradients=True)
+
+
+@pytest.mark.parametrize("function", ["exp", "softmax", "sigmoid"])
+def test_a_gradient_that_needs_what_an_input_was(function: str) -> None:
+    """The partitioner saved the input, from which backward would compute the function again, and autograd found it changed."""
+    call = "x0.softmax(0)" if function == "softmax" else f"x0.{function}()"
+    lines = f"y = {call}\nx0.sub_(x0.mean())\nout = [y * 2, torch.zeros_like(y).index_put((x1,), y[:1], accumulate=True)]"
+    agrees(lines, b0="randn(1, 3)", b1="torch.tensor([0])", gradients=True)
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
+def test_a_search_among_nans_ends_where_eager_does(count: int, right: bool) -> None:
+    """A NaN compares with nothing: where the search ends depends on the elements that it meets."""
+    row = f"torch.cat([torch.arange({count}) * 1.0, torch.tensor([float('inf'), float('nan'), float('nan'), float('nan')])])"
+    agrees(
+        f"out = [torch.searchsorted(x0, x1, right={right}), torch.bucketize(x1, x0.flip(0), right={right})]",
+        b0=f"{row}[-{count}:]",
+        b1="torch.tensor([-1, 0, 0.5, 2, 7.5, float('inf'), float('nan')])",
+    )
+
+
+def test_what_is_written_over_is_read_before() -> None:
+    """`x + 1` took the memory of the stack, which the kernel read afterwards."""
+    parts = "torch.stack([x1, *torch.zeros(15, device=D).unbind(0)])"
+    agrees(f"out = [x0 + 1, x0 * {parts}]", b0="randn(1, 16)", b1="randn(2)")

@@ -37,6 +37,7 @@ from kgen.host.program import (
     PythonCall,
     Reuse,
     SlotSpec,
+    accept_saved,
     verify,
 )
 
@@ -429,10 +430,36 @@ def test_result_with_other_strides_than_promised_is_copied(b, load):
 
 
 def test_result_with_other_sizes_than_promised_is_an_error(b, load):
-    x, made = b.slot((2, 3)), b.slot((2, 2))
-    runner = load(b.program([b.tensor(x)], [Extern("aten::t", "", (b.arg(x),), (), (made,))], []))
-    with pytest.raises(RuntimeError, match=r"aten::t returned .*\[3, 2\].*promised .*\[2, 2\]"):
-        run(runner, torch.randn(2, 3))
+    """Whether a kernel reads it, or a call reads it through a view of the promised geometry."""
+    x, made, out, flat = b.slot((2, 3)), b.slot((2, 2)), b.slot((2, 2)), b.slot((4,))
+    call = Extern("aten::t", "", (b.arg(x),), (), (made,))
+    kernel = [Alloc(out), Kernel(ADD, (made, made, out), (b.reg(4),))]
+    for code in ([call, *kernel], [call, Extern("aten::neg", "", (b.arg(made, flat),), (), (out,))]):
+        runner = load(b.program([b.tensor(x)], code, [b.out(out)]))
+        with pytest.raises(RuntimeError, match=r"aten::t returned .*\[3, 2\].*promised .*\[2, 2\]"):
+            run(runner, torch.randn(2, 3))
+
+
+def test_result_with_other_sizes_than_promised_is_passed_on(b, load):
+    """To other calls, to the caller, and from a forward to its backward."""
+    x, made, out = b.slot((2, 3)), b.slot((2, 2)), b.slot((2, 2))
+    code = [Extern("aten::t", "", (b.arg(x),), (), (made,)), Extern("aten::neg", "", (b.arg(made),), (), (out,))]
+    x_ = torch.randn(2, 3)
+    turned, negated = run(load(b.program([b.tensor(x)], code, [b.out(made), b.out(out)])), x_)
+    assert torch.equal(turned, x_.t())
+    assert torch.equal(negated, -x_.t())
+
+    backward = b.program([b.tensor(made)], code[1:], [b.out(out)])
+    with pytest.raises(InputMismatch):
+        run(load(backward), turned)
+    assert torch.equal(run(load(accept_saved(backward)), turned)[0], negated)
+
+
+def test_a_saved_tensor_that_a_kernel_reads_has_its_sizes(b, load):
+    x, out = b.slot((2, 2)), b.slot((2, 2))
+    program = b.program([b.tensor(x)], [Alloc(out), Kernel(ADD, (x, x, out), (b.reg(4),))], [b.out(out)])
+    with pytest.raises(InputMismatch):
+        run(load(accept_saved(program)), torch.randn(3, 2))
 
 
 def test_unbacked_sizes(b, load):

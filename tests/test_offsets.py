@@ -12,9 +12,9 @@ from kgen.build.unit import MANY_ALIKE, Rendered, UnitPlan, plan_units
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule, Statement
-from kgen.pipeline import render_step
-from kgen.scheduler import with_offsets_as_sizes
+from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from tests.kernels import plans
+from tests.rendering import cpp_function
 
 F32 = torch.float32
 COUNT = 6
@@ -77,7 +77,7 @@ FUNCTIONS: list[Callable[[Tensor, Tensor], Tensor]] = [
 
 def units(schedule: Schedule) -> UnitPlan:
     def render(step: Launch, symbol: str) -> Rendered:
-        return render_step(step, symbol, schedule.graph, 64)
+        return cpp_function(step, symbol, schedule.graph)
 
     return plan_units(schedule, render, 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,8 @@ from kgen.ir.plan import Kernel
 from kgen.ir.verify import verify
 from kgen.report.explain import watching
 from kgen.scheduler import Options
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.protocol import Candidate, Changes, Decisions
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.kernels import plans
@@ -175,10 +175,14 @@ def test_pieces_beside_another_product() -> None:
 
 
 def test_attempts_that_find_out_nothing_end() -> None:
-    known = importlib.import_module("kgen.scheduler.schedule")._Known(frozenset({"mm"}))
-    assert known.after({"mm": Verdict("mm", "", Outcome.STORED, Reason.NO_TEMPLATE)}, {}, {}, {}).offered == frozenset()
+    product = Candidate("template", "mm")
+    found = Changes(rejected={product: Verdict("mm", "", Outcome.STORED, Reason.NO_TEMPLATE)})
+    known = Decisions().after(found)
+    assert not known.is_open("template", "mm")
+    with pytest.raises(errors.NoProgress, match="template of mm"):
+        known.after(found)
     with pytest.raises(errors.NoProgress, match="nothing"):
-        known.after({}, {}, {}, {})
+        known.after(Changes())
 
 
 def returned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kgen import cache
 from kgen.build import cpp, toolchain
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed
+from kgen.templates.cpp.codegen.engine import declaration, objects
 
 pytestmark = pytest.mark.cpu
 
@@ -45,7 +47,7 @@ def empty(fresh_cache: Path) -> None:
 
 
 def unit(scale: int = 1, a: str = "float", b: str = "float", few: int = 0) -> cpp.Unit:
-    return cpp.Unit(f"product{scale}", UNIT.format(a=a, b=b, scale=scale, few=few))
+    return cpp.Unit(f"product{scale}", UNIT.format(a=a, b=b, scale=scale, few=few), objects=objects(a, b))
 
 
 def product_of(path: Path, a: str = "float", b: str = "float") -> tuple[Tensor, Tensor]:
@@ -65,8 +67,8 @@ def test_units_share_them() -> None:
     for scale, path in ((1, first), (2, second)):
         got, want = product_of(path)
         assert torch.equal(got, scale * want)
-    cpp.build_unit("third", unit(3).source)
-    cpp.build_unit("mixed", unit(1, "float", "int8_t").source)  # other loops: words of float, made of two types
+    cpp.build_units([unit(3)])
+    cpp.build_units([unit(1, "float", "int8_t")])  # other loops: words of float, made of two types
     assert (counters["cpp.compiles"], counters["cpp.loops"]) == (4, 8)
 
 
@@ -132,10 +134,10 @@ def test_a_damaged_header_does_not_matter() -> None:
 def test_what_cannot_be_compiled_is_reported_with_the_kernel() -> None:
     source = unit(1).source.replace("return 0;", "return nonsense;")
     with pytest.raises(KernelBuildFailed, match="nonsense") as caught:
-        cpp.build_units([cpp.Unit("broken", source)])
+        cpp.build_units([replace(unit(1), name="broken", source=source)])
     done = subprocess.run(caught.value.details["command"].split(), capture_output=True, text=True, check=False)
     assert "nonsense" in done.stderr
     # types that have no product: the unit is compiled as if it had its own, and is right, since it multiplies others
-    text = unit(4).source.replace("KGEN_PRODUCT(float, float)", "KGEN_PRODUCT(float, nothing)")
-    got, want = product_of(cpp.build_units([cpp.Unit("other", text)])[0])
+    text = unit(4).source.replace(declaration("float", "float"), declaration("float", "nothing"))
+    got, want = product_of(cpp.build_units([cpp.Unit("other", text, objects=objects("float", "nothing"))])[0])
     assert torch.equal(got, 4 * want)

@@ -23,9 +23,10 @@ from kgen.ir.sizes import Sizes
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import recording
 from kgen.scheduler import Options, schedule
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.protocol import Attempt
 from kgen.scheduler.transforms import recompute_trial
 from kgen.scheduler.transforms.recompute import Around
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
@@ -50,8 +51,8 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Templates win over the library, and products are cheap to compute."""
     seconds = recompute_trial._seconds
 
-    def priced(plan: Schedule, *rest: Any) -> float:
-        return seconds(plan, *rest) * (1e-3 if first_kernels(plan) else 1.0)
+    def priced(attempt: Attempt, around: Around) -> float:
+        return seconds(attempt, around) * (1e-3 if first_kernels(attempt.plan) else 1.0)
 
     monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
     monkeypatch.setattr(recompute_trial, "_least", lambda *args: 0.0)
@@ -329,9 +330,9 @@ def test_a_trial_that_is_lost_leaves_the_plan_as_it_was(monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("cheap")
 def test_each_product_is_judged_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def priced(plan: Schedule, around: Around, pricing: Any) -> float:
+    def priced(attempt: Attempt, around: Around) -> float:
         twice = 1.0 if around.node.out == "mm" else 9.0
-        return twice if first_kernels(plan) else 5.0
+        return twice if first_kernels(attempt.plan) else 5.0
 
     monkeypatch.setattr(recompute_trial, "_seconds", priced)
     case = CASES["two_at_once"]

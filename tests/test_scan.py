@@ -17,7 +17,7 @@ from kernels import plans
 from kgen.ir.plan import Schedule
 from kgen.ir.sizes import Sizes
 from kgen.scheduler import choose_loops
-from kgen.templates.cpp.kernels.loops import render_kernel
+from tests.rendering import cpp_text
 from tests.slow import slow_but
 
 pytestmark = pytest.mark.cpu
@@ -221,7 +221,7 @@ def test_long_rows_repeat_bit_by_bit(name: str) -> None:
 
 def text_of(plan: Schedule) -> str:
     (kernel,) = plan.kernels
-    return render_kernel(choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), 64), plan.graph, "kernel").text
+    return cpp_text(choose_loops(kernel, plan.graph, Sizes(plan.graph.size_hints), 64), plan.graph)
 
 
 @pytest.mark.parametrize("op", SCANS)

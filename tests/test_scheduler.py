@@ -22,20 +22,20 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule
 from kgen.ir.sizes import Sizes
-from kgen.pipeline import render_step
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.analysis.memory import plan_memory, reads, writes
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
+from tests.rendering import cpp_function
 
 r = torch.randn
 
 
 def units(schedule: Schedule) -> UnitPlan:
     def render(step: Launch, symbol: str) -> Rendered:
-        return render_step(step, symbol, schedule.graph, 64)
+        return cpp_function(step, symbol, schedule.graph)
 
     return plan_units(schedule, render, 1)
 
@@ -195,7 +195,7 @@ def scheduled(count: int) -> Schedule:
 
 
 def functions(plan: UnitPlan) -> int:
-    return sum(text.count('extern "C"') for text, _ in plan.sources)
+    return sum(unit.source.count('extern "C"') for unit in plan.sources)
 
 
 def test_equal_layers_share_their_functions() -> None:
@@ -212,7 +212,7 @@ def test_names_do_not_enter_the_key() -> None:
         return torch.exp(pear) + 1
 
     first, second = (units(plans(f, r(7, 9)).forward).sources for f in (one, two))
-    assert [key for _, key in first] == [key for _, key in second]
+    assert [unit.key for unit in first] == [unit.key for unit in second]
 
 
 def test_scheduling_is_deterministic() -> None:

@@ -353,6 +353,6 @@ def test_a_declaration_has_to_store_its_sums() -> None:
             source="../templates/triton/kernels/matvec.py.jinja",
             name="sums_nothing",
         )
-        class _Product:
+        class _Product(kgen.KernelTemplate):
             A, B, C = operand("b", "m", "k", sums=True), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
             BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(32), knob(32)

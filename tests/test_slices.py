@@ -22,9 +22,9 @@ from kgen.ir.verify import verify
 from kgen.reference.evaluate import evaluate_graph
 from kgen.report.traffic import bytes_minimal, bytes_moved, peak_memory
 from kgen.scheduler import Options
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.protocol import Decisions
 from kgen.scheduler.transforms.concat_split import in_slices
-from kgen.scheduler.transforms.tile_partials import Tiles
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
 from tests.slow import slow_but
@@ -291,7 +291,7 @@ def test_the_oracle_runs_nodes_in_slices() -> None:
     args = CASES["followed by points"].args
     graph = lowered(then, args)
     taken = frozenset(out for node in graph.nodes if isinstance(node, ir.Contraction) for out in ir.outs(node))
-    graph.nodes, refused = in_slices(graph, taken, Tiles())
+    graph.nodes, refused = in_slices(graph, taken, Decisions())
     assert not refused
     assert sum(graph.buffers[out].is_part for node in graph.nodes for out in ir.outs(node)) == 3
     (found,) = evaluate_graph(verify(graph, "slices"), args)

@@ -89,3 +89,38 @@ def test_numbers_are_rounded_before_they_decide(dtype: torch.dtype, options: dic
     x = (torch.randn(20, 130, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     x[0, :3] = torch.tensor([6e-8, 1e-7, 0.0]).to(dtype)
     agree(f, [x, (x * 1.1).float()], options)
+
+
+@BACK_ENDS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_another_type_is_made_of_stored_numbers(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """The 16-bit number is stored as well, or not."""
+
+    def f(x: Tensor, y: Tensor) -> list[Tensor]:
+        m, n = x * 1.1, x * y
+        wide = m.float()
+        return [
+            wide == m,
+            wide,
+            (x * 60000).double().isinf(),
+            n,
+            n.float() == n,
+            n.float().amax(0) == n,
+        ]
+
+    x, y = torch.randn(2, 9, 37, generator=torch.Generator().manual_seed(1)).to(dtype)
+    agree(f, [x, y], options)
+
+
+@BACK_ENDS
+def test_a_search_in_rows_with_nans(options: dict[str, Any]) -> None:
+    """Such rows are not sorted: each order of steps finds another position, and torch's is the bisection's."""
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(n, generator=generator) for n in (0, 1, 2, 3, 7, 8, 9, 31)]
+    rows = [row.masked_fill(torch.rand(row.shape, generator=generator) < 0.2, torch.nan) for row in rows]
+    wanted = torch.cat([*rows, torch.tensor([torch.inf, -torch.inf])])
+
+    def f(x: Tensor, *rows: Tensor) -> list[Tensor]:
+        return [torch.searchsorted(row, x, right=right) for row in rows for right in (False, True)]
+
+    agree(f, [wanted, *rows], options)

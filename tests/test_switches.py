@@ -59,7 +59,7 @@ def made(f: Callable[..., Any], args: tuple[Tensor, ...], back_end: str, **switc
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     [graph] = (g for g in recorder.graphs if isinstance(g, Record))
     kernels = graph.plan.kernels
-    code = [text for text, _ in graph.units.sources] + [c.launch.source for c in graph.units.calls.values() if c.launch]
+    code = [unit.source for unit in graph.units.sources] + [c.launch.source for c in graph.units.calls.values() if c.launch]
     return Made(
         len(kernels), sum(len(k.statements) for step in kernels for k in members(step)), len(graph.plan.calls),
         len(graph.plan.local), "\n".join(code), Counter(v.reason for v in graph.plan.verdicts),

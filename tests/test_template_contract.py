@@ -58,8 +58,16 @@ BAD_MODULES = {
     "pattern": ('"b,k,n -> b,m,n"', '"b,k,n"', "is no pattern such as"),
     "long name of an axis": ('"b,m,k", "b,k,n', '"b,rows,k", "b,k,n', "axis 'rows' is no lower-case letter"),
     "longest of no axis": ("BLOCK_M,", "longest = dict(x=3)\n    BLOCK_M,", "how long axis 'x' may be"),
+    "another base": ("Product(kgen.KernelTemplate)", "Product", "write class Product(kgen.KernelTemplate)"),
+    "unknown reduction": ("BLOCK_M,", "reductions = frozenset(['sun'])\n    BLOCK_M,", "it reduces by 'sun', which is none of"),
+    "unknown language": ("BLOCK_M,", "language = 'glue'\n    BLOCK_M,", "language 'glue' is none of triton, gluon"),
+    "method that is none": ("BLOCK_M,", "configs = [64]\n    BLOCK_M,", "configs is a method of kgen.KernelTemplate"),
+    "attribute as a method": ("BLOCK_M,", "family = lambda self: 3\n    BLOCK_M,", "family is no method of"),
+    "misspelled method": ("BLOCK_M,", "refuze = lambda self, problem: None\n    BLOCK_M,", "was refuse meant?"),
+    "misspelled attribute": ("BLOCK_M,", "familly = 2\n    BLOCK_M,", "was family meant?"),
+    "helper without an underscore": ("BLOCK_M,", "rows = staticmethod(len)\n    BLOCK_M,", "begins with an underscore"),
     "capital": ('"b,m,k", "b,k,n', '"b,M,k", "b,k,n', "axis 'M' is no lower-case letter"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BAD_MODULES)
@@ -71,6 +79,29 @@ def test_a_declaration_that_does_not_hold_together(author, what):
     assert message in str(error.value)
     assert "docs/templates.md" in str(error.value)
     assert "authors" not in {t.name for t in registry.every()}
+
+
+def test_names_that_are_a_templates_own(author):
+    """Helpers with an underscore, constants, and what the Jinja file asks for."""
+    methods = """
+    LOADING = 24
+
+    def _rows(self):
+        return self.LOADING
+
+    def warps(self, config):
+        return self._rows()
+"""
+    jinja = JINJA.replace("{{ kernel() }}", "{{ kernel() }}\n    # {{ problem.template.author.warps(config) }}")
+    assert author.registers(jinja=jinja, methods=methods)().warps(None) == 24
+
+
+def test_rows_in_cpp(author):
+    jinja = "{{ kernel() }} {{ A.tile() }} {{ B.tile() }} {{ C.store() }}"
+    module = MODULE.replace('"cuda"', '"cpu"')
+    author.registers(jinja=jinja, module=module)
+    with pytest.raises(errors.BadTemplate, match="it holds full rows, which no epilogue in C"):
+        author.registers(jinja=jinja, module=module, methods="    full_row = 64")
 
 
 BAD_SOURCES = {
@@ -236,7 +267,7 @@ axes = kgen.operator("example::l1_distance", "m,k", "n,k -> m,n", reference=lamb
 
 
 @kgen.template(implements=axes, device="cuda", source="product.py.jinja", name="{name}")
-class Product:
+class Product(kgen.KernelTemplate):
     A, B, C = kgen.operand("m", "k"), kgen.operand("n", "k"), kgen.result("m", "n")
     BLOCK_M, BLOCK_N, BLOCK_K = kgen.knob(32, 16), kgen.knob(32, 16), kgen.knob(16)
 {methods}
@@ -280,7 +311,7 @@ axes = kgen.operator("authors::nearest", "m,k", "n,k -> m,n; m,n")
 
 
 @kgen.template(implements=axes, device="cuda", source="product.py.jinja", name="{name}")
-class Product:
+class Product(kgen.KernelTemplate):
     A, B, C, D = kgen.operand("m", "k"), kgen.operand("n", "k"), kgen.result("m", "n"), kgen.result("m", "n")
     BLOCK_M, BLOCK_N, BLOCK_K = kgen.knob(32, 16), kgen.knob(32, 16), kgen.knob(16)
 {methods}
@@ -361,7 +392,7 @@ def test_products_that_one_launch_makes(author, refuses):
     def refuse_joint(self, problems):
         return "one after the other, please"
 """
-    author.registers(module=FAMILY, jinja=TOGETHER, methods=methods if refuses else "")
+    author.registers(module=FAMILY, jinja=TOGETHER, methods="    joins = 'parts'\n" + (methods if refuses else ""))
 
     def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.relu(x @ w), x @ v + 1
@@ -372,6 +403,20 @@ def test_products_that_one_launch_makes(author, refuses):
         for got, want in zip(torch.compile(f, backend="kgen")(*args), f(*args), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert (len(report.kernels), len(report.externs)) == (2 if refuses else 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("jinja", "joins", "message"),
+    [
+        (TOGETHER, "", "uses parts, but the class does not say joins = 'parts'"),
+        (JINJA, "program", "'program', which its Jinja file never uses"),
+        (JINJA, "tiles", "'tiles', which is none of program, parts"),
+    ],
+)
+def test_how_products_are_joined_is_said(author, jinja, joins, message):
+    with pytest.raises(errors.BadTemplate) as error:
+        author.registers(module=FAMILY, jinja=jinja, methods=f"    joins = {joins!r}\n" if joins else "")
+    assert message in str(error.value)
 
 
 # ---- axes of any name -----------------------------------------------------------------------------------------------

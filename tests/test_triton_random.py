@@ -24,8 +24,8 @@ from kgen.ir.sizes import Sizes
 from kgen.reference.evaluate_value import RANDOM
 from kgen.scheduler import Gpu, choose_tiles
 from kgen.templates.triton.codegen.interpret import patched
-from kgen.templates.triton.kernels.loops import render_kernel
 from tests.kernels import plans
+from tests.rendering import gpu_call
 from tests.slow import slow_but
 
 SEEDS = torch.tensor([11, -7 << 33])
@@ -98,7 +98,7 @@ def loaded(made: KernelCall, folder: Path) -> Any:
 
 def interpreted(tiling: Tiling, graph: ir.Graph, inputs: tuple[Tensor, ...], folder: Path) -> tuple[str, dict[str, Tensor]]:
     """The source, and what the kernel writes."""
-    made = render_kernel(tiling, graph, "kernel")
+    made = gpu_call(tiling, graph)
     names = [g.buffer for g in graph.inputs if g.buffer]
     found = dict(zip(names, inputs, strict=True))
     sizes = Sizes(graph.size_hints)
@@ -147,7 +147,7 @@ def test_a_thread_computes_a_block_once(among: str, dtype: torch.dtype, tmp_path
     finds that by itself, of rows it does not."""
     x = torch.zeros((1 << 20,) if among == "points" else (2048, 1024), dtype=dtype)
     tiling, graph = tiled(lambda seeds, x: dropped(x if among == "points" else x.softmax(-1), seeds), SEEDS, x)
-    made = render_kernel(tiling, graph, "kernel")
+    made = gpu_call(tiling, graph)
     launch = made.launch
     code = ASTSource(
         loaded(made, tmp_path), dict(zip(launch_parameters(launch.source), launch.signature, strict=True)),

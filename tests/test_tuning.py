@@ -31,8 +31,8 @@ from kgen.report.record import Record, recording
 from kgen.scheduler import Options, product_of
 from kgen.scheduler.selection.choose import problems
 from kgen.scheduler.selection.problem_keys import keys_of
-from kgen.scheduler.selection.subgraph_extraction import excerpt
 from kgen.scheduler.transforms.operand_padding import possible_copies
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import measure as measuring
 from kgen.tuning import model, tuner
 from kgen.tuning.answer import APART, Question
@@ -324,6 +324,18 @@ def test_a_template_that_raises_is_dropped(file: Path) -> None:
     with cooking(make=raising):
         graph = compiled(layer, *ARGS, file=file)
     assert set(dropped(graph).values()) == {Reason.FAILED}
+
+
+def test_candidates_that_end_their_process_or_do_not_end_are_dropped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(asked: measuring.Contest, _: Any) -> measuring.Outcome:
+        others = [n for n in asked.contenders if n != asked.reference]
+        failures = {n: measuring.Failure(("crashed", "hung")[n % 2]) for n in others}
+        return measuring.Outcome({asked.reference: 1e-6}, failures)
+
+    monkeypatch.setattr(tuner, "measure", lost)
+    with cooking(build=lambda _: lambda blueprint: None):
+        graph = compiled(layer, *ARGS, file=file)
+    assert set(dropped(graph).values()) == {Reason.CRASHED, Reason.HUNG}
 
 
 def test_what_every_graph_loads_is_built_before_measuring(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

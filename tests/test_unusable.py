@@ -12,8 +12,10 @@ import torch
 
 import kgen
 from kgen import errors, pipeline
+from kgen.device import Gpu, gpu_from
 from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
+from kgen.ir.plan import members
 from kgen.report.explain import watching
 from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
@@ -127,7 +129,7 @@ def test_what_a_program_may_not_have() -> None:
 
 def test_a_gpu_by_its_properties() -> None:
     h200 = {"arch": 90, "processors": 132, "shared": 232_448, "clock": 1_980_000_000, "memory": 4_916_736_000_000}
-    found, known = pipeline.gpu_from(h200), pipeline.Gpu()
+    found, known = gpu_from(h200), Gpu()
     assert (found.arch, found.processors, found.shared) == (known.arch, known.processors, known.shared)
     assert found.flops == pytest.approx(known.flops, rel=0.01)
     assert found.bandwidth == pytest.approx(known.bandwidth, rel=0.01)
@@ -137,16 +139,18 @@ def test_a_gpu_by_its_properties() -> None:
 @pytest.mark.cpu
 def test_configurations_suit_the_shared_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"arch": 86, "processors": 82, "shared": 101_376, "clock": 1_700_000_000, "memory": 936_000_000_000}
-    monkeypatch.setattr(pipeline, "gpu_of", lambda _: pipeline.gpu_from(small))
+    monkeypatch.setattr(pipeline, "gpu_of", lambda _: gpu_from(small))
     seen: list[int] = []
-    real = pipeline.render_choice
+    real = pipeline.render_step
 
-    def spy(problems: Any, choice: Any, symbol: str, exact: bool) -> Any:
-        template = problems[0].template
-        seen.append(template.resources(problems[0], template.config(**dict(choice.config))).shared)
-        return real(problems, choice, symbol, exact)
+    def spy(step: Any, symbol: str, context: Any) -> Any:
+        for choice in filter(None, (one.choice for one in members(step))):
+            [problem] = context.decisions.problems(step)
+            template = problem.template
+            seen.append(template.resources(problem, template.config(**dict(choice.config))).shared)
+        return real(step, symbol, context)
 
-    monkeypatch.setattr(pipeline, "render_choice", spy)
+    monkeypatch.setattr(pipeline, "render_step", spy)
     torch._dynamo.reset()
     args = arguments()
     with kgen.require_fused("aten.mm", "aten.relu"):

@@ -28,10 +28,10 @@ from kgen.ir import values as vs
 from kgen.ir.plan import members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.pipeline import REGISTER_BYTES
+from kgen.machine import REGISTER_BYTES
 from kgen.scheduler import choose_loops, schedule
-from kgen.templates.cpp.kernels.loops import render_kernel
 from tests.kernels import plans
+from tests.rendering import cpp_text
 
 pytestmark = [
     pytest.mark.cpu,
@@ -78,7 +78,7 @@ def kernel(symbol: str, inputs: tuple[torch.dtype, ...], compute: Callable[..., 
     (made,) = plan.kernels
     nest = choose_loops(made, plan.graph, Sizes({}), REGISTER_BYTES["avx512"])
     assert nest.vector is not None, f"{symbol} has no vector loop"
-    return render_kernel(nest, plan.graph, symbol).text
+    return cpp_text(nest, plan.graph, symbol)
 
 
 def scalar_operations() -> Iterator[tuple[str, str]]:

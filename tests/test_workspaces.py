@@ -20,7 +20,7 @@ SPLIT = '''
 import torch
 
 import kgen
-from kgen import index as ix
+from kgen.ir import index as ix
 
 SPLIT = 3
 
@@ -30,7 +30,7 @@ def tiles(problem, config):
 
 
 @kgen.template(implements=kgen.contraction("m,k", "k,n -> m,n"), device="cuda", source="product.py.jinja", name="{name}")
-class Split:
+class Split(kgen.KernelTemplate):
     """Sums cut into parts in one launch: the last program of a tile adds them up, in their order."""
 
     A, B, C = kgen.operand("m", "k"), kgen.operand("k", "n"), kgen.result("m", "n")
@@ -84,7 +84,7 @@ class Marked(Matmul):
 
 
 def cpu_jinja() -> str:
-    text = (Path(kgen.templates.cpp.__file__).parent / "matmul.cpp.jinja").read_text()
+    text = (Path(registry.__file__).parent / "cpp" / "kernels" / "matmul.cpp.jinja").read_text()
     marks = "  for (int64_t i = 0; i <= {{ LAST }}; ++i) {\n    if ({{ MARKS }}[i]) return 1;\n    {{ MARKS }}[i] = 7;\n  }\n"
     return text.replace("  share_batches(", marks + "  share_batches(", 1)
 

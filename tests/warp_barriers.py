@@ -25,7 +25,7 @@ from kgen.build.gpu_kernel import TritonKernel
 from kgen.templates import triton as templates
 
 BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")
-# What of `specialized` has to do with barriers, or with the memory that they guard.
+# What of `warp_groups` has to do with barriers, or with the memory that they guard.
 PROTOCOL = (
     "barriers", "await_free", "await_ready", "await_turn", "pass_turn", "release", "release_read", "expect", "fetch", "write",
     "send", "written",
@@ -165,7 +165,7 @@ class Program:
         self.copies: list[tuple[Barrier, int]] = []  # under way
         self.every: list[Barrier] = []
         names = self._names()
-        names["ws"] = self._specialized(names)
+        names["ws"] = self._warp_groups(names)
         exec(compile(_without_imports(kernel.source), kernel.name, "exec"), names)
         main = names[kernel.name]
         given = [_parameter(kind) for kind in kernel.signature]
@@ -191,7 +191,7 @@ class Program:
         jit = SimpleNamespace(jit=lambda fn: fn, constexpr_function=lambda fn: fn)
         return {"tl": Language(), "gl": Language(), "lib": Library(), "gluon": jit, "triton": jit}
 
-    def _specialized(self, names: dict[str, Any]) -> Any:
+    def _warp_groups(self, names: dict[str, Any]) -> Any:
         hardware = {
             **names,
             "mbarrier": SimpleNamespace(
@@ -203,8 +203,8 @@ class Program:
             "fence_async_shared": Anything(), "mma_v2": Anything(), "warpgroup_mma": Anything(),
             "warpgroup_mma_init": Anything(), "warpgroup_mma_wait": Anything(),
         }  # fmt: skip
-        text = (Path(str(templates.__file__)).parent / "specialized.py").read_text()
-        exec(compile(_without_imports(text), "specialized.py", "exec"), hardware)
+        text = (Path(str(templates.__file__)).parent / "device" / "warp_groups.py").read_text()
+        exec(compile(_without_imports(text), "warp_groups.py", "exec"), hardware)
 
         class Specialized(Anything):
             def __getattr__(self, name: str) -> Any:

@@ -373,7 +373,11 @@ class ProductGraph:
         made.blueprint = pickle.dumps(blueprint)
         made.compile_s = time.perf_counter() - started
         calls = tuple(str(step.node.target) for step in plan.calls)
-        return made, (tuple(launch.identity for launch in blueprint.launches), tuple(key for _, key in blueprint.units), calls)
+        return made, (
+            tuple(launch.identity for launch in blueprint.launches),
+            tuple(unit.key for unit in blueprint.units),
+            calls,
+        )
 
     def _built(self, way: Way) -> tuple[Schedule, Blueprint]:
         """As users get it: without configurations that turn out not to fit the device, unless one is asked for."""
@@ -401,7 +405,7 @@ class ProductGraph:
         return Blueprint(units.sources, assembled.program, assembled.constants, {}, assembled.launches)
 
     def _build(self, blueprint: Blueprint) -> None:
-        cpp.build_units(blueprint.cpp_units())
+        cpp.build_units(blueprint.units)
         if blueprint.launches and self.job.facts is not None:
             kernels = triton.compile_kernels(blueprint.launches, self.job.facts["arch"])
             check_shared(kernels, self.job.facts["shared"], "cuda:0")

@@ -15,7 +15,6 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -46,11 +45,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One translation unit. `name` is for files and messages; `key` replaces the text in the cache key when given."""
+    """One translation unit. `name` is for files and messages; `key` replaces the text in the cache key when given.
+    `objects` are the texts of what is compiled once a machine and linked to every unit that needs it."""
 
     name: str
     source: str
     key: str | None = None
+    objects: tuple[str, ...] = ()
 
 
 @dataclass(eq=False, slots=True)  # not frozen: a context manager that it passes through writes its traceback
@@ -69,9 +70,11 @@ def kernel_include_dir() -> Path:
     return _templates() / "cpp" / "include"
 
 
-def build_unit(name: str, source: str, *, include_dirs: Sequence[Path] | None = None, key: str | None = None) -> Path:
+def build_unit(
+    name: str, source: str, *, include_dirs: Sequence[Path] | None = None, key: str | None = None, objects: Sequence[str] = ()
+) -> Path:
     """The shared library of `source`, compiled unless the cache has it. Raises KernelBuildFailed, the source kept."""
-    return build_units([Unit(name, source, key)], include_dirs=include_dirs)[0]
+    return build_units([Unit(name, source, key, tuple(objects))], include_dirs=include_dirs)[0]
 
 
 def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = None) -> list[Path]:
@@ -82,7 +85,7 @@ def build_units(units: Sequence[Unit], *, include_dirs: Sequence[Path] | None = 
     missing = {key: unit for key, unit in zip(keys, units, strict=True) if paths[key] is None}
     if missing:
         header = _kernel_header(folders)
-        needs = {key: _loops_of(unit) for key, unit in missing.items()}
+        needs = {key: unit.objects for key, unit in missing.items()}
         # Loops that several units link begin first; the units that wait for them are last.
         loops = dict.fromkeys(text for texts in needs.values() for text in texts)
         ordered = sorted(missing, key=lambda key: len(needs[key]))
@@ -118,7 +121,9 @@ def _in_parallel(jobs: Sequence[Callable[[], T]]) -> list[T]:
 
 def _unit_key(unit: Unit, folders: tuple[Path, ...]) -> str:
     text = unit.source if unit.key is None else unit.key
-    return cache.stable_hash(("unit", unit.key is None, text, *_kernel_setting(folders), toolchain.kernel_link_flags()))
+    return cache.stable_hash(
+        ("unit", unit.key is None, text, unit.objects, *_kernel_setting(folders), toolchain.kernel_link_flags())
+    )
 
 
 def _kernel_setting(folders: tuple[Path, ...]) -> tuple[object, ...]:
@@ -193,20 +198,7 @@ def _head(text: str, lines: int = 40) -> str:
     return "\n".join(kept[:lines] + ([f"... {len(kept) - lines} more lines"] if len(kept) > lines else []))
 
 
-# ---- the loops of matrix products -----------------------------------------------------------------------------------
-
-# `KGEN_PRODUCT` (matmul.h) names them: a line of its own in a unit's text.
-_PRODUCT = re.compile(r"^KGEN_PRODUCT\((\w+), (\w+)\)$", re.MULTILINE)
-
-
-def _loops_of(unit: Unit) -> list[str]:
-    """The texts of the objects that `unit` links, each once."""
-    found: dict[str, None] = {}
-    for left, right in _PRODUCT.findall(unit.source):
-        for part in ("FEW_ROWS", "PACKING"):  # the longest first
-            found |= {f"KGEN_LOOPS_OF_{part}(, {left}, {right}, {kind})": None for kind in (left, right)}
-        found[f"KGEN_LOOPS_OF_PRODUCT(, {left}, {right})"] = None
-    return list(found)
+# ---- the objects that units link ------------------------------------------------------------------------------------
 
 
 def _loops(text: str, folders: tuple[Path, ...], header: Path | None) -> Path | None:

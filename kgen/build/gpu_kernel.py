@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.build.tensor_map import MapFormat, map_rank
 from kgen.errors import InvalidTensorMap
 
-__all__ = ["CompiledKernel", "TritonKernel"]
+__all__ = ["EARLY", "CompiledKernel", "TritonKernel"]
+
+# The compile option of kernels that may be launched while the kernel before still runs.
+EARLY = ("launch_pdl", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class TritonKernel:
     def identity(self) -> tuple[Any, ...]:
         """What decides the machine code: kernels of one identity are one kernel."""
         return self.key, self.signature, self.divisible, self.num_warps, self.num_stages, self.options
+
+    def launched_in_turn(self) -> TritonKernel:
+        """The kernel, launched when the one before has ended."""
+        return replace(self, options=tuple(one for one in self.options if one != EARLY))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kgen.build.cpp import Unit
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.assemble import KernelCall
 from kgen.ir.plan import Launch, Packing, Schedule, variants
@@ -23,21 +24,22 @@ MANY_ALIKE = 4
 class Rendered:
     """One kernel's text, and what it gets: buffers, then size symbols and literals. `names` are the identifiers that the text
     made up: they do not count in its key. `general` renders the same kernel, under another symbol, with its constant offsets
-    among the literals."""
+    among the literals. `objects` are the texts of what it links (`kgen.build.cpp.Unit`)."""
 
     text: str
     buffers: tuple[str, ...]
     sizes: tuple[str | int, ...]
     names: frozenset[str]
     general: Callable[[str], Rendered] | None = None
+    objects: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class UnitPlan:
-    """Sources of the graph's units with their keys, how each kernel step is called (GPU kernels stand there), and the C++
+    """The graph's translation units, how each kernel step is called (GPU kernels stand there), and the C++
     functions by name."""
 
-    sources: list[tuple[str, str]]  # (text, key)
+    sources: list[Unit]
     calls: dict[str, KernelCall]  # by the names of `kgen.ir.plan.variants`
     functions: dict[str, str] = field(default_factory=dict)
 
@@ -125,22 +127,23 @@ def canonical_text(text: str, names: frozenset[str]) -> str:
     return _WORD.sub(rename, body)
 
 
-def _units(functions: Mapping[str, Function], workers: int) -> list[tuple[str, str]]:
+def _units(functions: Mapping[str, Function], workers: int) -> list[Unit]:
     """Spreads the functions over at most `workers` units of similar size; small graphs make one."""
     if not functions:
         return []
     total = sum(len(f.made.text) for f in functions.values())
     count = max(1, min(workers, total // 6000))
-    bins: list[list[tuple[str, str, str]]] = [[] for _ in range(count)]
+    bins: list[list[tuple[str, str, Rendered]]] = [[] for _ in range(count)]
     loads = [0] * count
     for canonical, function in sorted(functions.items(), key=lambda kv: -len(kv[1].made.text)):
         at = loads.index(min(loads))
-        bins[at].append((function.symbol, canonical, function.made.text))
+        bins[at].append((function.symbol, canonical, function.made))
         loads[at] += len(function.made.text)
-    out = []
-    for group in bins:
-        group.sort()
-        source = PRELUDE + "\n".join(text for _, _, text in group)
-        key = "\n".join(f"{symbol}\n{canonical}" for symbol, canonical, _ in group)
-        out.append((source, key))
-    return out
+    return [_unit(f"kernels{k}", sorted(group, key=lambda one: one[0])) for k, group in enumerate(bins)]
+
+
+def _unit(name: str, group: Sequence[tuple[str, str, Rendered]]) -> Unit:
+    """The unit of functions: symbol, canonical text, and what was rendered. What several link is linked once."""
+    source = PRELUDE + "\n".join(made.text for _, _, made in group)
+    key = "\n".join(f"{symbol}\n{canonical}" for symbol, canonical, _ in group)
+    return Unit(name, source, key, tuple(dict.fromkeys(text for _, _, made in group for text in made.objects)))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
@@ -258,6 +259,7 @@ def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
 def _partition(joint_pass: JointPass, joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
     joint = joint_pass(joint)
     _save_compared(joint)
+    _copy_overwritten(joint)
     return min_cut_rematerialization_partition(joint, inputs, **settings)
 
 
@@ -268,6 +270,23 @@ def _save_compared(joint: GraphModule) -> None:
         if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
             for operand in map(_viewed, node.all_input_nodes):
                 operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _copy_overwritten(joint: GraphModule) -> None:
+    """Backward gets a copy of an input that the graph overwrites, if it needs the old contents: autograd refuses a saved tensor
+    that has changed. Eager may need no copy, where it saves a result from which the partitioner would compute nothing."""
+    made = joint.graph.output_node().meta.get("desc") or ()
+    changed = {one.mutated_input for one in made if isinstance(one, InputMutationAOTOutput)}
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if node.meta.get("desc") in changed:
+            with joint.graph.inserting_before(_first_call(joint)):
+                copy = joint.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copy.meta.update(val=fake_result(copy), recompute=CheckpointPolicy.MUST_SAVE)
+            node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+
+
+def _first_call(gm: GraphModule) -> torch.fx.Node:
+    return next(node for node in gm.graph.nodes if node.op not in ("placeholder", "get_attr"))
 
 
 def _viewed(node: torch.fx.Node) -> torch.fx.Node:

@@ -25,11 +25,11 @@ from kgen.tuning import only
 
 @dataclass(slots=True)
 class Blueprint:
-    """Everything that makes a compiled graph, as plain data: C++ sources with their keys, the program, its constants, the
+    """Everything that makes a compiled graph, as plain data: its C++ units, the program, its constants, the
     GPU kernels that the program launches by number, how it is recorded as a CUDA graph, if it is, and what is computed once
     of frozen arguments. Of a graph in which something was `replaced` after a failure, nothing is kept on disk."""
 
-    units: list[tuple[str, str]]  # (source, key)
+    units: list[cpp.Unit]
     program: hp.Program
     constants: list[torch.Tensor] = field(default_factory=list)
     coverage: dict[str, int] = field(default_factory=dict)
@@ -37,15 +37,6 @@ class Blueprint:
     recording: Recording | None = None
     setup: Setup | None = None
     replaced: bool = False
-
-    def cpp_units(self) -> list[cpp.Unit]:
-        """What the C++ compiler gets."""
-        return cpp_units(self.units)
-
-
-def cpp_units(sources: Sequence[tuple[str, str]]) -> list[cpp.Unit]:
-    """Sources with their keys as what the C++ compiler gets."""
-    return [cpp.Unit(f"kernels{k}", source, key) for k, (source, key) in enumerate(sources)]
 
 
 class HostGraph:
@@ -56,7 +47,7 @@ class HostGraph:
         self.output_strides = output_strides
         self.coverage: Mapping[str, int] = blueprint.coverage
         self.callables = list(callables)
-        libraries = [cpp.load_library(path) for path in cpp.build_units(blueprint.cpp_units())]
+        libraries = [cpp.load_library(path) for path in cpp.build_units(blueprint.units)]
         launches = _load_launches(blueprint)
         self.run = load(blueprint.program, libraries, blueprint.constants, self.callables, launches)
         if blueprint.recording is not None:

@@ -49,6 +49,8 @@ from kgen.host.program import (
     SlotSpec,
     arg_tensors,
     each,
+    is_own,
+    passed_on,
     slots_defined,
     slots_read,
     verify,
@@ -130,6 +132,7 @@ class Encoder:
         for item in each(program.code):
             if not isinstance(item, Kernel | Launch | Free):
                 self.tensors.update(slots_read(item), slots_defined(item))
+        self.passed_on = passed_on(program)
 
     def make(self, libraries: tuple[ctypes.CDLL, ...]) -> Callable[[list[Any]], list[Any]]:
         program = self.program
@@ -221,7 +224,10 @@ class Encoder:
         args = tuple(self.arg(arg) for arg in item.args)
         kwargs = tuple((name, self.arg(arg)) for name, arg in item.kwargs)
         outs = tuple(
-            (-1, False, False) if slot is None else (slot, self.is_known(slot), slot in item.aligned) for slot in item.outs
+            (-1, False, False, False)
+            if slot is None
+            else (slot, self.is_known(slot), slot in item.aligned, slot in self.passed_on)
+            for slot in item.outs
         )
         if isinstance(item, PythonCall):
             return self.callables[item.index], args, kwargs, outs, item.registers
@@ -245,14 +251,9 @@ class Encoder:
         return 3, tuple(self.arg(entry) for entry in arg.items)
 
     def view(self, view: ArgTensor | OutTensor) -> Encoded:
-        spec = self.program.slots[view.slot]
-        own = view.sizes is None or (view.sizes, view.strides, view.offset, view.dtype) == (
-            spec.sizes,
-            spec.strides,
-            spec.offset,
-            spec.dtype,
-        )
-        return (view.slot, True) if own else (view.slot, False, view.sizes, view.strides, view.offset, view.dtype)
+        if is_own(view, self.program.slots[view.slot]):
+            return view.slot, True
+        return view.slot, False, view.sizes, view.strides, view.offset, view.dtype
 
     def output(self, out: Output) -> Encoded:
         if isinstance(out, OutTensor):

@@ -18,7 +18,7 @@ Order of a call: bind inputs, run `computes`, check inputs, clear the caller's l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import torch
@@ -29,7 +29,7 @@ __all__ = [
     "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
     "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutArgument", "OutConst", "OutInt",
     "OutTensor", "Pick",
-    "Program", "PythonCall", "Regs", "Reuse", "SlotSpec", "each", "verify",
+    "Program", "PythonCall", "Regs", "Reuse", "SlotSpec", "accept_saved", "each", "is_own", "passed_on", "verify",
 ]  # fmt: skip
 
 Regs = tuple[int, ...]
@@ -332,6 +332,38 @@ def slots_defined(item: Instruction) -> tuple[int, ...]:
     if isinstance(item, Extern | PythonCall):
         return tuple(slot for slot in item.outs if slot is not None)
     return ()
+
+
+def is_own(view: ArgTensor | OutTensor, spec: SlotSpec) -> bool:
+    """Whether the view is the slot's tensor as it is."""
+    geometry = (view.sizes, view.strides, view.offset, view.dtype)
+    return view.sizes is None or geometry == (spec.sizes, spec.strides, spec.offset, spec.dtype)
+
+
+def passed_on(program: Program) -> frozenset[int]:
+    """The slots that only torch's operators and the caller get to see, and as whole tensors. Their sizes may differ from what
+    tracing promised: no kernel relies on them, and nothing computes an address with them."""
+    views: list[ArgTensor | OutTensor] = [out for out in program.outputs if isinstance(out, OutTensor)]
+    seen: set[int] = set()
+    for item in each(program.code):
+        if isinstance(item, Extern):
+            views += arg_tensors(item.args, item.kwargs)
+        elif not isinstance(item, Free):
+            seen.update(slots_read(item), slots_defined(item))
+    seen.update(view.slot for view in views if not is_own(view, program.slots[view.slot]))
+    return frozenset(range(len(program.slots))).difference(seen)
+
+
+def accept_saved(program: Program) -> Program:
+    """The program of a backward graph: a tensor that is only passed on may have the sizes that the forward's call gave it."""
+    loose = passed_on(program)
+    inputs = tuple(
+        replace(item, sizes=(None,) * len(item.sizes), strides=None)
+        if isinstance(item, InputTensor) and item.slot in loose
+        else item
+        for item in program.inputs
+    )
+    return replace(program, inputs=inputs)
 
 
 def verify(program: Program) -> None:

@@ -68,7 +68,7 @@ IValue Frame::boxed_list(const Arg& arg) {
 void Frame::take(const Call& call, size_t position, at::Tensor tensor) {
   if (position >= call.outs.size() || call.outs[position].slot < 0) return;
   const Result& out = call.outs[position];
-  if (out.check) tensor = in_expected_layout(program_.slots[out.slot], std::move(tensor), call.name.c_str());
+  if (out.check) tensor = in_expected_layout(out, std::move(tensor), call.name.c_str());
   if (out.aligned) tensor = aligned_result(std::move(tensor));
   adopt(out.slot, std::move(tensor));
 }

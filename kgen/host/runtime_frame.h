@@ -164,7 +164,7 @@ class Frame {
   void take_inputs(PyObject* const* args);
   void adopt(int32_t slot, at::Tensor tensor);
   void point(int32_t slot, const at::Tensor& tensor);
-  at::Tensor in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const;
+  at::Tensor in_expected_layout(const Result& out, at::Tensor tensor, const char* source) const;
   at::Tensor aligned_input(const Input& input, const at::Tensor& tensor);
   std::pair<int64_t, int64_t> bytes_read(const Input& input, const at::Tensor& tensor) const;
   void put_back(const Moved& moved);
@@ -353,11 +353,14 @@ void Frame::point(int32_t slot, const at::Tensor& tensor) {
 }
 
 // Kernels were compiled for the strides that the fake tensors promised. Where the real operator differs, a copy puts it right.
-at::Tensor Frame::in_expected_layout(const SlotSpec& spec, at::Tensor tensor, const char* source) const {
+// Other sizes are an error if a kernel may read them; what is passed on goes as it is, as in eager.
+at::Tensor Frame::in_expected_layout(const Result& out, at::Tensor tensor, const char* source) const {
   if (!tensor.defined() || tensor.layout() != at::kStrided) return tensor;
+  const SlotSpec& spec = program_.slots[out.slot];
   Dims sizes, strides;
   dims(spec.sizes, sizes);
   dims(spec.strides, strides);
+  if (out.passed_on && tensor.sizes() != c10::IntArrayRef(sizes)) return tensor;
   TORCH_CHECK(tensor.scalar_type() == spec.dtype && tensor.sizes() == c10::IntArrayRef(sizes), source, " returned ",
               describe(tensor), ", but tracing promised ", c10::scalarTypeToTypeMeta(spec.dtype), " with sizes ",
               c10::IntArrayRef(sizes));

@@ -197,6 +197,7 @@ struct Result {
   int32_t slot = -1;
   bool check = false;  // the slot's sizes are known before the call, so the result is held to them
   bool aligned = false;
+  bool passed_on = false;  // only the library and the caller see it
 };
 
 struct Call {
@@ -371,7 +372,7 @@ Arg parse_arg(PyObject* tuple, const c10::TypePtr& declared) {
 void parse_results(PyObject* outs, PyObject* registers, Call& call) {
   for (Py_ssize_t i = 0; i < length(outs); ++i)
     call.outs.push_back({static_cast<int32_t>(integer(item(outs, i), 0)), integer(item(outs, i), 1) != 0,
-                         integer(item(outs, i), 2) != 0});
+                         integer(item(outs, i), 2) != 0, integer(item(outs, i), 3) != 0});
   for (Py_ssize_t i = 0; i < length(registers); ++i)
     call.registers.emplace_back(integer(item(registers, i), 0), integer(item(registers, i), 1));
 }

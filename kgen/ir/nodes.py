@@ -17,8 +17,8 @@ the lowering divides by the count).
 
 *Values and rounding.* A stored 16-bit float is widened exactly on load; arithmetic is in float32; a store rounds to nearest
 even. `round_to` is a rounding that the user's program asked for, or that of an operand whose result jumps: comparisons,
-positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions to
-integers and bools decide by 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
+positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions that
+the program asks for take 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
 lowering rounds after each operation. a*b+c is never contracted unless the IR says `fma`.
 
 *Masks.* A load with a mask touches no memory where the mask is false and yields 0 there.
@@ -71,10 +71,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 import torch
+from typing_extensions import TypeIs
 
 from kgen.ir import ops
 from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms
@@ -386,6 +387,31 @@ class Graph:
         return self.size_hints if self.seen is None else self.seen
 
 
+def own_copy(graph: Graph) -> Graph:
+    """A graph that may be changed while the given one stays as it is."""
+    return replace(
+        graph, buffers=dict(graph.buffers), nodes=list(graph.nodes), size_hints=dict(graph.size_hints),
+        provenance=dict(graph.provenance), names=dict(graph.names),
+    )  # fmt: skip
+
+
+def is_contraction(node: Node) -> TypeIs[Contraction]:
+    """Whether a node is a sum of products."""
+    return isinstance(node, Contraction)
+
+
+def is_product(node: Node) -> TypeIs[Product]:
+    """Whether a node may be computed by a template of its own: a contraction, or an operator that a template implements."""
+    return isinstance(node, Contraction | Operation)
+
+
+def combines(node: Node) -> bool:
+    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's."""
+    if isinstance(node, Attention):
+        return node.meaning is not None
+    return isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
+
+
 def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:
     """A name that no buffer of the graph has, none that the scheduler has given away, and none that is `taken`."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))
@@ -465,6 +491,11 @@ def outs(node: Node) -> tuple[str, ...]:
     call = call_of(node)
     assert call is not None
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
+
+
+def results(node: Product) -> tuple[str | None, ...]:
+    """Names of what templates compute, in order; None for results that nobody uses."""
+    return (node.out,) if isinstance(node, Contraction) else node.outs
 
 
 def roots(node: Node) -> tuple[Value, ...]:

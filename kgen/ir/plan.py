@@ -292,7 +292,8 @@ def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:
 class Schedule:
     """Steps in execution order, with the verdicts that led to them. `dead_after[i]` are buffers whose last use is step i;
     `reuses` maps a buffer to the dead one whose memory it takes. `packings` are made once, before the first step of the first
-    call."""
+    call. `call_results` are those of
+    library calls, which may be aliases of what they were given."""
 
     graph: ir.Graph
     steps: list[Step]
@@ -301,7 +302,7 @@ class Schedule:
     dead_after: list[tuple[str, ...]] = field(default_factory=list)
     reuses: dict[str, str] = field(default_factory=dict)
     device: str = "cpu"
-    extra: dict[str, Any] = field(default_factory=dict)
+    call_results: frozenset[str] = frozenset()
     packings: list[Packing] = field(default_factory=list)
 
     @property

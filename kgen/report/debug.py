@@ -69,7 +69,7 @@ def write_schedule(plan: Schedule, info: GraphInfo, config: Config) -> None:
 def write_code(record: Record, gm: GraphModule) -> None:
     if record.config.debug:
         folder = _folder(record.config, record.info)
-        _write(folder, "kernels.cpp", kernels_text([text for text, _ in record.units.sources]))
+        _write(folder, "kernels.cpp", kernels_text([one.source for one in record.units.sources]))
         launches = [call.launch for call in record.units.calls.values() if call.launch is not None]
         for launch in launches:
             _write(folder, f"{launch.name}.py", launch.source)

@@ -69,6 +69,7 @@ class _Writer:
     def __init__(self, record: Record) -> None:
         self.plan, self.graph = record.plan, record.plan.graph
         self.calls = record.units.calls
+        self.objects = tuple(dict.fromkeys(text for unit in record.units.sources for text in unit.objects))
         self.program = record.blueprint.program
         self.taken: set[str] = set(_RESERVED)
         self.symbols = self._symbols()
@@ -146,7 +147,8 @@ class _Writer:
         program = self.program
         sizes = Sizes(self.graph.seen_sizes)
         hints = {reg: sizes.of(symbol.expr()) for reg, symbol in self.symbols.items()}
-        out = self.titled("sizes", (f"{name} = p.symbol({hints.get(reg, 0)})" for reg, name in self.registers.items()))
+        out = [f"p.objects = {self.objects!r}"] if self.objects else []
+        out += self.titled("sizes", (f"{name} = p.symbol({hints.get(reg, 0)})" for reg, name in self.registers.items()))
         out += (f"p.compute({self.compute(item)})" for item in program.computes)
         out += self.titled("inputs", (self.input(k, item) for k, item in enumerate(program.inputs)))
         constants = (f"{self.slots[slot]} = p.constant({k}, {self.geometry(slot)})" for slot, k in program.constants)

@@ -283,7 +283,7 @@ def _kernel_report(kernel: Launch, record: Record) -> KernelReport:
 def _source(symbol: str, record: Record) -> str:
     """The text of a kernel by the name that the host has for it."""
     launch = next((call.launch for call in record.units.calls.values() if call.launch and call.symbol == symbol), None)
-    return function_source([text for text, _ in record.units.sources], symbol) if launch is None else launch.source
+    return function_source([one.source for one in record.units.sources], symbol) if launch is None else launch.source
 
 
 def _by_size(kernel: Launch) -> tuple[tuple[str, str], ...]:

@@ -85,6 +85,7 @@ class Script:
         self.code: list[hp.Instruction] = []
         self.outputs: list[hp.Output] = []
         self.kernels: list[str] = []
+        self.objects: Sequence[str] = ()  # what they link
         self.constants: list[tuple[int, int]] = []
         self.why_not = ""
 
@@ -251,7 +252,8 @@ class Script:
         """The graph as a callable on a boxed list of inputs, its kernels built from ``kernels.cpp`` in `folder`."""
         if self.why_not:
             raise SystemExit(f"this file cannot run alone: {self.why_not}")
-        libraries = [cpp.load_library(cpp.build_unit("kernels", (folder / "kernels.cpp").read_text()))] if self.kernels else []
+        source = (folder / "kernels.cpp").read_text() if self.kernels else ""
+        libraries = [cpp.load_library(cpp.build_unit("kernels", source, objects=self.objects))] if self.kernels else []
         constants = torch.load(folder / "constants.pt") if self.constants else []
         return native.load(self.program(), libraries, constants)
 

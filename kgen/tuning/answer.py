@@ -59,6 +59,8 @@ class Question:
 
 
 Place = frozenset[tuple["Size", int]]
+# By the results of contractions.
+Answers = dict[str, Mapping[Place, Answer]]
 
 
 def place(hints: Mapping[Size, int]) -> Place:

@@ -41,11 +41,16 @@ HELD = 16 << 20
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
 # computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and
 # elsewhere. Less of problems that take longer than `SHORT`, whose parts average out.
-DOUBT = {"computed": 1.3, "reduced": 1.25, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
+DOUBT = {"computed": 1.3, "reduced": 1.2, "few": 1.15, "epilogue": 1.15, "plain": 1.05}
 FEW, HEAVY, SHORT = 32, 12, 20e-6
+# And of problems of any length, where such an epilogue reads as much as the library's result: their residuals do not average
+# out (gradients of GELU .97 to 1.24, of SwiGLU 1.27).
+DOUBT_OF_READING = 1.13
 # Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
+# What is left of it on windows that templates' estimates were compared with: patches that do not overlap.
+PATCH_SHARE = 0.4
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
 # Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
@@ -74,16 +79,15 @@ def fits(problem: Problem, config: Config) -> bool:
 def order(problem: Problem, config: Config) -> Hashable:
     """Equal for configurations with results that are equal bit by bit: their sums, and those on their tiles, are added in one
     order."""
-    own = problem.template.method("order")
-    sums = own(problem, config) if own else (problem.template.name, config.values)
+    sums = problem.template.author.order(problem, config)
     return sums, tuple(sorted(problem.part_blocks(config).items()))
 
 
 def seconds(problem: Problem, config: Config) -> float:
     """The time of one kernel: the template's own estimate, or the roofline's."""
-    own = problem.template.method("seconds")
+    own = problem.template.author.seconds(problem, config)
     joining = LAUNCH[problem.device.kind] if problem.reduces_tiles and not problem.whole else 0.0
-    return joining + (float(own(problem, config)) if own else roofline(problem))
+    return joining + (roofline(problem) if own is None else own)
 
 
 def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
@@ -135,19 +139,31 @@ def vendor_seconds(problem: Problem) -> float:
     total = apart_seconds(problem)
     if problem.device.kind != "cuda":
         return total
-    return total / (1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
+    least = DOUBT_OF_READING if _is_heavy(problem) and _reads_much(problem) else 1.0
+    return total / max(least, 1 + (doubt(problem) - 1) * min(1.0, SHORT / total))
 
 
 def doubt(problem: Problem) -> float:
-    """How much faster than the library a template has to be by its estimate of a short problem: as much as these scatter."""
+    """How much faster than the library a template has to be by its estimate of a short problem: as much as these scatter. The
+    library's convolutions of matrices scatter more, upwards (ResNet-50's, EfficientNet's and MobileNetV3's: .73 to 2.0)."""
+    if _windowed(problem):
+        return 1.0
     if any(one.load is None for member in problem.members for one in member.values()):
         return DOUBT["computed"]
     if problem.reduces_tiles:
         return DOUBT["reduced"]
     if min(_sides(problem)[1]) <= FEW:
         return DOUBT["few"]
-    heavy = vs.total_cost([root for s in problem.epilogue for root in s.roots]) > HEAVY
-    return DOUBT["epilogue" if heavy else "plain"]
+    return DOUBT["epilogue" if _is_heavy(problem) else "plain"]
+
+
+def _is_heavy(problem: Problem) -> bool:
+    return vs.total_cost([root for s in problem.epilogue for root in s.roots]) > HEAVY
+
+
+def _reads_much(problem: Problem) -> bool:
+    """Whether an epilogue reads as many bytes as there are in the library's result."""
+    return problem.epilogue_bytes - problem.stored_bytes >= problem.size_of_result
 
 
 def apart_seconds(problem: Problem) -> float:
@@ -178,6 +194,12 @@ def _is_merged(problem: Problem, name: str) -> bool:
 def _windowed(problem: Problem) -> bool:
     """Whether the library reads its operands as windows of tensors."""
     return problem.contraction is not None and problem.contraction.windowed
+
+
+def _reads_patches(problem: Problem) -> bool:
+    """Whether a library's convolution reads windows of which a template's estimate is known."""
+    windows = [one for member in problem.members for one in member.values() if problem.reads_window(one)]
+    return bool(windows) and _windowed(problem) and not problem.uncalibrated
 
 
 def _is_narrow(problem: Problem) -> bool:
@@ -236,7 +258,7 @@ def _call(problem: Problem, streaming: float) -> float:
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
         aligned = _alignment(problem)
-        share *= NARROW_SHARE if _is_narrow(problem) else 1.0
+        share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
         share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         streaming /= STREAMED_SHARE[aligned]
         compute = problem.flops / len(problem.members) / problem.rate / share

@@ -29,7 +29,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch
 from kgen.scheduler.selection.problem_keys import keys_of
 from kgen.scheduler.selection.size_buckets import Hints
-from kgen.scheduler.selection.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, model, store

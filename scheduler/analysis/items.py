@@ -28,7 +28,7 @@ class Item:
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
     node: ir.Loop | ir.Partial | ir.Product
-    position: int
+    position: float
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
     value: Value
@@ -68,11 +68,11 @@ class Item:
 
     @property
     def contracts(self) -> bool:
-        return isinstance(self.node, ir.Product)
+        return ir.is_product(self.node)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return self.made if isinstance(self.node, ir.Product) else ir.outs(self.node)
+        return self.made if ir.is_product(self.node) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -112,7 +112,7 @@ class Item:
 def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
     """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
     nobody uses have one too, for the template makes them anyhow."""
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         return (ir.derived(graph, ir.Derived(node.out, "sum")),)
     unused = ir.outs(node)[0]
     return tuple(
@@ -121,7 +121,7 @@ def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
     )
 
 
-def make_item(node: ir.Loop | ir.Partial, position: int) -> Item:
+def make_item(node: ir.Loop | ir.Partial, position: float) -> Item:
     """The item of a loop node over its own variables, renamed so that no two nodes share one by accident."""
     if isinstance(node, ir.Reduction):
         store: Index = tuple(v.expr() for v in node.vars)
@@ -142,14 +142,23 @@ def make_item(node: ir.Loop | ir.Partial, position: int) -> Item:
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
 
 
-def product_item(graph: ir.Graph, node: ir.Product, position: int) -> Item:
+def product_item(graph: ir.Graph, node: ir.Product, position: float) -> Item:
     """The item of what a template computes."""
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
-    value, *factors = (node.lhs, node.rhs) if isinstance(node, ir.Contraction) else node.operands
-    axes = () if isinstance(node, ir.Contraction) else node.axes
+    value, *factors = (node.lhs, node.rhs) if ir.is_contraction(node) else node.operands
+    axes = () if ir.is_contraction(node) else node.axes
     made = accumulators(graph, node)
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes, made=made)
+
+
+def finished(node: ir.Contraction, value: Value) -> Value:
+    """The sum with its scale and its addend, rounded where that was asked for."""
+    if node.scale is not None:
+        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
+    if node.addend is not None:
+        value = vs.call("add", value, vs.cast(node.addend, value.dtype))
+    return value if node.rounded is None else vs.cast(value, node.rounded)
 
 
 def _serial_variables(node: ir.Scatter) -> set[Var]:
@@ -235,9 +244,10 @@ def _smallest(stride: Expr, digits: list[tuple[Var, Expr]]) -> bool:
     return all(ix.lower_bound(other - stride) >= 0 for _, other in digits)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Members:
-    """Items with the questions of legality and cost answered once: who reads, makes and overwrites which buffer."""
+    """Items with the questions of legality and cost answered once: who reads, makes and overwrites which buffer. Nothing
+    changes them, and they are equal to themselves alone: what is found out about a pair holds for the next attempt, too."""
 
     items: list[Item]
     reads: dict[str, list[tuple[Item, Index]]] = field(default_factory=dict)
@@ -260,9 +270,8 @@ class Members:
 
     def joined(self, other: Members) -> Members:
         """The union, in program order."""
-        both = Members(
-            sorted(self.items + other.items, key=lambda i: i.position), dict(self.reads), cost=self.cost + other.cost
-        )
+        items = sorted(self.items + other.items, key=lambda i: i.position)
+        both = Members(items, dict(self.reads), cost=self.cost + other.cost)
         for name, entries in other.reads.items():
             both.reads[name] = both.reads.get(name, []) + entries
         both.made = {**self.made, **other.made}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr
-from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Step, members
+from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Statement, Step, members
 from kgen.ir.values import loads
 
 
 def plan_memory(schedule: Schedule) -> Schedule:
     """Fills `dead_after` and `reuses`. Outputs and inputs are never reused; a kernel's output takes over an input of the
-    same kernel when that dies there and every access of both is at the same element (in place)."""
+    same kernel when that dies there, every access of both is at the same element, and the output is made of the input, which
+    nothing reads afterwards (in place)."""
     graph = schedule.graph
     touched = [(reads(step), writes(step)) for step in schedule.steps]
     last: dict[str, int] = {}
@@ -125,7 +127,7 @@ def hides(step: Step) -> bool:
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:
-    return name in schedule.extra.get("call_results", ())
+    return name in schedule.call_results
 
 
 def _owns_new(graph: ir.Graph, name: str) -> bool:
@@ -155,17 +157,27 @@ def _in_place(schedule: Schedule, kernel: Kernel, name: str, dying: list[str]) -
             continue
         if any(graph.buffers[n].alias_of is not None and root(graph, n) == source for n in reads(kernel)):
             continue
-        indices = {i for n, i in _accesses(kernel) if n == source}
-        if indices == {store.store} and source not in writes(kernel):
+        indices = {i for n, i in _accesses(kernel.statements) if n == source}
+        if indices == {store.store} and source not in writes(kernel) and _read_before(kernel, source, store):
             return source
     return None
 
 
-def _accesses(kernel: Launch) -> list[tuple[str, tuple[Expr, ...]]]:
-    found: list[tuple[str, tuple[Expr, ...]]] = []
-    for s in kernel.statements:
-        found.extend((v.attr[0], v.attr[1]) for v in loads(s.roots))
-    return found
+def _read_before(kernel: Kernel, source: str, store: Statement) -> bool:
+    """Whether no statement after `store` reads a buffer, and what is stored is made of it: an element may be read and written
+    by different threads, which nothing but this dependence keeps in order."""
+    number = next(k for k, s in enumerate(kernel.statements) if s is store)
+    if any(name == source for name, _ in _accesses(kernel.statements[number + 1 :])):
+        return False
+    made = {source}  # of the source, by statements in order
+    for s in kernel.statements[: number + 1]:
+        if any(name in made for name, _ in _accesses([s])):
+            made.update(s.outs)
+    return not made.isdisjoint(store.outs)
+
+
+def _accesses(statements: Iterable[Statement]) -> list[tuple[str, tuple[Expr, ...]]]:
+    return [(v.attr[0], v.attr[1]) for s in statements for v in loads(s.roots)]
 
 
 def reads(step: Step) -> set[str]:
@@ -173,7 +185,7 @@ def reads(step: Step) -> set[str]:
         return set(ir.reads(step.node))
     made = {o for s in step.statements for o in s.outs}
     stored = {o for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}
-    names = {n for n, _ in _accesses(step)}
+    names = {n for n, _ in _accesses(step.statements)}
     targets = {s.target for s in step.statements if s.target is not None}
     own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}  # zeroed before
     return own | {n for n in names | targets if n not in made or n in stored}

@@ -18,9 +18,12 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points
+from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.fusion import cost
+from kgen.scheduler.fusion.contraction_groups import are_family, feeds_product, is_partial, is_product
 from kgen.scheduler.fusion.legality import illegal, moved, races
-from kgen.scheduler.transforms.candidates_of_contractions import are_family, feeds_product, is_partial, is_product
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 SEARCH_LIMIT = 256
@@ -45,6 +48,7 @@ class Fuser:
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
+    capabilities: Capabilities = field(default_factory=Capabilities)  # of the registered templates
     apart: Mapping[str, Verdict] = field(default_factory=dict)  # why updates are not in a product's kernel, by their results
     unmet: list[tuple[FusionDemand, errors.FusionRequired]] = field(default_factory=list)  # what fusion alone has not done
     producer: dict[str, Group] = field(default_factory=dict)
@@ -144,6 +148,10 @@ class Fuser:
         if refused:
             self._say(a, b, *refused)
             return
+        unordered = self._out_of_order(a, b)
+        if unordered:
+            self.verdicts.append(Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.NOT_IN_ORDER, detail=unordered))
+            return
         flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
@@ -165,7 +173,7 @@ class Fuser:
             self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
             return
         self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
-        joined = left.joined(right)
+        joined = once(("joined", left, right), lambda: left.joined(right))
         if len(a.items) >= len(b.items):
             self._merge(a, b, space, joined)
         else:
@@ -185,6 +193,14 @@ class Fuser:
             return None
         refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
         return (refused[0].outcome, refused[0].reason) if refused else None
+
+    def _out_of_order(self, a: Group, b: Group) -> str | None:
+        """Why no template keeps the order of updates on the tiles of a contraction, where the device has one."""
+        if is_product(a) == is_product(b) or a.device in self.unordered:
+            return None
+        others = b.items if is_product(a) else a.items
+        update = next((item for item in others if item.is_update and item.in_order), None)
+        return None if update is None else self.capabilities.why_not(update.outs[0], Request(ordered=True))
 
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
@@ -218,10 +234,14 @@ class Fuser:
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group
         outer = group.outer + group.inner
-        items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
-        if not any_order:
-            items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
-        return replace(group, outer=outer, inner=(), members=Members.of(items))
+
+        def members() -> Members:
+            items = [replace(item, outer=outer, inner=(), in_order=False) for item in group.items]
+            if not any_order:
+                items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
+            return Members.of(items)
+
+        return replace(group, outer=outer, inner=(), members=once(("free", group.members, any_order), members))
 
     def _epilogue(
         self, a: Group, b: Group, joint: tuple[Space, Members, Members] | Reason, flows: bool
@@ -240,7 +260,7 @@ class Fuser:
             if not self.siblings:
                 return Reason.SIBLINGS_OFF
             alone = any(out in self.single for item in items for out in item.outs)
-            return joint if are_family(items) and not alone else Reason.TWO_PRODUCTS
+            return joint if are_family(items, self.capabilities) and not alone else Reason.TWO_PRODUCTS
         others = joint[2] if is_product(a) else joint[1]
         return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
 
@@ -254,11 +274,16 @@ class Fuser:
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
     def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
-        """Tries the accesses to the shared buffer (then to any other) until one aligns the loops legally."""
+        """The joint loops of two groups, found once for these members, whatever attempt asks."""
+        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
+        key = ("joint", a.members, b.members, buffer, of_rows, a.device in self.unordered)
+        return once(key, lambda: self._search(a, b, self._by_promise(a, b, buffer, common), of_rows))
+
+    def _search(self, a: Group, b: Group, names: Sequence[str], of_rows: bool) -> tuple[Space, Members, Members] | Reason:
+        """Tries the accesses to shared buffers until one aligns the loops legally."""
         best: Reason = Reason.SPACE_MISMATCH
         tried = 0
-        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
-        for name in self._by_promise(a, b, buffer, common):
+        for name in names:
             for left in self._indices(a, name):
                 for right in self._indices(b, name):
                     tried += 1

@@ -14,20 +14,19 @@ from dataclasses import dataclass, replace
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
-from kgen.scheduler.analysis.memo import remembered
+from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import prepared, product_of
+from kgen.scheduler.selection.memo import layouts, remembered
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
+from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
-
-# Products of one kernel: the epilogue of each is compiled.
-MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,18 @@ def join(plan: Schedule, how: Joining) -> None:
     gone: set[int] = set()
     for group in _siblings(plan, how):
         kernels = [plan.steps[k] for k in group]
-        batch = _joint([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
+        batch = _known([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
         if batch is not None:
             found[group[0]] = batch
             gone.update(group[1:])
             plan.verdicts += _verdicts(batch)
     plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
+    """What `_joint` makes of the kernels, found once for as many attempts as have them."""
+    key = ("joint kernels", tuple(kernels), tuple(layouts(kernel, graph) for kernel in kernels), how.only)
+    return once(key, lambda: _joint(kernels, graph, how))
 
 
 def _verdicts(batch: Batch) -> Iterable[Verdict]:
@@ -76,7 +81,7 @@ def _siblings(plan: Schedule, how: Joining) -> list[list[int]]:
     for steps in known.values():
         group: list[int] = []
         for k in steps:
-            if k not in taken and len(group) < MOST and all(_may_join(plan, k, other, how) for other in group):
+            if k not in taken and _may_grow(plan, group, k, how):
                 group.append(k)
         if len(group) > 1:
             groups.append(group)
@@ -91,6 +96,15 @@ def _operands(kernel: Kernel) -> list[Hashable]:
         return []
     read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (product.value, *product.factors))
     return [(kernel.target, k, names) for k, names in enumerate(read) if names]
+
+
+def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> bool:
+    """Whether step k may run with the group: some template makes so many in one launch."""
+    step = plan.steps[k]
+    assert isinstance(step, Kernel)
+    kind = how.device(product_of(step)).kind
+    refusal = registry.why_not(kind, Request(grouped=len(group) + 1))
+    return refusal is None and all(_may_join(plan, k, other, how) for other in group)
 
 
 def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
@@ -129,7 +143,8 @@ def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | 
 def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
     """How each template that could make them one kernel sees the products."""
     ready = [prepared(kernel, graph) for kernel in kernels]
-    found = {t.name: _problems(t, ready, graph, device) for t in registry.every(device.kind) if t.joins}
+    may = [t for t in registry.every(device.kind) if t.most.grouped >= len(ready)]
+    found = {t.name: _problems(t, ready, graph, device) for t in may}
     return {name: problems for name, problems in found.items() if problems}
 
 
@@ -176,8 +191,7 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
         return []  # sums belong to one of the parts
     if template.joins == "parts" and any(len({p.inputs[name].identity for p in found}) > 1 for name in common):
         return []
-    apart = template.method("refuse_joint")
-    return [] if apart is not None and apart(found) is not None else found
+    return found if template.author.refuse_joint(found) is None else []
 
 
 def _configs(problems: Sequence[Problem]) -> list[Config]:

@@ -178,7 +178,7 @@ def _inlined(item: Item, place: int, items: list[Item], places: list[int], inlin
 def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]) -> Statement:
     node = item.node
     flags = tuple(o in stored for o in item.outs)
-    if isinstance(node, ir.Contraction):
+    if ir.is_contraction(node):
         assert node.operands is not None
         kinds = (node.operands, node.operands)
         return Statement(

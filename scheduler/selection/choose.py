@@ -10,7 +10,8 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.analysis.memo import layouts, once, remembered
+from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.selection.memo import layouts, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -35,6 +36,12 @@ def products_of(kernel: Kernel) -> tuple[str, ...]:
             readers = (r for r in kernel.statements if any(load.attr[0] in s.outs for load in vs.loads(r.roots)))
             found.append(next(readers).outs[0])
     return tuple(found)
+
+
+def read_by_prologue(kernel: Kernel) -> set[str]:
+    """Buffers that operands of a kernel's contractions are computed from."""
+    values = [v for s in kernel.statements if s.kind == "contraction" for v in (s.value, *s.factors)]
+    return {load.attr[0] for load in vs.loads([v for v in values if v.op != "load" or v.args])}
 
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:

@@ -207,7 +207,7 @@ def forget_first_sizes(graph: ir.Graph, products: Iterable[ir.Product]) -> None:
     is decided of the graph, products or not, is then the same whatever came first."""
     settled: dict[Size, int] = {}
     for node in products:
-        for loops in (node.out_vars, node.reduced if isinstance(node, ir.Contraction) else node.inner):
+        for loops in (node.out_vars, node.reduced if ir.is_contraction(node) else node.inner):
             length = _dynamic(v.extent for v in loops)
             if length is not None:
                 buckets = buckets_of(length, graph)

@@ -8,10 +8,11 @@ reduction is *persistent* when a program holds whole rows in registers, else it 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from kgen.device import Gpu as Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -29,7 +30,6 @@ from kgen.scheduler.tiling.loops import (
     stride_along,
     unflattened,
 )
-from kgen.templates.problem import Device
 
 # A tile pays on both axes only where each is at least this long.
 MIN_TILE = 16
@@ -63,21 +63,6 @@ MIN_BLOCKS = 4
 # loads fill the pauses of its arithmetic.
 HELD = 16384
 INT32 = 2**31 - 1
-
-
-H200 = Device()
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """What the choice needs to know of a device, an H200 unless it is said: `processors` run programs side by side; the rest as
-    in `kgen.templates.problem.Device`."""
-
-    arch: int = H200.arch
-    processors: int = H200.processors
-    shared: int = H200.shared
-    flops: float = H200.flops
-    bandwidth: float = H200.bandwidth
 
 
 def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:

@@ -23,6 +23,7 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import hides, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
+from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.tiling.loops import stride_along
 from kgen.scheduler.tiling.tiles import Gpu, persistent, shares
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -50,6 +51,17 @@ class Setting:
     gpu: Gpu
     kept: frozenset[str]
     demands: tuple[FusionDemand, ...] = ()
+
+
+class ColumnReduction(Transform):
+    """Sums columns in the kernels that hold their rows."""
+
+    name = "column reduction"
+
+    def form(self, steps: list[Step], forming: Forming) -> list[Step]:
+        options = forming.draft.options
+        setting = Setting(forming.draft.graph, forming.sizes, options.gpu, forming.kept, options.demands)
+        return carry_columns(steps, setting, forming.verdicts)
 
 
 def carry_columns(steps: list[Step], setting: Setting, verdicts: list[Verdict]) -> list[Step]:

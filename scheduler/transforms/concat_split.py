@@ -26,8 +26,8 @@ from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.scheduler.protocol import Attempt, Candidate, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import product_of
-from kgen.scheduler.transforms.tile_partials import Tiles
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Runs of one node: each is a kernel where nothing takes it, and its own text where something does.
@@ -40,9 +40,7 @@ AGAIN = 100
 AnyNode = TypeVar("AnyNode", bound=ir.Node)
 
 
-def refusal_of(out: str) -> str:
-    """The name by which a buffer is refused its slices."""
-    return f"{out}:slices"
+CONCAT_SPLIT = "concat split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +66,42 @@ class Slices:
         return replace(self.node, out=out, vars=loops, value=vs.substitute(self.node.value, {v: own.expr() + start}))
 
 
-def in_slices(graph: ir.Graph, taken: frozenset[str], tiles: Tiles) -> tuple[list[ir.Node], list[Verdict]]:
-    """The nodes with those cut of which products in `taken`, among others, make a part, and why others are not. Buffers of
-    parts are added to the graph, those of an earlier attempt are removed."""
-    _forget(graph)
+class ConcatSplit(Transform):
+    """Writes tensors that are joined of others slice by slice."""
+
+    name = CONCAT_SPLIT
+
+    def apply(self, draft: Draft) -> None:
+        if draft.options.fusion:
+            draft.nodes, refused = in_slices(draft.graph, draft.taken, draft.decisions)
+            draft.verdicts += refused
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        makers = _makers(attempt.plan, _in_parts(attempt.graph))
+        return {Candidate(self.name, whole): _refusal(attempt.plan, whole) for whole, kernels in makers.items() if not kernels}
+
+    def report(self, attempt: Attempt) -> list[Verdict]:
+        return [
+            Verdict(product_of(kernel) if kernel.contracts else kernel.name, whole, Outcome.FUSED, Reason.SLICES)
+            for whole, kernels in _makers(attempt.plan, _in_parts(attempt.graph)).items() for kernel in kernels
+        ]  # fmt: skip
+
+
+def _in_parts(graph: ir.Graph) -> tuple[str, ...]:
+    """The buffers that are written in slices."""
+    return tuple(n.out for n in graph.nodes if isinstance(n, ir.Pointwise) and graph.buffers[n.out].parts)
+
+
+def in_slices(graph: ir.Graph, taken: frozenset[str], decisions: Decisions) -> tuple[list[ir.Node], list[Verdict]]:
+    """The nodes with those cut of which contractions in `taken`, among others, make a part, and why others are not. Buffers of
+    parts are added to the graph."""
     search = _Search(graph, taken)
     nodes: list[ir.Node] = []
     refused: list[Verdict] = []
     cut: dict[str, ir.Pointwise] = {}
     for node in graph.nodes:
         found = search.visit(_of_parts(graph, node, cut))
-        if found is None or refusal_of(found.node.out) in tiles.apart:
+        if found is None or not decisions.is_open(CONCAT_SPLIT, found.node.out):
             nodes.append(node)
         elif _short(graph, found):
             refused += [Verdict(name, found.node.out, Outcome.UNPROFITABLE, Reason.SHORT_RUNS) for name in found.found]
@@ -103,15 +126,6 @@ def _of_parts(graph: ir.Graph, node: AnyNode, cut: Mapping[str, ir.Pointwise]) -
         return node
     [value] = vs.replace_loads([node.value], again)
     return replace(node, value=value) if vs.total_cost([value]) <= AGAIN else node
-
-
-def _forget(graph: ir.Graph) -> None:
-    """Removes parts that no node makes."""
-    made = {out for node in graph.nodes for out in ir.outs(node)}
-    for part in [b for b in graph.buffers.values() if b.is_part and b.name not in made]:
-        del graph.buffers[part.name]
-        whole = graph.buffers[part.alias_of or ""]
-        graph.buffers[whole.name] = replace(whole, parts=())
 
 
 def _cut(graph: ir.Graph, slices: Slices) -> Iterator[ir.Pointwise]:
@@ -167,7 +181,7 @@ class _Search:
                 self.in_memory.update(load.attr[0] for load in vs.loads(getattr(node, "stored", ())))
 
     def visit(self, node: ir.Node) -> Slices | None:
-        if isinstance(node, ir.Product):
+        if ir.is_product(node):
             if ir.outs(node)[0] in self.taken:
                 self.points |= {out: ix.product(self.graph.buffers[out].sizes) for out in ir.outs(node)}
             return None
@@ -280,19 +294,6 @@ def _makers(plan: Schedule, wholes: Iterable[str]) -> Mapping[str, list[Kernel]]
                 if whole in found:
                     found[whole].append(kernel)
     return found
-
-
-def left_alone(plan: Schedule, wholes: Sequence[str]) -> dict[str, Verdict]:
-    """Those of the buffers none of whose parts is made by a kernel that has other things to do: one that selects is better."""
-    return {refusal_of(whole): _refusal(plan, whole) for whole, kernels in _makers(plan, wholes).items() if not kernels}
-
-
-def slice_verdicts(plan: Schedule, wholes: Sequence[str]) -> list[Verdict]:
-    """What is to be said of buffers that are written in slices."""
-    return [
-        Verdict(product_of(kernel) if kernel.contracts else kernel.name, whole, Outcome.FUSED, Reason.SLICES)
-        for whole, kernels in _makers(plan, wholes).items() for kernel in kernels
-    ]  # fmt: skip
 
 
 def _refusal(plan: Schedule, whole: str) -> Verdict:

@@ -10,8 +10,8 @@ the graph is scheduled anew with its rows apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -19,16 +19,41 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
-from kgen.scheduler.transforms.tile_partials import Search, Tiles, Traced, parts_of
+from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
+from kgen.scheduler.transforms.tile_partials import FULL_ROWS, Search, Tiles, Traced, parts_of, tiles_of
+from kgen.templates.base import Request
 from kgen.verdict import Outcome, Reason, Verdict
 
-# Points of the longest row that some template's tile may hold.
-LONGEST = 1024
+
+class FullRowTiles(Transform):
+    """Keeps rows that are reduced and read again in the tiles of their contraction."""
+
+    name = FULL_ROWS
+
+    def apply(self, draft: Draft) -> None:
+        if draft.taken:
+            draft.nodes, held = whole_rows(draft.graph, draft.nodes, tiles_of(draft))
+            draft.held |= held
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        found = rows_apart(attempt.plan, attempt.draft.held)
+        return {Candidate(self.name, product): verdict for product, verdict in found.items()}
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        if isinstance(chosen, Kernel):
+            return {}
+        rows = rows_in(kernel, attempt.draft.held)
+        return {Candidate(self.name, product): _not_whole(product, chosen) for product in rows}
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (candidate.target,)
 
 
-def refusal_of(product: str) -> str:
-    """The name by which the rows of a product are refused a place in its tiles."""
-    return f"{product}:rows"
+def _not_whole(product: str, chosen: Verdict) -> Verdict:
+    """The refusal of whole rows, where a template without them may still be better than the library."""
+    if chosen.reason is Reason.NO_TEMPLATE:
+        return Verdict(product, "", Outcome.ILLEGAL, Reason.NOT_WHOLE, detail=chosen.detail)
+    return replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +113,7 @@ class _Rows(Search):
         super().__init__(graph, tiles, nodes)
 
     def visit(self, node: ir.Node) -> None:
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
         reads = ir.reads(node)
@@ -116,7 +141,7 @@ class _Rows(Search):
             self.rows[node.out] = row
 
     def _row(self, node: ir.Node, after: frozenset[str]) -> Row | None:
-        """What a reduction of whole rows makes, where the rows' length is known and not too large."""
+        """What a reduction of whole rows makes, where their length is known and some template's tile may hold them."""
         if not isinstance(node, ir.Reduction):
             return None
         place, rows = self._place(node.value), self._rows_read(node.value)
@@ -128,7 +153,9 @@ class _Rows(Search):
             return None
         loops = self._along(*place, node)
         length = ix.product(v.extent for v in node.rvars).as_int()
-        if not loops or not length or length > LONGEST or any(v not in loops and v.extent != 1 for v in node.rvars):
+        if not loops or not length or any(v not in loops and v.extent != 1 for v in node.rvars):
+            return None
+        if not self.tiles.capabilities.may(place[0], Request(full_row=length, reduction=node.op)):
             return None
         along = next(k for k, e in enumerate(place[1]) if any(v in ix.free_atoms(e) for v in loops))
         return Row(place[0], frozenset({(node.outs[0], along)}) | (frozenset() if rows is None else rows.reductions))
@@ -159,7 +186,7 @@ def rows_apart(plan: Schedule, held: Mapping[str, str]) -> dict[str, Verdict]:
     for kernel in (one for step in plan.kernels for one in members(step)):
         made = {out for s in kernel.statements for out in s.outs}
         for product in rows_in(kernel, held) - made:
-            found[refusal_of(product)] = _refusal(plan, kernel, product)
+            found[product] = _refusal(plan, kernel, product)
     return found
 
 

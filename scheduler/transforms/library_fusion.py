@@ -8,8 +8,26 @@ from dataclasses import replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.scheduler.analysis.unread import needed
+from kgen.scheduler.options import Options
+from kgen.scheduler.protocol import Draft, Transform
 from kgen.tuning.answer import FUSED, Answer, Place
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
+
+
+class LibraryFusion(Transform):
+    """Has the library compute a contraction and what follows in one call."""
+
+    name = "library fusion"
+
+    def prepare(self, graph: ir.Graph, options: Options) -> None:
+        graph.nodes = usable(graph, options.may_fuse_calls(graph), options.demands)
+
+    def apply(self, draft: Draft) -> None:
+        draft.nodes = needed(draft.graph, draft.nodes)
+        apart = frozenset[str]() if draft.options.stable else kept_apart(draft.answers)
+        draft.nodes = with_fused_calls(draft.nodes, apart)
+        draft.verdicts += verdicts(draft.nodes, draft.graph)
 
 
 def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[FusionDemand, ...]) -> list[ir.Node]:
@@ -29,7 +47,7 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
         return allowed(node.out) and plain and node.out not in visible and not asked
 
     return [
-        replace(node, fused=None) if isinstance(node, ir.Contraction) and node.fused and not fits(node, node.fused) else node
+        replace(node, fused=None) if ir.is_contraction(node) and node.fused and not fits(node, node.fused) else node
         for node in graph.nodes
     ]
 
@@ -41,19 +59,19 @@ def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Nod
     calls: dict[str, ir.Extern] = {}
     gone: set[str] = set()
     for node in nodes:
-        if not isinstance(node, ir.Contraction) or node.fused is None or node.vendor is None or node.out in apart:
+        if not ir.is_contraction(node) or node.fused is None or node.vendor is None or node.out in apart:
             continue
         reader = readers.get(node.fused.outs[0] or "")
         if reader is not None and uses[node.out] == 1:
             calls[node.out] = replace(node.fused, origin=node.origin.joined(reader.origin))
             gone.add(reader.out)
-    replaced = (calls.get(ir.outs(node)[0], node) if isinstance(node, ir.Contraction) else node for node in nodes)
+    replaced = (calls.get(ir.outs(node)[0], node) if ir.is_contraction(node) else node for node in nodes)
     return [node for node in replaced if not (isinstance(node, ir.Pointwise) and node.out in gone)]
 
 
 def verdicts(nodes: Iterable[ir.Node], graph: ir.Graph) -> list[Verdict]:
     """What is said of the calls among the nodes that stand for two nodes of the graph."""
-    products = {n.fused.outs: n.out for n in graph.nodes if isinstance(n, ir.Contraction) and n.fused is not None}
+    products = {n.fused.outs: n.out for n in graph.nodes if ir.is_contraction(n) and n.fused is not None}
     calls = [n for n in nodes if isinstance(n, ir.Extern) and n.outs in products]
     return [
         Verdict(products[c.outs], c.outs[0] or "", Outcome.FUSED, Reason.LIBRARY_FUSES, detail=str(c.target)) for c in calls

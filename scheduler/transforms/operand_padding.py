@@ -17,18 +17,23 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Kernel, Statement
+from kgen.ir.plan import Kernel, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.analysis.memory import writes
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
+from kgen.scheduler.selection.choose import problems, product_of, read_by_prologue
+from kgen.scheduler.transforms.recompute import computations, recomputed
+from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
+from kgen.tuning.answer import place
 from kgen.verdict import Outcome, Reason, Verdict
 
 # How much faster a product has to be estimated with its copies.
@@ -38,6 +43,81 @@ TRIPS = 1.5
 # Operands that are copied: none of them, one, or both.
 NONE, LEFT, RIGHT, BOTH = "", "left", "right", "both"
 _SIDES = {NONE: (False, False), LEFT: (True, False), RIGHT: (False, True), BOTH: (True, True)}
+
+
+OPERAND_COPIES = "operand copies"
+
+
+def sides_by_result(decisions: Decisions) -> dict[str, str]:
+    """Which operands of contractions are copied or stored first; `NONE`: they were asked, and none is."""
+    return decisions.settled(OPERAND_COPIES, str)
+
+
+class OperandCopies(Transform):
+    """Makes operands of contractions first. Whether one is computed comes before the question into how many parts a sum is
+    split, copies of what lies badly behind it: the two have a row of their own in the table, and only one of them applies."""
+
+    name = OPERAND_COPIES
+
+    def settle(self, attempt: Attempt) -> Changes:
+        return _settled(attempt, self.concerns)
+
+    def concerns(self, kernel: Kernel) -> bool:
+        """Whether a kernel's operands are asked about here."""
+        return True
+
+
+class OperandMaterialisation(OperandCopies):
+    def apply(self, draft: Draft) -> None:
+        wanted = {out: sides for out, sides in sides_by_result(draft.decisions).items() if sides != NONE}
+        if not wanted:
+            return
+        nodes: list[ir.Node] = []
+        copied: set[str] = set()
+        for node in draft.nodes:
+            if ir.is_contraction(node) and node.vendor is None and node.out in wanted:
+                product, copies = with_copies(draft.graph, node, wanted[node.out])
+                nodes += [*(copy for copy in copies if copy.out not in copied), product]
+                copied.update(copy.out for copy in copies)
+                draft.asked.add(node.out)
+            else:
+                nodes.append(node)
+        draft.nodes = nodes
+
+    def concerns(self, kernel: Kernel) -> bool:
+        return bool(read_by_prologue(kernel))
+
+
+class OperandPadding(OperandCopies):
+    def report(self, attempt: Attempt) -> list[Verdict]:
+        made = {out for step in attempt.plan.steps for out in writes(step)}
+        return said(sides_by_result(attempt.decisions), attempt.graph, made)
+
+
+def _settled(attempt: Attempt, concerns: Callable[[Kernel], bool]) -> Changes:
+    """Which operands to copy for contractions that were not asked yet, where some are worth copying, of kernels that this
+    `concerns`."""
+    plan, options, known = attempt.plan, attempt.options, sides_by_result(attempt.decisions)
+    if not options.copies:
+        return Changes()
+    again, parts = computations(plan.graph, recomputed(attempt.decisions)), parts_by_result(attempt.decisions)
+    found: dict[Candidate, str] = {}
+    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and concerns(one)):
+        out = product_of(kernel)
+        if out not in known and out not in again and parts.get(out, 1) == 1:
+            found[Candidate(OPERAND_COPIES, out)] = _sides(kernel, attempt)
+    return Changes(found) if any(found.values()) else Changes()
+
+
+def _sides(kernel: Kernel, attempt: Attempt) -> str:
+    """The operands of a kernel's contraction to copy, as was measured, else by the cost model."""
+    out, options = product_of(kernel), attempt.options
+    if options.only is not None:
+        return options.only.copies
+    known = None if options.stable else attempt.answers.get(out, {}).get(place({}))
+    if known is not None:
+        return known.copies
+    return best_copies(kernel, attempt.graph, options.device(attempt.graph, out), not options.stable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +209,7 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
     """What is to be said of products that read the copies which a plan makes."""
     verdicts: list[Verdict] = []
     for node in graph.nodes:
-        if isinstance(node, ir.Contraction) and copies.get(node.out):
+        if ir.is_contraction(node) and copies.get(node.out):
             sources = dict.fromkeys(load.attr[0] for load in vs.loads((node.lhs, node.rhs, *node.stored)))
             found = [name for name in sources if aligned_of(graph, name) in made]
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
@@ -215,7 +295,7 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
         return None
     out = product_of(kernel)
-    node = next((n for n in graph.nodes if isinstance(n, ir.Contraction) and n.out == out), None)
+    node = next((n for n in graph.nodes if ir.is_contraction(n) and n.out == out), None)
     if node is None or not node.stored:
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
@@ -254,7 +334,7 @@ def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
     """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
     joins the kernel of whoever makes its elements."""
     for node in graph.nodes:
-        reads_it = isinstance(node, ir.Product) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        reads_it = ir.is_product(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
         if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
             yield node
 

@@ -9,7 +9,7 @@ where not, the graph is scheduled anew with the sums of this product apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
@@ -20,6 +20,7 @@ from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memory import hides, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
+from kgen.scheduler.protocol import Attempt, Candidate, Forming, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.transforms.column_reduction import placed
 from kgen.templates.problem import Device
@@ -32,15 +33,37 @@ MAX_LOOPS = 4
 DOUBT = 1.05
 
 
-def refusal_of(product: str) -> str:
-    """The name by which sums of a product's operands are refused a place in its kernel."""
-    return f"{product}:side_sums"
+OPERAND_REDUCTION = "operand reduction"
+
+
+class OperandReduction(Transform):
+    """Moves sums of a contraction's operand into its kernel."""
+
+    name = OPERAND_REDUCTION
+
+    def form(self, steps: list[Step], forming: Forming) -> list[Step]:
+        draft = forming.draft
+        if not draft.options.siblings:
+            return steps
+        apart = frozenset(draft.decisions.refused(self.name))
+        return carry_sums(steps, Setting(draft.graph, apart, draft.options.demands, draft.options.stable), forming.verdicts)
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        if not side_sums(kernel):
+            return {}
+        out, options = product_of(kernel), attempt.options
+        how = Given(options.demands, options.only, out not in attempt.draft.without_library, stable=options.stable)
+        apart = why_apart(kernel, chosen, attempt.graph, options.device(attempt.graph, out), how)
+        return {} if apart is None else {Candidate(self.name, out): apart}
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (candidate.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What decides besides the steps: names by which sums were refused before, the user's demands, and whether the order of
-    additions may depend on the product's tile."""
+    """What decides besides the steps: contractions whose sums were rejected before, the user's demands, and whether the
+    order of additions may depend on the product's tile."""
 
     graph: ir.Graph
     apart: frozenset[str] = frozenset()
@@ -113,7 +136,7 @@ def _carry(places: list[Step | None], at: int, candidates: Iterable[int], settin
         product = places[where]
         assert isinstance(product, Kernel)
         moved = _over(product, kernel)
-        if not moved or refusal_of(product_of(product)) in setting.apart:
+        if not moved or product_of(product) in setting.apart:
             continue
         reason = _refusal(places, where, at, setting)
         if reason is None:

@@ -12,7 +12,7 @@ graph is scheduled anew with the product whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
@@ -21,24 +21,20 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
-from kgen.scheduler.transforms.tile_partials import Tiles
+from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
+from kgen.scheduler.selection.choose import product_of
+from kgen.scheduler.transforms.accumulators import make_accumulators
+from kgen.scheduler.transforms.recompute import recomputed
+from kgen.scheduler.transforms.split_k import PIECE, parts_by_result, whole_of
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import Outcome, Reason, Verdict
 
-_PIECE = "piece"
-
-
-def refusal_of(product: str) -> str:
-    """The name by which a product is refused its pieces."""
-    return f"{product}:pieces"
+OUTPUT_SPLIT = "output split"
 
 
 def piece_of(graph: ir.Graph, product: str, number: int) -> str:
-    return ir.derived(graph, ir.Derived(product, _PIECE, number))
-
-
-def whole_of(graph: ir.Graph, name: str) -> str:
-    """The product of which a buffer is a piece, or the buffer."""
-    return ir.source_in(graph, name, _PIECE) or name
+    return ir.derived(graph, ir.Derived(product, PIECE, number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +51,81 @@ class Pieces:
         return next(k for k, start in enumerate(self.starts) if start <= low < start + self.length)
 
 
-def pieces_of(graph: ir.Graph, taken: frozenset[str], tiles: Tiles, most: int) -> dict[str, Pieces]:
-    """Those of the products in `taken` that are read in pieces, at `most` so many, and only so, some of these together."""
+class OutputSplit(Transform):
+    """Computes a contraction's pieces, which one consumer reads together, as contractions of one kernel."""
+
+    name = OUTPUT_SPLIT
+
+    def apply(self, draft: Draft) -> None:
+        pieces = pieces_of(draft)
+        if not pieces:
+            return
+        nodes: list[ir.Node] = []
+        for node in draft.nodes:
+            if ir.is_contraction(node) and node.out in pieces:
+                own = cut(draft.graph, node, pieces[node.out])
+                for one in own:
+                    make_accumulators(draft.graph, one)
+                nodes += own
+            else:
+                nodes.append(reading(draft.graph, node, pieces) if isinstance(node, ir.Pointwise) else node)
+        draft.nodes = nodes
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        made = _kernels(attempt.plan).items()
+        apart = [product for product, found in made if any(kept or kernel is not found[0][0] for kernel, kept in found)]
+        return {Candidate(self.name, product): _refusal(attempt.plan, product) for product in apart}
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        out = product_of(kernel)
+        product = whole_of(attempt.graph, out)
+        if isinstance(chosen, Kernel) or product == out:
+            return {}
+        return {Candidate(self.name, product): replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)}
+
+    def report(self, attempt: Attempt) -> list[Verdict]:
+        return [
+            Verdict(product, found[0][0].statements[-1].outs[0], Outcome.FUSED, Reason.PIECES)
+            for product, found in _kernels(attempt.plan).items()
+        ]
+
+
+def pieces_of(draft: Draft) -> dict[str, Pieces]:
+    """Those of the contractions that templates compute which are read in pieces, as many as a template makes in one kernel, and
+    only so, some of these together."""
+    graph, decisions = draft.graph, draft.decisions
+    capabilities = draft.options.capabilities(graph)
+    cuts, again = parts_by_result(decisions), recomputed(decisions)
     candidates = {
-        node.out: node for node in graph.nodes
-        if isinstance(node, ir.Contraction) and node.out in taken and refusal_of(node.out) not in tiles.apart
-        and tiles.cuts.get(node.out, 1) == 1 and node.out not in tiles.twice and graph.buffers[node.out].alias_of is None
+        node.out: node for node in draft.before
+        if ir.is_contraction(node) and node.out in draft.taken and decisions.is_open(OUTPUT_SPLIT, node.out)
+        and cuts.get(node.out, 1) == 1 and node.out not in again and graph.buffers[node.out].alias_of is None
     }  # fmt: skip
     kept = ir.visible(graph)
     reads: dict[str, list[list[Value]]] = {}
-    for node in graph.nodes:
+    for node in draft.before:
         if isinstance(node, ir.Pointwise):
             for out in set(ir.reads(node)) & candidates.keys():
                 reads.setdefault(out, []).append([load for load in vs.loads([node.value]) if load.attr[0] == out])
         else:
             kept.update(ir.reads(node))
-    found = {out: _pieces(candidates[out], loads, most) for out, loads in reads.items() if out not in kept}
+    found = {out: _pieces(candidates[out], loads, capabilities) for out, loads in reads.items() if out not in kept}
     return {out: pieces for out, pieces in found.items() if pieces is not None}
 
 
-def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], most: int) -> Pieces | None:
+def _pieces(node: ir.Contraction, readers: Sequence[Sequence[Value]], capabilities: Capabilities) -> Pieces | None:
     left, right = node.lhs.variables(), node.rhs.variables()
     for k, v in enumerate(node.out_vars):
         length = v.extent.as_int()
         if length is None or (v in left) == (v in right):
             continue
-        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers], most)
-        if found is not None:
+        found = _along(length, [[load.attr[1][k] for load in loads] for loads in readers])
+        if found is not None and capabilities.may(node.out, Request(family=len(found[0]))):
             return Pieces(k, *found)
     return None
 
 
-def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[tuple[int, ...], int] | None:
+def _along(length: int, readers: Sequence[Sequence[Expr]]) -> tuple[tuple[int, ...], int] | None:
     """Where pieces begin along a dimension, and how long they are, by the indices of each reader."""
     ranges: list[tuple[int, int]] = []
     for place in {place for places in readers for place in places}:
@@ -101,7 +140,7 @@ def _along(length: int, readers: Sequence[Sequence[Expr]], most: int) -> tuple[t
         else:
             pieces.append((low, high))
     lengths = {high - low + 1 for low, high in pieces}
-    if not 1 < len(pieces) <= most or len(lengths) > 1:
+    if len(pieces) < 2 or len(lengths) > 1:
         return None
     together = max(sum(any(low <= ix.lower_bound(p) <= high for p in places) for low, high in pieces) for places in readers)
     return (tuple(low for low, _ in pieces), lengths.pop()) if together > 1 else None
@@ -158,21 +197,6 @@ def _kernels(plan: Schedule) -> dict[str, list[tuple[Kernel, bool]]]:
                 if (product := whole_of(plan.graph, out)) != out:
                     found.setdefault(product, []).append((kernel, kept))
     return found
-
-
-def left_apart(plan: Schedule) -> dict[str, Verdict]:
-    """Products of whose pieces fusion has stored some, or not made one kernel."""
-    made = _kernels(plan).items()
-    apart = [product for product, found in made if any(kept or kernel is not found[0][0] for kernel, kept in found)]
-    return {refusal_of(product): _refusal(plan, product) for product in apart}
-
-
-def in_pieces(plan: Schedule) -> list[Verdict]:
-    """What is to be said of products that are made in pieces."""
-    return [
-        Verdict(product, found[0][0].statements[-1].outs[0], Outcome.FUSED, Reason.PIECES)
-        for product, found in _kernels(plan).items()
-    ]
 
 
 def _refusal(plan: Schedule, product: str) -> Verdict:

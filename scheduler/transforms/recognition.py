@@ -32,7 +32,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
 from kgen.scheduler.transforms.softmax_form import Weights, weights_in
-from kgen.verdict import FusionDemand, Verdict
+from kgen.verdict import FusionDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +52,6 @@ class Recognised:
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
 # Elementwise nodes, one reading the other, that are looked through.
 MOST_NODES = 48
-
-
-class NotTaken(Exception):
-    """No template takes the operation that makes `out`, for which there is no library call."""
-
-    def __init__(self, out: str, verdict: Verdict) -> None:
-        super().__init__(out)
-        self.out, self.verdict = out, verdict
-
-
-def raise_not_taken(graph: ir.Graph, refused: Mapping[str, Verdict]) -> None:
-    """Raises NotTaken for the first operation without a library call that templates have refused."""
-    for node in graph.nodes:
-        if isinstance(node, ir.Operation) and node.vendor is None and (out := ir.outs(node)[0]) in refused:
-            raise NotTaken(out, refused[out])
 
 
 def may_hold_programs(graph: ir.Graph) -> bool:
@@ -351,4 +336,4 @@ def _loops(
     return {axis: tuple(own) for axis, own in loops.items()}
 
 
-__all__ = ["NotTaken", "Recognised", "applied", "may_hold_programs", "raise_not_taken", "recognised"]
+__all__ = ["Recognised", "applied", "may_hold_programs", "recognised"]

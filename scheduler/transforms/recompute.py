@@ -23,7 +23,9 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.items import accumulators
-from kgen.scheduler.transforms.tile_partials import Search, Tiles
+from kgen.scheduler.protocol import Decisions, Draft
+from kgen.scheduler.transforms.split_k import parts_by_result
+from kgen.scheduler.transforms.tile_partials import Search, Tiles, tiles_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Operations without steps or poles: a small change of an argument is a small change of the result, whatever the argument.
@@ -48,9 +50,12 @@ def original_of(graph: ir.Graph, name: str) -> str:
     return ir.source_in(graph, name, _FIRST) or name
 
 
-def second_of(product: str) -> str:
-    """The name by which a product is refused a second computation."""
-    return f"{product}:twice"
+RECOMPUTE = "recompute"
+
+
+def recomputed(decisions: Decisions) -> frozenset[str]:
+    """The contractions that are computed twice."""
+    return frozenset(decisions.settled(RECOMPUTE, bool))
 
 
 @dataclass(slots=True)
@@ -76,23 +81,22 @@ class Around:
         self.refusal = self.refusal or Verdict(self.node.out, name, Outcome.STORED, reason)
 
 
-def may_be_twice(graph: ir.Graph, offered: Iterable[str], tiles: Tiles) -> list[Around]:
-    """Those of the products in `offered` whose rows are reduced and read again, with a refusal where they may not be computed
-    twice."""
-    wanted = frozenset(offered)
+def may_be_twice(draft: Draft, offered: Iterable[str]) -> list[Around]:
+    """Those of the contractions in `offered` whose rows are reduced and read again, with a refusal where they may not be
+    computed twice."""
+    wanted, graph, cuts = frozenset(offered), draft.graph, parts_by_result(draft.decisions)
     if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
         return []
-    nodes = [replace(n, vendor=None) if isinstance(n, ir.Contraction) and n.out in wanted else n for n in graph.nodes]
-    found = [around for around in _Elements(graph, tiles, nodes).around.values() if around.reductions and around.late]
-    return [around for around in found if around.node.out not in tiles.cuts]
+    nodes = [replace(n, vendor=None) if ir.is_contraction(n) and n.out in wanted else n for n in graph.nodes]
+    found = [around for around in _Elements(graph, tiles_of(draft), nodes).around.values() if around.reductions and around.late]
+    return [around for around in found if around.node.out not in cuts]
 
 
-def computed_twice(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
-    """The nodes with copies of the products in `tiles.twice`, and of their early elements, for reductions to read. Buffers of
+def computed_twice(draft: Draft, again: frozenset[str]) -> list[ir.Node]:
+    """The nodes with copies of the contractions in `again`, and of their early elements, for reductions to read. Buffers of
     copies are added to the graph."""
-    if not tiles.twice:
-        return nodes
-    known = [around for product, around in _Elements(graph, tiles, nodes).around.items() if product in tiles.twice]
+    graph, nodes = draft.graph, draft.nodes
+    known = [around for product, around in _Elements(graph, tiles_of(draft), nodes).around.items() if product in again]
     places = {name: around for around in known for name in (*around.early, *around.reductions)}
     made: list[ir.Node] = []
     for node in nodes:
@@ -117,7 +121,7 @@ def _copy(graph: ir.Graph, node: ir.Node, around: Around) -> ir.Node:
 
 
 def _buffers(graph: ir.Graph, node: ir.Contraction | ir.Pointwise) -> tuple[str, ...]:
-    return (node.out, *accumulators(graph, node)) if isinstance(node, ir.Contraction) else (node.out,)
+    return (node.out, *accumulators(graph, node)) if ir.is_contraction(node) else (node.out,)
 
 
 def _from_first(value: Value, around: Around) -> Value:
@@ -149,7 +153,7 @@ class _Elements(Search):
         super().visit(node)
         early = {self.traced[name].product for name in ir.reads(node) if name in self.traced}
         late = frozenset().union(*(self.late.get(name, ()) for name in ir.reads(node)))
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self.around[node.out] = Around(self.graph, node, {node.out})
             if not all(v.extent.as_int() for v in (*node.out_vars, *node.reduced)):
                 self.around[node.out].refuse(node, Reason.UNKNOWN_SIZES)
@@ -166,7 +170,7 @@ class _Elements(Search):
         site = self.sites.get(node.outs[0])
         if site is not None:
             around = self.around[site.product]
-            around.reductions[node.outs[0]] = self._unfolded(node.value, frozenset(node.rvars))
+            around.reductions[node.outs[0]] = self._unfolded(node, node.value)
             around.results |= set(node.outs)
         own = {site.product} if site is not None else set()
         waiting = frozenset().union(*(self.after.get(name, ()) for name in ir.reads(node)))
@@ -192,7 +196,7 @@ class _Elements(Search):
 
     def _compare(self, around: Around) -> None:
         """Refuses a product if something that is made of its elements is no smooth function of them. Only what was made of an
-        element and a reduction of its row may be rounded."""
+        element and a reduction of its row may be rounded, or to the product's own type: the library's result is, too."""
         if around.node.rounded is not None:
             around.refuse(around.node, Reason.UNEQUAL)
         for name in sorted((around.early | around.late) & self.made.keys()):
@@ -205,7 +209,8 @@ class _Elements(Search):
             kinds[value] = self._kind(value, around)
             for child in vs.children(value):
                 kinds[value] |= kinds[child]
-            if kinds[value] & ELEMENT and not _is_smooth(value, kinds):
+            own = value.op == "round_to" and value.attr == self.graph.buffers[around.node.out].dtype
+            if kinds[value] & ELEMENT and not own and not _is_smooth(value, kinds):
                 return False
         return True
 
@@ -234,15 +239,15 @@ def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
 # ---- what fusion made of it -------------------------------------------------------------------------------------------
 
 
-def computations(graph: ir.Graph, tiles: Tiles) -> dict[str, str]:
-    """Both computations of the products that are computed twice, with the products."""
-    return {name: product for product in sorted(tiles.twice) for name in (product, first_of(graph, product))}
+def computations(graph: ir.Graph, again: Iterable[str]) -> dict[str, str]:
+    """Both computations of the contractions that are computed twice, with the contractions."""
+    return {name: product for product in sorted(again) for name in (product, first_of(graph, product))}
 
 
-def stored(plan: Schedule, tiles: Tiles) -> dict[str, Verdict]:
-    """Products that are to be computed twice, but of which fusion stores elements, or which share a kernel with others."""
+def stored(plan: Schedule, again: Iterable[str]) -> dict[str, Verdict]:
+    """Contractions that are to be computed twice, but of which fusion stores elements, or which share a kernel with others."""
     kernels = [one for step in plan.kernels for one in members(step)]
-    return {second_of(p): verdict for p in sorted(tiles.twice) if (verdict := _stored(plan, kernels, p)) is not None}
+    return {p: verdict for p in sorted(again) if (verdict := _stored(plan, kernels, p)) is not None}
 
 
 def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | None:

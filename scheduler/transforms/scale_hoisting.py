@@ -44,10 +44,11 @@ from kgen.ir.nodes import Buffer, Origin
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import overwritten
 from kgen.scheduler.analysis.memory import root
+from kgen.scheduler.protocol import Draft, Transform
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
-# Elementary operations of a scale that an epilogue may do again for each of its elements.
-SCALE = 6
 _SIDES = ("left operand", "right operand")
 # Scales that could leave but had better not.
 _DEAR = (Reason.SCALE_SUMMED, Reason.SCALE_NEEDED, Reason.SCALE_REMAINS)
@@ -147,15 +148,39 @@ class _Operand:
     shared: int = 1
 
 
+class ScaleHoisting(Transform):
+    """Takes scales of operands out of the sums of contractions."""
+
+    name = "scale hoisting"
+
+    def apply(self, draft: Draft) -> None:
+        if not draft.taken or not draft.options.prologues:
+            return
+        graph = replace(draft.graph, nodes=draft.before)
+        options = draft.options
+        scales = Scales(graph, draft.taken, options.demands, options.scales, options.capabilities(graph))
+        nodes: list[ir.Node] = []
+        for node in draft.nodes:
+            if ir.is_contraction(node) and node.out in draft.taken:
+                product, made = scales.without(node)
+                nodes += [*made, product]
+            else:
+                nodes.append(node)
+        draft.nodes = nodes
+        draft.verdicts += scales.verdicts
+
+
 @dataclass(slots=True)
 class Scales:
     """The products of a graph without their operands' scales, one after the other. `taken` are those that templates may
-    compute. What was decided is in `verdicts`; without `allowed` nothing leaves. Buffers of scales are added to the graph."""
+    compute, with these `capabilities`. What was decided is in `verdicts`; without `allowed` nothing leaves. Buffers of scales
+    are added to the graph."""
 
     graph: ir.Graph
     taken: frozenset[str]
     demands: tuple[FusionDemand, ...] = ()
     allowed: bool = True
+    capabilities: Capabilities = field(default_factory=Capabilities)
     verdicts: list[Verdict] = field(default_factory=list)
     makers: dict[str, ir.Pointwise | ir.Reduction] = field(default_factory=dict)
     readers: dict[str, list[ir.Node]] = field(default_factory=dict)
@@ -195,7 +220,7 @@ class Scales:
             operators = (*found.operators, *node.origin.operators)
             wanted = any(d.wanted and d.between(operators, operators) for d in self.demands)
             scale, made = (found.scale, []) if wanted else self._beside_statistics(found.scale)
-            if vs.total_cost([scale]) > SCALE and not wanted:
+            if not (wanted or self.capabilities.may(node.out, Request(scale_cost=vs.total_cost([scale])))):
                 self.verdicts.append(Verdict(node.out, _SIDES[k], Outcome.UNPROFITABLE, Reason.EXPENSIVE))
                 continue
             operands[k], shared[k], nodes = found.rest, found.shared, [*nodes, *made]
@@ -251,7 +276,7 @@ class Scales:
 
     def _can_do_without(self, reader: ir.Node, maker: ir.Pointwise) -> bool:
         """Whether a node is a product which a template may compute from the operand without scales."""
-        if not isinstance(reader, ir.Contraction) or reader.out not in self.taken or reader.operands is None:
+        if not ir.is_contraction(reader) or reader.out not in self.taken or reader.operands is None:
             return False
         if any(not d.wanted and d.between(maker.origin.operators, reader.origin.operators) for d in self.demands):
             return False
@@ -317,4 +342,4 @@ def _form(value: Value) -> tuple[object, ...]:
     return tuple((v.op, v.attr[0] if v.op == "load" else repr(v.attr)) for v in vs.by_place([value]))
 
 
-__all__ = ["Parts", "Scales", "parts_of"]
+__all__ = ["Parts", "ScaleHoisting", "Scales", "parts_of"]

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Kernel, Statement
+from kgen.ir.plan import Batch, Kernel, Statement
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.templates.problem import Device
 from kgen.tuning import model
@@ -22,14 +23,34 @@ from kgen.verdict import Outcome, Reason, Verdict
 DOUBT = 1.05
 
 
-def refusal_of(update: str) -> str:
-    """The name by which an update is refused a place in the kernel of a product."""
-    return f"{update}:update"
+class ScatterEpilogue(Transform):
+    """Has updates in the kernel of the contraction whose rows they add."""
 
+    name = "scatter epilogue"
 
-def refused_updates(refused: Mapping[str, Verdict]) -> dict[str, Verdict]:
-    """Those of all refusals that are of updates, by these."""
-    return {verdict.consumer: verdict for name, verdict in refused.items() if name == refusal_of(verdict.consumer)}
+    def apply(self, draft: Draft) -> None:
+        draft.apart = draft.decisions.refused(self.name)
+
+    def settle(self, attempt: Attempt) -> Changes:
+        """Updates that contractions of one kernel, which have their template, had better do without."""
+        found: dict[Candidate, Verdict] = {}
+        for step in attempt.plan.steps:
+            if isinstance(step, Batch) and step.members[0].contracts:
+                for kernel in step.members:
+                    found |= self.objections(kernel, kernel, attempt)
+        return Changes(rejected=found)
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        if not updates(kernel):
+            return {}
+        out, options = product_of(kernel), attempt.options
+        how = Given(options.demands, options.only, out not in attempt.draft.without_library, stable=options.stable)
+        device = options.device(attempt.graph, out)
+        found = why_updates_apart(kernel, chosen, attempt.graph, device, how)
+        return {Candidate(self.name, update): verdict for update, verdict in found.items()}
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (verdict.producer,)
 
 
 def updates(kernel: Kernel) -> tuple[Statement, ...]:
@@ -49,7 +70,7 @@ def without_updates(kernel: Kernel) -> Kernel:
 def why_updates_apart(
     kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device: Device, given: Given
 ) -> dict[str, Verdict]:
-    """By name of refusal, why updates in a product's kernel are better off in kernels of their own, once it was `chosen` how to
+    """By their results, why updates in a product's kernel are better off in kernels of their own, once it was `chosen` how to
     make it with them. Estimates decide: nothing has measured the product without them."""
     found = updates(kernel)
     if not found:
@@ -76,4 +97,4 @@ def why_updates_apart(
 
 
 def _of_each(found: Iterable[Statement], why: Verdict) -> dict[str, Verdict]:
-    return {refusal_of(s.outs[0]): replace(why, consumer=s.outs[0]) for s in found}
+    return {s.outs[0]: replace(why, consumer=s.outs[0]) for s in found}

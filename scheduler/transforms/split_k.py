@@ -8,7 +8,7 @@ reduction adds the parts up, with the epilogue. Two launches, and always the sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.ir import index as ix
@@ -18,15 +18,80 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.sizes import Sizes
-from kgen.ir.values import Value
+from kgen.scheduler.analysis.items import finished
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
+from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
+from kgen.tuning.answer import place
 
 # Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
 # tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.
 TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
-# Parts begin where the copy engine may begin, and whole tiles of any template end.
+# Parts of a sum begin at multiples of so many terms: rows of 128 bytes, as TMA loads them, of 16-bit numbers.
 ROUND = 64
+
+
+SPLIT_K = "split-K"
+# The role of a contraction that is a piece of another one (output split): its sum stays whole.
+PIECE = "piece"
+
+
+def parts_by_result(decisions: Decisions) -> dict[str, int]:
+    """Into how many parts the sums of contractions are split; 1: they were asked, and stay whole."""
+    return decisions.settled(SPLIT_K, int)
+
+
+class SplitK(Transform):
+    """Splits long sums of few tiles into parts."""
+
+    name = SPLIT_K
+
+    def apply(self, draft: Draft) -> None:
+        wanted = {out: parts for out, parts in parts_by_result(draft.decisions).items() if parts > 1}
+        if wanted:
+            draft.nodes = [one for node in draft.nodes for one in _split(draft, node, wanted)]
+
+    def settle(self, attempt: Attempt) -> Changes:
+        """Contractions that were not asked yet, where some are worth splitting."""
+        found = {Candidate(self.name, out): parts for out, parts in _best_parts(attempt)}
+        return Changes(found) if any(parts > 1 for parts in found.values()) else Changes()
+
+
+def _split(draft: Draft, node: ir.Node, wanted: Mapping[str, int]) -> Sequence[ir.Node]:
+    if not ir.is_contraction(node) or node.vendor is not None or node.out not in wanted:
+        return (node,)
+    partial, joining = cut(draft.graph, node, wanted[node.out])
+    make_accumulators(draft.graph, partial)
+    draft.measured_as[partial.out] = node.out
+    draft.without_library.add(partial.out)
+    draft.asked.add(partial.out)
+    return (partial, *joining)
+
+
+def _best_parts(attempt: Attempt) -> Iterator[tuple[str, int]]:
+    plan, options = attempt.plan, attempt.options
+    sizes, known = Sizes(plan.graph.size_hints), parts_by_result(attempt.decisions)
+    for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
+        out = product_of(kernel)
+        device = options.device(plan.graph, out)
+        whole = out not in known and out not in attempt.draft.measured_as and whole_of(plan.graph, out) == out
+        if not whole or not may_cut(kernel, sizes, device):
+            continue
+        takers = problems(kernel, plan.graph, device, None)[0]
+        answer = attempt.answers.get(out, {}).get(place({}))
+        if options.only is not None:
+            yield out, options.only.parts
+        elif options.stable:  # a rule of the sizes and the machine
+            yield out, next(iter(possible_parts(takers, kernel)), 1)
+        else:
+            yield out, parts_of(takers, kernel) if answer is None else answer.parts
+
+
+def whole_of(graph: ir.Graph, name: str) -> str:
+    """The contraction of which a buffer is a piece, or the buffer."""
+    return ir.source_in(graph, name, PIECE) or name
 
 
 def partial_of(graph: ir.Graph, out: str) -> str:
@@ -109,12 +174,3 @@ def unrolled(loops: Sequence[Var], at: Expr) -> dict[Atom, Expr]:
         place[loop] = ix.mod(at, loop.extent) if len(place) < len(loops) - 1 else at
         at = ix.floordiv(at, loop.extent)
     return place
-
-
-def finished(node: ir.Contraction, value: Value) -> Value:
-    """The sum with its scale and its addend, rounded where that was asked for."""
-    if node.scale is not None:
-        value = vs.call("mul", value, vs.cast(node.scale, value.dtype))
-    if node.addend is not None:
-        value = vs.call("add", value, vs.cast(node.addend, value.dtype))
-    return value if node.rounded is None else vs.cast(value, node.rounded)

@@ -16,9 +16,11 @@ from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.plan import Kernel, Statement, Tiling
+from kgen.ir.plan import Kernel, Statement, Step, Tiling
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.memory import reads
+from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.tiling.loops import unflattened
 from kgen.scheduler.tiling.tiles import Gpu, choose_tiles
 
@@ -26,6 +28,25 @@ from kgen.scheduler.tiling.tiles import Gpu, choose_tiles
 MIN_CHUNK = 4096
 # Warps that a processor runs at once: with so many, some load at any time.
 WARPS = 64
+
+
+class SplitReduction(Transform):
+    """Shares few long rows of a kernel among the programs of a GPU."""
+
+    name = "split reduction"
+
+    def form(self, steps: list[Step], forming: Forming) -> list[Step]:
+        """What adds partial sums has had its share of that."""
+        kernels = (step for step in steps if isinstance(step, Kernel))
+        partial = {o for step in kernels for s in step.statements if s.kind == "column" for o in s.outs}
+        graph, gpu = forming.draft.graph, forming.draft.options.gpu
+        out: list[Step] = []
+        for step in steps:
+            if isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
+                out += split_reduction(step, graph, forming.sizes, gpu)
+            else:
+                out.append(step)
+        return out
 
 
 def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Iterable[Kernel]:

@@ -12,7 +12,7 @@ normalizer calculation for softmax", 2018). Means and squared deviations join by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,33 +21,76 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
-from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement
+from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index, Value
+from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
+from kgen.scheduler.selection.choose import part_blocks, product_of
 from kgen.scheduler.transforms.gather_reduction import checked, with_picks
+from kgen.scheduler.transforms.offered import offered_for_rows
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
 from kgen.verdict import Outcome, Reason, Verdict
 
-# Points of a part until a template's tile says how many.
-PROVISIONAL = 128
-# Elementary operations of a value that is worth computing again to know it tile by tile.
-UNFOLDED = 100
+TILE_PARTIALS, FULL_ROWS = "tile partials", "full-row tiles"
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What earlier attempts at a schedule found out about reductions, by the first buffer of their parts: how many points a
-    part has, which is for a template's tile to say, and which reductions have to stay apart from their product; and about
-    products, by their results: into how many parts their own sums are cut. `demanded` are operators that the user wants to see
-    fused. `rows` are products whose tiles may hold whole rows (full-row tiles), `twice` those that are computed twice
-    (recompute), `copies` says of which operands products read copies (operand padding)."""
+    """What earlier attempts found out about reductions on tiles. By the first buffer of their parts: how many points a part has
+    (`blocks`), which is for a template's tile to say, and which reductions have to stay `apart` from their contraction.
+    `demanded` are operators that the user wants to see fused, `rows` are contractions whose tiles may hold
+    whole rows, and `capabilities` those of the registered templates."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     demanded: frozenset[str] = frozenset()
-    cuts: Mapping[str, int] = field(default_factory=dict)
     rows: frozenset[str] = frozenset()
-    twice: frozenset[str] = frozenset()
-    copies: Mapping[str, str] = field(default_factory=dict)
+    capabilities: Capabilities = field(default_factory=Capabilities, compare=False)
+
+
+def tiles_of(draft: Draft) -> Tiles:
+    """What was decided about reductions on tiles so far."""
+    decisions, options = draft.decisions, draft.options
+    demanded = frozenset(name for d in options.demands if d.wanted for name in (d.producer, d.consumer))
+    rows = offered_for_rows(draft.graph, options) - decisions.refused(FULL_ROWS).keys()
+    apart = frozenset(decisions.refused(TILE_PARTIALS))
+    capabilities = options.capabilities(draft.graph)
+    return Tiles(decisions.settled(TILE_PARTIALS, int), apart, demanded, rows, capabilities)
+
+
+class TilePartials(Transform):
+    """Reduces the tiles of contractions in their kernels, and joins the parts in a kernel of their own."""
+
+    name = TILE_PARTIALS
+
+    def apply(self, draft: Draft) -> None:
+        if draft.taken:
+            draft.nodes = tile_reductions(draft.graph, draft.nodes, tiles_of(draft))
+
+    def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        return {Candidate(self.name, part): verdict for part, verdict in alone(attempt.plan).items()}
+
+    def settle(self, attempt: Attempt) -> Changes:
+        """Points of the parts into which the chosen tiles cut what contractions reduce, where that was not known."""
+        found: dict[Candidate, Hashable] = {}
+        for kernel in (one for step in attempt.plan.kernels for one in members(step)):
+            if any(s.block == 0 for s in partials(kernel)):
+                device = attempt.options.device(attempt.graph, product_of(kernel))
+                blocks = part_blocks(kernel, attempt.graph, device)
+                found |= {Candidate(self.name, part): block for part, block in blocks.items()}
+        return Changes(found)
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        """Where no template takes the kernel with the reductions on its tiles, these are rejected."""
+        if isinstance(chosen, Kernel) or chosen.reason is not Reason.NO_TEMPLATE:
+            return {}
+        out = product_of(kernel)
+        return {
+            Candidate(self.name, s.outs[0]): Verdict(
+                out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail
+            ) for s in partials(kernel)
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +160,11 @@ def _refusal(plan: Schedule, name: str) -> Verdict:
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
-    each = Search(graph, tiles, nodes).traced
+    search = Search(graph, tiles, nodes)
+    each = search.traced
     while True:  # to pick an element of what lies in memory is better left to who needs it
         picked = with_picks(graph, nodes, frozenset(each))
-        search = Search(graph, tiles, picked.nodes)
+        search = Search(graph, tiles, picked.nodes) if picked.columns else search
         stored = {name for name, traced in each.items() if traced.product in search.stored}
         if not stored:
             break
@@ -153,7 +197,7 @@ class Search:
         self.stored |= {traced.product for name, traced in self.traced.items() if name in kept}
 
     def visit(self, node: ir.Node) -> None:
-        if isinstance(node, ir.Contraction) and node.vendor is None:
+        if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
         reads = ir.reads(node)
@@ -212,10 +256,10 @@ class Search:
     # ---- one reduction ----------------------------------------------------------------------------------------------
 
     def _site(self, node: ir.Reduction) -> Site | None:
-        value = self._unfolded(node.value, frozenset(node.rvars))
+        value, capabilities = self._unfolded(node, node.value), self.tiles.capabilities
         place = self._place(value)
         parts = parts_of(self.graph, node)
-        if place is None or parts[0] in self.tiles.apart:
+        if place is None or parts[0] in self.tiles.apart or not capabilities.may(place[0], Request(reduction=node.op)):
             return None
         product, index = place
         if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
@@ -224,7 +268,7 @@ class Search:
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
         if not loops or (rest and node.op in ("argmax", "argmin")):
             return None
-        block = self.tiles.blocks.get(parts[0], PROVISIONAL)
+        block = self.tiles.blocks.get(parts[0]) or capabilities.tile(product)
         site = Site(node, product, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
         return site if self._free(value, product) else self._rescaled(site)
 
@@ -243,21 +287,24 @@ class Search:
                 return loops
         return ()
 
-    def _unfolded(self, value: Value, loops: frozenset[Var]) -> Value:
+    def _unfolded(self, node: ir.Reduction, value: Value) -> Value:
         """The value with elements that wait for a reduction computed again, as far as that reduction may have been one of
-        tiles: a softmax stores its exponentials before it sums them."""
+        tiles, and templates compute as much again: a softmax stores its exponentials before it sums them."""
 
         def again(load: Value) -> Value | None:
             source = self.made.get(load.attr[0])
             if source is None or not self.after.get(load.attr[0]) or load.args or source.out in self.traced:
                 return None
-            if not any(v in ix.free_atoms(e) for v in loops for e in load.attr[1]):
+            if not any(v in ix.free_atoms(e) for v in node.rvars for e in load.attr[1]):
                 return None
             mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
-            return self._unfolded(vs.substitute(source.value, mapping), loops)
+            return self._unfolded(node, vs.substitute(source.value, mapping))
 
         [unfolded] = vs.replace_loads([value], again)
-        return unfolded if vs.total_cost([unfolded]) <= UNFOLDED else value
+        if unfolded is value:
+            return value
+        again_cost = Request(epilogue_cost=vs.total_cost([unfolded]))
+        return unfolded if self.tiles.capabilities.may(node.outs[0], again_cost) else value
 
     def _free(self, value: Value, product: str) -> bool:
         """Whether nothing that the value reads waits for a reduction of the product."""

@@ -142,7 +142,7 @@ class Computation:
             errors.append(size * self._unit_of_sum(member) + rounded)
         exact = tree_leaves(self._finish(sums, around))
         bounds = [torch.zeros_like(x) for x in exact]
-        for signs in self._signs(errors):
+        for signs in self._signs(sums):
             moved = self._finish([c + e * s for c, e, s in zip(sums, errors, signs, strict=True)], around)
             for bound, one, value in zip(bounds, tree_leaves(moved), exact, strict=True):
                 torch.maximum(bound, (one - value).abs(), out=bound)
@@ -165,20 +165,21 @@ class Computation:
             return 0.0
         return 2 * UNIT.get(dtype, UNIT[torch.bfloat16])
 
-    def _signs(self, errors: Sequence[torch.Tensor]) -> list[list[Any]]:
-        first = errors[0]
+    def _signs(self, sums: Sequence[torch.Tensor]) -> list[list[Any]]:
+        first = sums[0]
         generator = torch.Generator(first.device).manual_seed(self.problem.seed)
 
         def random() -> list[torch.Tensor]:
-            return [torch.randint(0, 2, e.shape, generator=generator, device=e.device) * 2.0 - 1 for e in errors]
+            return [torch.randint(0, 2, c.shape, generator=generator, device=c.device) * 2.0 - 1 for c in sums]
 
-        ones = [1.0 for _ in errors]
-        return [ones, [-1.0] * len(ones), [(-1.0) ** k for k in range(len(ones))], random()]
+        ones = [1.0 for _ in sums]
+        smaller = [[-c.sign() for c in sums]] if self.problem.tf32 else []  # digits are cut off: sums of squares shrink
+        return [ones, [-1.0] * len(ones), [(-1.0) ** k for k in range(len(ones))], random(), *smaller]
 
     def norm_limit(self) -> float:
         if self.problem.tf32:
             return TF32_NORM_LIMIT
-        kinds = [s.dtype for s in self.specs if s.dtype in UNIT]
+        kinds = [kind for kind in (self.problem.torch_dtype, *(s.dtype for s in self.specs)) if kind in UNIT]
         kinds.append(torch.bfloat16 if self.problem.kind == "scaled mm" else torch.float32)
         return max(NORM_LIMIT[kind] for kind in kinds)
 

@@ -1,7 +1,7 @@
 """Right operands that are the same at each call: packed once into the words that the engine's main loop reads, in its order.
 
 `templates/cpp/include/kgen/pack.h` has the layout (`pack_column`), which depends on the instruction set: a kernel and the
-function that packs for it are compiled together. Here are the rule by which it pays, and the text of that function.
+function that packs for it are compiled together. Here is the rule by which it pays; `kernels/packing.py` writes the function.
 
 What it weighs, as measured on an AMD Zen 5 with AVX-512 and its bfloat16 products (4096 columns of 4096, float32 and bfloat16):
 
@@ -18,10 +18,9 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir.plan import Packing
-from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.problem import Device, Problem
 
-__all__ = ["in_tiles", "packing_of", "render_packing", "why_not"]
+__all__ = ["in_tiles", "packing_of", "why_not"]
 
 # Rows above which packing at each call is little beside the products. Up to so many, columns are as well read where they lie:
 # of any numbers, of those that packing widens, and of those that AMX multiplies.
@@ -78,28 +77,6 @@ def packing_of(problem: Problem, name: str, number: int) -> Packing:
     count = batches[0] * -(-n // COLUMNS) * COLUMNS * -(-words // DEPTH) * DEPTH
     steps = (batches[1], strides[0], strides[1])
     return Packing("", one.load.attr[0], offset, (batches[0], n, k), steps, problem.main_dtype, dtype, count)
-
-
-def render_packing(packing: Packing, kind: torch.dtype, symbol: str) -> str:
-    """The C++ function that packs a source of type `kind`; its pointers are the source and the array."""
-    batches, n, k = packing.lengths
-    steps = " + ".join((f"b * {packing.strides[0]}", str(packing.offset)))
-    source, other = CPP_TYPES[kind].storage, CPP_TYPES[packing.other].storage
-    room = packing.count * packing.dtype.itemsize
-    return "\n".join(
-        (
-            f"KGEN_PRODUCT({other}, {source})",
-            f'extern "C" int {symbol}(void** ptrs, const int64_t*, int threads) {{',
-            f"  static_assert({batches} * packed_bytes<{other}, {source}>({n}, {k}) <= {room});",
-            f"  const auto* const from = static_cast<const {source}*>(ptrs[0]);",
-            "  const auto columns = [&](int64_t b) {",
-            f"    return Strided<{source}>{{from + {steps}, {packing.strides[1]}, {packing.strides[2]}}};",
-            "  };",
-            f"  pack_columns<{other}>(threads, {batches}, {n}, {k}, columns, ptrs[1]);",
-            "  return 0;",
-            "}",
-        )
-    )
 
 
 def _rows(problem: Problem, name: str) -> str:

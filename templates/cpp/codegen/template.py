@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kgen.build.unit import Rendered
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
+from kgen.templates.cpp.codegen.engine import declaration, objects
 from kgen.templates.cpp.codegen.epilogue_loops import Parameters
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile import Slots
@@ -15,15 +16,27 @@ from kgen.templates.cpp.kernels.loops import source_lines
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean
 
+# Where the function's head comes, which is known last.
+OPENING = "\0opening\0"
+
 
 def render_template(problems: Sequence[Problem], config: Config, name: str) -> Rendered:
-    """The function of a problem, or of several that share an operand. It is rendered twice: only its slots know which pointers
-    and sizes it needs."""
+    """The function of a problem, or of several that share an operand."""
     parameters = Parameters()
-    _text(name, problems, config, parameters)
-    text = _text(name, problems, config, parameters)
+    fillers = [Slots(problem, config, parameters) for problem in problems]
+    function = _Function(name, fillers)
+    text = sl.render(fillers, function, _facts, "").replace(OPENING, function.opening())
+    linked = _linked(problems[0])
+    text = f"{declaration(*linked)}\n{text}" if linked else text
     names = frozenset(parameters.made_names | set(parameters.sizes) | {f"p_{clean(b)}" for b in parameters.pointers})
-    return Rendered(text, tuple(parameters.pointers), tuple(parameters.sizes), names)
+    return Rendered(
+        text, tuple(parameters.pointers), tuple(parameters.sizes), names, objects=objects(*linked) if linked else ()
+    )
+
+
+def _linked(problem: Problem) -> tuple[str, ...]:
+    """The two types whose loops the kernel links, if its author says that it does."""
+    return tuple(CPP_TYPES[kind].storage for kind in problem.template.author.multiplies(problem) or ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +47,10 @@ class _Function:
     fillers: Sequence[Slots]
 
     def __call__(self) -> str:
+        return OPENING
+
+    def opening(self) -> str:
+        """The function's head. Which pointers and sizes it has is known when its slots are filled."""
         first = self.fillers[0]
         problem, parameters = first.problem, first.parameters
         lines = [f"// {line}" for filler in self.fillers for line in source_lines(filler.problem.kernel.origins)]
@@ -48,11 +65,6 @@ class _Function:
 
     def end(self) -> str:
         return f"  return {'failed.raised' if self.fillers[0].parameters.checks else '0'};\n}}"
-
-
-def _text(name: str, problems: Sequence[Problem], config: Config, parameters: Parameters) -> str:
-    fillers = [Slots(problem, config, parameters) for problem in problems]
-    return sl.render(fillers, _Function(name, fillers), _facts, "")
 
 
 def _facts(problem: Problem, operand: str) -> dict[str, object]:

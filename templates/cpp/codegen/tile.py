@@ -20,6 +20,7 @@ from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import walks_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
+from kgen.templates.slots import OperandSlot, ResultSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
@@ -36,6 +37,12 @@ class Slots:
 
     def __post_init__(self) -> None:
         self.nests = Nests(self.problem, self.config, self.parameters)
+
+    def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
+        return OperandSlot(name, self, facts, count, 0, sums)
+
+    def result_slot(self, name: str) -> ResultSlot:
+        return ResultSlot(name, self)
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
@@ -90,15 +97,25 @@ class Slots:
         return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
 
     def _along(self, one: Input, own: str) -> str:
-        """The axis along which most of the operand's memory is contiguous: neighbours in a vector."""
-        weights = dict.fromkeys(one.axes, 0)
-        for load in vs.loads([one.value]):
-            for axis in one.axes:
-                loops = one.loops[axis]
-                if loops and ix.stride_of(load.attr[1][0], loops[-1]) == 1:
-                    weights[axis] += load.attr[2].itemsize
+        """The axis along which most of the operand's memory is contiguous: neighbours in a vector. Arrays of one axis, such as
+        weights, do not count: they are contiguous along it, and read once a row along the other one. An axis that fills less
+        than half a vector is none for vectors."""
         summed = self.problem.sides(one.name)[1]
+        if self._is_short(own) != self._is_short(summed):
+            return summed if self._is_short(own) else own
+        weights = {own: 0, summed: 0}
+        for load in vs.loads([one.value]):
+            place = load.attr[1][0]
+            for axis, other in ((own, summed), (summed, own)):
+                loops = one.loops[axis]
+                varies = not load.variables().isdisjoint(one.loops[other])
+                if varies and loops and ix.stride_of(place, loops[-1]) == 1:
+                    weights[axis] += load.attr[2].itemsize
         return own if weights[own] > weights[summed] else summed
+
+    def _is_short(self, axis: str) -> bool:
+        extent = self.problem.extent(axis).as_int()
+        return extent is not None and 2 * extent < self.problem.device.lanes
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
         """A function that computes a block of the operand."""

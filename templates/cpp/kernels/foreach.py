@@ -1,64 +1,89 @@
-"""A batch of loops over points as one C++ function: fills the slots of the `foreach` template."""
+"""A batch of loops over points as one C++ function: the template for multi-tensor kernels, and what fills its slots."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
+from kgen.build.unit import Rendered
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Atom, Expr, Size
-from kgen.ir.plan import Batch, Nest
 from kgen.ir.sizes import Sizes
+from kgen.templates.contract import Config, template
 from kgen.templates.cpp.codegen.emit import Emitter
 from kgen.templates.cpp.codegen.expression import IndexText
-from kgen.templates.cpp.kernels.loops import FOLDER, WAKE, CppKernel, point_slots, pointer_slots, source_lines
+from kgen.templates.cpp.kernels.loops import (
+    WAKE,
+    FunctionHead,
+    loops_line,
+    outer_loops,
+    point_cost,
+    pointers_of,
+    read_pointers,
+    source_lines,
+    task_loops,
+    with_prefetches,
+)
 from kgen.templates.form import Form, form_of
-from kgen.templates.render import render
+from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
+from kgen.templates.loop_slots import CppForm, CppForms, lines, render_slots
 
 
-def render_batch(batch: Batch, nests: list[Nest], graph: ir.Graph, name: str) -> CppKernel:
-    """The C++ function of a batch; `nests` are its members' loops. Each form among them is one body, and each member a row of a
-    table: its form, its pointers, its tasks and its sizes."""
+@template(implements=loops("multi_tensor"), device="cpu", source="foreach.cpp.jinja", name="cpp_multi_tensor")
+class MultiTensor(LoopKernel):
+    """Threads share the tasks of many independent loops over points."""
+
+
+def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
+    """The C++ function of a batch. Each form among its members' loops is one body, and each member a row of a table: its form,
+    its pointers, its tasks and its sizes."""
+    graph = problem.graph
     bodies: dict[Hashable, _Body] = {}
     members: list[tuple[_Body, Form]] = []
-    for nest in nests:
+    for nest in problem.nests:
         form = form_of(nest, graph)
         if form.key not in bodies:
             bodies[form.key] = _body(form, graph, len(bodies))
         members.append((bodies[form.key], form))
     table = _Table(graph)
-    rows = [table.row(body, form) for body, form in members]
-    slots = SimpleNamespace(name=name, pointers=[], lanes=1, grain=WAKE, rows=rows, constant=not table.symbols)
-    slots.comments = [f"independent loops: {len(members)}, bodies: {len(bodies)}", *source_lines(batch.origins)]
-    slots.sizes = list(table.symbols)
-    slots.checks = any(body.emitter.includes_check for body in bodies.values())
-    slots.forms = [body.slots for body in bodies.values()]
-    slots.width = max(1, *(len(body.emitter.sizes) for body in bodies.values()))
+    rows = tuple(table.row(body, form) for body, form in members)
+    comments = (f"independent loops: {len(members)}, bodies: {len(bodies)}", *source_lines(problem.origins))
+    checks = any(body.emitter.includes_check for body in bodies.values())
+    head = FunctionHead(name, comments, (), tuple(table.symbols), 1, checks)
+    width = max(1, *(len(body.emitter.sizes) for body in bodies.values()))
+    slots = CppForms(head, tuple(body.slot for body in bodies.values()), rows, width, not table.symbols, WAKE)
+    text = render_slots(template.source, "cpu", slots, config, problem)
     names = frozenset(n for body in bodies.values() for n in body.emitter.made_names) | set(table.symbols)
-    return CppKernel(name, render(FOLDER, "foreach.cpp.jinja", k=slots), tuple(table.pointers), tuple(table.symbols), names)
+    return Rendered(text, tuple(table.pointers), tuple(table.symbols), names)
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The text of one form, rendered for the first member that has it."""
+    """The text of one form, rendered for the first member that has it, with its number of tasks and the cost of a point."""
 
-    number: int
     form: Form
     emitter: Emitter
-    slots: SimpleNamespace
+    slot: CppForm
+    task_count: Expr
+    point_cost: int
 
 
 def _body(form: Form, graph: ir.Graph, number: int) -> _Body:
-    sizes = Sizes(graph.size_hints)
+    """A flat body has a task for each vector."""
+    sizes, nest = Sizes(graph.size_hints), form.nest
     hints = {symbol: sizes.of(expr) for symbol, expr in form.sizes.items()}
-    emitter = Emitter(form.nest, graph)
-    slots = point_slots(form.nest, emitter, Sizes({**graph.size_hints, **hints}))
-    slots.name, slots.number = f"form{number}", number
-    slots.pointers = pointer_slots(emitter)
-    slots.sizes = list(emitter.sizes)
-    return _Body(number, form, emitter, slots)
+    emitter = Emitter(nest, graph)
+    body, _ = emitter.run()
+    known = Sizes({**graph.size_hints, **hints})
+    outer = outer_loops(nest, known)
+    tasks, body = with_prefetches(task_loops(outer, nest, emitter, known), body, [], nest, emitter, known)
+    parameters = read_pointers(pointers_of(emitter))
+    parameters += [f"const int64_t {size} = sizes[{k}];" for k, size in enumerate(emitter.sizes)]
+    slot = CppForm(number, f"form{number}", loops_line(nest), lines(parameters), nest.lanes, tasks, lines(body))
+    if not outer.flat or nest.vector is None:
+        return _Body(form, emitter, slot, outer.count, point_cost(nest))
+    return _Body(form, emitter, slot, ix.ceildiv(nest.vector.extent, nest.lanes), point_cost(nest))
 
 
 class _Table:
@@ -76,11 +101,11 @@ class _Table:
         # equal forms number their symbols alike, so the body's symbols are this member's as well
         values = {symbol.name: expr for symbol, expr in form.sizes.items()}
         actual: dict[Atom, Expr] = {symbol: form.sizes[symbol] for symbol in form.sizes}
-        tasks = ix.substitute(body.slots.task_count, actual, {})
+        tasks = ix.substitute(body.task_count, actual, {})
         points = self.sizes.of(ix.substitute(ix.product(v.extent for v in form.nest.kernel.outer), actual, {}))
-        weight = max(1, points * body.slots.point_cost // max(1, self.sizes.of(tasks)))
+        weight = max(1, points * body.point_cost // max(1, self.sizes.of(tasks)))
         numbers = [values.get(name, ix.size(name).expr()) for name in body.emitter.sizes]
-        return f"{{{body.number}, {first}, {self._text(tasks)}, {weight}, {{{', '.join(map(self._text, numbers))}}}}}"
+        return f"{{{body.slot.number}, {first}, {self._text(tasks)}, {weight}, {{{', '.join(map(self._text, numbers))}}}}}"
 
     def _text(self, expr: Expr) -> str:
         self.symbols |= dict.fromkeys(a.name for a in sorted(ix.free_atoms(expr), key=lambda a: a.order) if isinstance(a, Size))

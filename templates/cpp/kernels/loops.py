@@ -1,25 +1,41 @@
-"""From a loop nest to C++ text: fills the slots of the `pointwise`, `reduction` and `scan` templates."""
+"""Loop kernels in C++: the templates for points, rows, scans and rows with column sums, and what fills their slots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
 
+from kgen.build.unit import Rendered
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
-from kgen.ir.plan import TILE, Kernel, Nest, Statement
+from kgen.ir.plan import TILE, Nest, Statement
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import total_cost
+from kgen.templates.contract import Config, knob, template
+from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from kgen.templates.cpp.codegen.emit import STRIP, Emitter, Section
 from kgen.templates.cpp.codegen.prefetch import pointed_prefetches, prefetches, run_prefetches
 from kgen.templates.cpp.codegen.table import CPP_TYPES
-from kgen.templates.render import clean, render
-
-FOLDER = Path(__file__).parent
+from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
+from kgen.templates.loop_slots import (
+    CppPoints,
+    CppRows,
+    CppScans,
+    OneStep,
+    RowSplit,
+    ScanSplit,
+    SectionSlot,
+    ShareSlot,
+    Tasks,
+    TileLoop,
+    TurnedSlot,
+    VectorLoop,
+    lines,
+    render_slots,
+)
+from kgen.templates.render import clean
 
 # Waking a thread costs some microseconds: a share of work below this many elementary operations is not worth one.
 WAKE = 131072
@@ -31,102 +47,174 @@ SPLIT_ROW = 16384
 SUM_BLOCK = 256
 
 
-@dataclass(frozen=True, slots=True)
-class CppKernel:
-    """Rendered text and the calling convention: buffers in pointer order, size symbols in integer order. `names` are the
-    identifiers that the text made up."""
+class _Lanes(LoopKernel):
+    """Fewer lanes are narrower vectors: less is loaded ahead, and short loops have less of a tail."""
 
-    name: str
-    text: str
-    buffers: tuple[str, ...]
-    sizes: tuple[str, ...]
-    names: frozenset[str]
+    LANES = knob(4, 8, 16, 32)
 
 
-def render_kernel(nest: Nest, graph: ir.Graph, name: str) -> CppKernel:
-    """The C++ function of one loop nest."""
-    sizes = Sizes(graph.size_hints)
+@template(implements=loops("pointwise"), device="cpu", source="pointwise.cpp.jinja", name="cpp_pointwise")
+class Pointwise(_Lanes):
+    """Threads share independent points; LANES of them make a vector."""
+
+
+@template(implements=loops("reduction"), device="cpu", source="reduction.cpp.jinja", name="cpp_reduction")
+class Reduction(_Lanes):
+    """Threads share rows, or each row where these are few and long."""
+
+
+@template(implements=loops("scan"), device="cpu", source="scan.cpp.jinja", name="cpp_scan")
+class Scan(_Lanes):
+    """Threads share rows to scan, or each row where these are few and long."""
+
+
+@template(implements=loops("column_reduction"), device="cpu", source="reduction.cpp.jinja", name="cpp_columns")
+class ColumnReduction(_Lanes):
+    """Threads share sets of rows; each set has sums of its own for all columns."""
+
+
+def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
+    """The C++ function of one loop nest. A general one has its constant offsets as arguments."""
+    under = problem.under(config)
+    [nest] = under.nests
+    general, offsets = with_offsets_as_sizes(nest)
+
+    def by_offset(name: str) -> Rendered:
+        made = _render_nest(replace(under, nests=(general,)), template, config, name)
+        return replace(made, sizes=tuple(offsets.get(str(size), size) for size in made.sizes))
+
+    made = _render_nest(under, template, config, name)
+    return replace(made, general=by_offset if offsets else None)
+
+
+def _render_nest(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
+    [nest], graph = problem.nests, problem.graph
     emitter = Emitter(nest, graph)
-    body, sections = emitter.run()
-    split = _splits(nest, sections, sizes)
-    slots = _slots(nest, emitter, body, sections, sizes, split)
-    slots.name = name
-    slots.scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if _splits_scan(nest, sections, sizes) else None
-    slots.comments = _comments(nest)
-    slots.pointers = pointer_slots(emitter)
-    slots.sizes = list(emitter.sizes)
-    slots.checks = emitter.includes_check
-    text = render(FOLDER, _template(nest.kernel), k=slots)
+    slots = _slots(problem.kind, name, nest, emitter, graph)
+    text = render_slots(template.source, "cpu", slots, config, problem)
     parts = {f"parts_{n}" for n in (*emitter.accumulators, *emitter.runnings)}
     names = emitter.made_names | parts | {f"whole_{n}" for n in emitter.accumulators} | set(emitter.sizes)
-    return CppKernel(name, text, tuple(emitter.pointers), tuple(emitter.sizes), frozenset(names))
+    return Rendered(text, tuple(emitter.pointers), tuple(emitter.sizes), frozenset(names))
 
 
-def pointer_slots(emitter: Emitter) -> list[SimpleNamespace]:
-    types = {b: CPP_TYPES[emitter.graph.buffers[b].dtype].storage for b in emitter.pointers}
-    return [SimpleNamespace(name=f"p_{clean(b)}", type=kind) for b, kind in types.items()]
+def _slots(kind: str, name: str, nest: Nest, emitter: Emitter, graph: ir.Graph) -> CppPoints:
+    """What a nest's template asks for. The head comes last: only the other slots know which pointers and sizes they need."""
+    sizes = Sizes(graph.size_hints)
+    body, sections = emitter.run()
+    outer = outer_loops(nest, sizes)
+    split, splits_scan = _splits(nest, sections, sizes), _splits_scan(nest, sections, sizes)
+    tasks = task_loops(outer, nest, emitter, sizes)
+    share = None if nest.kernel.share is None else _share_slot(nest, emitter, sizes, outer, tasks.grain)
+    rows = _row_buffers(nest, emitter)
+    tasks, body = with_prefetches(tasks, body, sections, nest, emitter, sizes)
+    walks = tuple(_section_slot(s, nest, _Text(emitter)) for s in sections)
+    row_split = _split_slot(sections[0], nest, emitter) if split else None
+    scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if splits_scan else None
+    head = FunctionHead(name, _comments(nest), pointers_of(emitter), tuple(emitter.sizes), nest.lanes, emitter.includes_check)
+    if kind == "pointwise":
+        return CppPoints(head, tasks, lines(body))
+    step = _one_step(nest) if nest.one_step else None
+    found = (head, tasks, lines(body), walks, lines(rows), nest.vertical, row_split, share, step)
+    return CppScans(*found, scan_split) if kind == "scan" else CppRows(*found)
 
 
-def point_slots(nest: Nest, emitter: Emitter, sizes: Sizes) -> SimpleNamespace:
-    """What a nest without inner loops fills in, to be run from one task to another. A flat one has a task for each vector."""
-    body, _ = emitter.run()
-    slots = _slots(nest, emitter, body, [], sizes, False)
-    if slots.flat:
-        assert nest.vector is not None
-        slots.task_count = ix.ceildiv(nest.vector.extent, nest.lanes)
-    slots.point_cost = _point_cost(nest)
-    slots.loops = loops_line(nest)
-    return slots
+@dataclass(frozen=True, slots=True)
+class FunctionHead:
+    """Opens and closes a C++ function. `pointers` are names and element types, `checks`: it can find an index out of range."""
+
+    name: str
+    comments: tuple[str, ...]
+    pointers: tuple[tuple[str, str], ...]
+    sizes: tuple[str, ...]
+    lanes: int
+    checks: bool
+
+    def __call__(self) -> str:
+        comments = [f"// {line}" for line in self.comments]
+        opened = f'extern "C" int {self.name}(void** ptrs, const int64_t* ints, int threads) {{'
+        sizes = [f"  const int64_t {name} = ints[{k}];" for k, name in enumerate(self.sizes)]
+        lanes = [f"  constexpr int L = {self.lanes};"] if self.lanes > 1 else []
+        checks = ["  Flag failed;"] if self.checks else []
+        return lines([*comments, opened, *read_pointers(self.pointers, "  "), *sizes, *lanes, *checks])
+
+    def end(self) -> str:
+        """The text that closes the function."""
+        return f"  return {'failed.raised' if self.checks else '0'};\n}}"
 
 
-def _template(kernel: Kernel) -> str:
-    if any(s.kind == "scan" and s.inner for s in kernel.statements):
-        return "scan.cpp.jinja"
-    return "reduction.cpp.jinja" if kernel.inner else "pointwise.cpp.jinja"
+def read_pointers(pointers: Iterable[tuple[str, str]], indent: str = "") -> list[str]:
+    """Statements that read typed pointers from `ptrs`."""
+    return [f"{indent}{kind}* const {name} = static_cast<{kind}*>(ptrs[{k}]);" for k, (name, kind) in enumerate(pointers)]
 
 
-def _slots(
-    nest: Nest, emitter: Emitter, body: list[str], sections: list[Section], sizes: Sizes, split: bool
-) -> SimpleNamespace:
-    """Everything a template asks for."""
+def pointers_of(emitter: Emitter) -> tuple[tuple[str, str], ...]:
+    """The names and element types of what a kernel reads and writes."""
+    return tuple((f"p_{clean(b)}", CPP_TYPES[emitter.graph.buffers[b].dtype].storage) for b in emitter.pointers)
+
+
+@dataclass(frozen=True, slots=True)
+class OuterLoops:
+    """The loops whose points threads share: `digits` of a task's number, outermost first, and what they count to. A vector loop
+    outside of rows is cut into blocks of `block` points, unless it is short."""
+
+    flat: bool
+    digits: tuple[tuple[str, Expr], ...]
+    count: Expr
+    block: int | None
+
+
+def outer_loops(nest: Nest, sizes: Sizes) -> OuterLoops:
+    """The loops outside of rows, and how a vector loop and a tiled one among them are cut."""
     loops = [v for v in nest.kernel.outer if v is not nest.vector and v is not nest.tile]
-    vector_outer = nest.vertical
-    flat = vector_outer and not loops and not nest.kernel.inner and nest.tile is None
-    text = _Text(emitter)
-    blocks, block = _blocks(nest, sizes) if vector_outer and not flat else (ix.ONE, None)
+    flat = nest.vertical and not loops and not nest.kernel.inner and nest.tile is None
+    blocks, block = _blocks(nest, sizes) if nest.vertical and not flat else (ix.ONE, None)
     strips = ix.ONE if nest.tile is None else ix.ceildiv(nest.tile.extent, TILE)
-    tasks = ix.product(v.extent for v in loops) * strips * blocks
-    slots = SimpleNamespace(
-        lanes=nest.lanes, flat=flat, vertical=vector_outer, body=body, split=None, task_body=emitter.task.lines
-    )
-    slots.tasks, slots.task_count = text(tasks), tasks
     digits = [(v.name, v.extent) for v in loops]
     digits += [("strip", strips)] if nest.tile is not None else []
     digits += [("block", blocks)] if block is not None else []
-    slots.counter = digits[0][0] if len(digits) == 1 else "task"
-    slots.decode = _decode(digits, text)
-    slots.advance = _advance(digits, text)
-    slots.tile = None if nest.tile is None else _tile_slot(nest.tile, text)
-    slots.turned, slots.walked = list(emitter.turned.values()), list(emitter.walked.values())
-    slots.vector = _vector_slot(nest, block, text) if vector_outer else None
-    slots.grain = _grain(nest, sizes, flat, tasks)
-    slots.share = None if nest.kernel.share is None else _share_slot(nest, emitter, sizes, slots)
-    slots.rows = [
+    return OuterLoops(flat, tuple(digits), ix.product(v.extent for v in loops) * strips * blocks, block)
+
+
+def task_loops(outer: OuterLoops, nest: Nest, emitter: Emitter, sizes: Sizes) -> Tasks:
+    """The outer loops as text."""
+    text = _Text(emitter)
+    count, digits = text(outer.count), outer.digits
+    decode, advance = _decode(digits, text), _advance(digits, text)
+    tile = None if nest.tile is None else _tile_slot(nest.tile, text)
+    turned = tuple(TurnedSlot(t.name, t.type, t.first, t.stride) for t in emitter.turned.values())
+    walked = tuple(emitter.walked.values())
+    vector = _vector_slot(nest, outer.block, text) if nest.vertical else None
+    counter = digits[0][0] if len(digits) == 1 else "task"
+    grain = _grain(nest, sizes, outer)
+    return Tasks(outer.flat, count, grain, counter, lines(decode), advance, "", vector, tile, turned, walked)
+
+
+def with_prefetches(
+    tasks: Tasks, body: list[str], sections: list[Section], nest: Nest, emitter: Emitter, sizes: Sizes
+) -> tuple[Tasks, list[str]]:
+    """The task loops and the body with what asks for memory in advance; the sections get theirs as well."""
+    before, inside = pointed_prefetches(nest, emitter, sizes)
+    ahead = [] if tasks.flat else [*run_prefetches(nest, emitter, sizes), *before]
+    tasks = replace(tasks, before=lines([*emitter.task.lines, *ahead]))
+    body = [*inside.pop(-1, ()), *body]  # of a nest of points, which has no sections
+    for asked in (prefetches(nest, emitter, sizes), inside):
+        for number, statements in asked.items():
+            sections[number].body = [*statements, *sections[number].body]
+    return tasks, body
+
+
+def _row_buffers(nest: Nest, emitter: Emitter) -> list[str]:
+    """Memory of a thread's own for rows that several sections read."""
+    text = _Text(emitter)
+    return [
         f"Row<{_row_type(emitter, b)}> hold_{row}({_row_size(nest, text)}); auto* const {row} = hold_{row}.data;"
         for b, row in emitter.rows.items()
     ]
-    slots.one_step = _one_step_slot(nest) if nest.one_step else None
-    before, inside = pointed_prefetches(nest, emitter, sizes)
-    if not flat:
-        slots.task_body = [*slots.task_body, *run_prefetches(nest, emitter, sizes), *before]
-    slots.body = [*inside.pop(-1, ()), *body]  # of a nest of points, which has no sections
-    for asked in (prefetches(nest, emitter, sizes), inside):
-        for number, lines in asked.items():
-            sections[number].body = [*lines, *sections[number].body]
-    slots.sections = [_section_slot(s, nest, text) for s in sections]
-    if split:
-        slots.split = _split_slot(sections[0], nest, emitter, text)
-    return slots
+
+
+def point_cost(nest: Nest) -> int:
+    """Elementary operations of a point."""
+    return max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
 
 
 class _Text:
@@ -149,12 +237,12 @@ def _blocks(nest: Nest, sizes: Sizes) -> tuple[Expr, int | None]:
     return ix.ceildiv(extent, block), block
 
 
-def _tile_slot(tile: Var, text: _Text) -> SimpleNamespace:
+def _tile_slot(tile: Var, text: _Text) -> TileLoop:
     end = f"minimum_(strip * {TILE} + {TILE}, int64_t({text(tile.extent)}))"
-    return SimpleNamespace(name=tile.name, begin=STRIP, lo=f"strip * {TILE}", hi=end, length=TILE)
+    return TileLoop(tile.name, STRIP, f"strip * {TILE}", end, TILE)
 
 
-def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:
+def _decode(digits: Sequence[tuple[str, Expr]], text: _Text) -> list[str]:
     """Statements that turn the number `task` into loop variables, the last one fastest; none for a single variable, which is
     that number."""
     out: list[str] = []
@@ -169,7 +257,7 @@ def _decode(digits: list[tuple[str, Expr]], text: _Text) -> list[str]:
     return [*out, f"int64_t {digits[0][0]} = {rest};"]
 
 
-def _advance(digits: list[tuple[str, Expr]], text: _Text) -> str:
+def _advance(digits: Sequence[tuple[str, Expr]], text: _Text) -> str:
     """The statement that goes on to the next task: divisions for every task would cost more than short rows do."""
     step = ""
     if len(digits) < 2:
@@ -179,44 +267,34 @@ def _advance(digits: list[tuple[str, Expr]], text: _Text) -> str:
     return step
 
 
-def _vector_slot(nest: Nest, block: int | None, text: _Text) -> SimpleNamespace:
+def _vector_slot(nest: Nest, block: int | None, text: _Text) -> VectorLoop:
     assert nest.vector is not None
-    extent = text(nest.vector.extent)
+    name, extent = nest.vector.name, text(nest.vector.extent)
     if block is None:
-        return SimpleNamespace(name=nest.vector.name, extent=extent, lo="0", hi=extent)
-    return SimpleNamespace(
-        name=nest.vector.name,
-        extent=extent,
-        lo=f"block * {block}",
-        hi=f"minimum_(block * {block} + {block}, int64_t({extent}))",
-    )
+        return VectorLoop(name, extent, "0", extent)
+    return VectorLoop(name, extent, f"block * {block}", f"minimum_(block * {block} + {block}, int64_t({extent}))")
 
 
-def _share_slot(nest: Nest, emitter: Emitter, sizes: Sizes, slots: SimpleNamespace) -> SimpleNamespace:
-    """How rows are shared out, and what begins with zeros for each share."""
+def _share_slot(nest: Nest, emitter: Emitter, sizes: Sizes, outer: OuterLoops, grain: int) -> ShareSlot:
+    """How rows are shared out, and what begins with zeros for each share; `grain` is that of rows."""
     kernel = nest.kernel
     assert kernel.share is not None
     count = sizes.of(kernel.share.extent)
     columns = ix.product(v.extent for v in kernel.inner)
     text = _Text(emitter)
-    grain = -(-slots.grain * count // max(1, sizes.of(slots.task_count)))
+    of_share = -(-grain * count // max(1, sizes.of(outer.count)))
     begins = [
         (emitter._pointer(s.outs[0]), text(kernel.share.expr() * columns)) for s in kernel.statements if s.kind == "column"
     ]
     zeros = [f"__builtin_memset({sums} + {first}, 0, sizeof(*{sums}) * ({text(columns)}));" for sums, first in begins]
-    return SimpleNamespace(name=kernel.share.name, count=count, grain=grain, zeros=zeros)
+    return ShareSlot(kernel.share.name, count, of_share, lines(zeros))
 
 
-def _grain(nest: Nest, sizes: Sizes, flat: bool, tasks: Expr) -> int:
+def _grain(nest: Nest, sizes: Sizes, outer: OuterLoops) -> int:
     """Tasks (or elements, when flat) per thread that make waking it worthwhile."""
-    per_point = _point_cost(nest)
     points = sizes.points(nest.kernel.outer) * sizes.points(nest.kernel.inner)
-    per_task = max(1, points * per_point // max(1, points if flat else sizes.of(tasks)))
+    per_task = max(1, points * point_cost(nest) // max(1, points if outer.flat else sizes.of(outer.count)))
     return max(1, WAKE // per_task)
-
-
-def _point_cost(nest: Nest) -> int:
-    return max(1, sum(total_cost([s.value]) for s in nest.kernel.statements))
 
 
 def _row_type(emitter: Emitter, buffer: str) -> str:
@@ -228,18 +306,33 @@ def _row_size(nest: Nest, text: _Text) -> str:
     return text(count * nest.lanes if nest.vertical else count)
 
 
-def _one_step_slot(nest: Nest) -> SimpleNamespace:
+def _one_step(nest: Nest) -> OneStep:
     assert nest.vector is not None
     extent = nest.vector.extent.as_int()
-    return SimpleNamespace(name=nest.vector.name, width="Full<L> w{}" if extent == nest.lanes else f"Tail<L> w{{{extent}}}")
+    return OneStep(nest.vector.name, "Full<L> w{}" if extent == nest.lanes else f"Tail<L> w{{{extent}}}")
 
 
-def _section_slot(section: Section, nest: Nest, text: _Text) -> SimpleNamespace:
-    loops, closes = ([], []) if nest.one_step else _inner_loops(nest, text, section.sums)
-    return SimpleNamespace(before=section.before, body=section.body, after=section.after, loops=loops, closes=closes)
+def _section_slot(section: Section, nest: Nest, text: _Text) -> SectionSlot:
+    around = _Around((), ()) if nest.one_step else _inner_loops(nest, text, section.sums)
+    return SectionSlot(lines(section.before), around.with_body(section.body), lines(section.body), lines(section.after))
 
 
-def _inner_loops(nest: Nest, text: _Text, sums: Mapping[str, str], share: Var | None = None) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Opening and closing lines of loops, outermost first and innermost first."""
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+
+    def with_body(self, body: Sequence[str]) -> str:
+        """The loops around their body."""
+        opens = [f"{'  ' * k}{line}" for k, line in enumerate(self.opens)]
+        inside = [f"{'  ' * len(self.opens)}{line}" for line in body]
+        closes = [f"{'  ' * (len(self.closes) - k)}{line}" for k, line in enumerate(self.closes, 1)]
+        return lines([*opens, *inside, *closes])
+
+
+def _inner_loops(nest: Nest, text: _Text, sums: Mapping[str, str], share: Var | None = None) -> _Around:
     """Opening and closing lines of the inner loops; `share` is the loop that a thread runs only from `begin` to `end`. A long
     one is cut into blocks with sums of their own, so that errors do not grow with its length."""
     loops: list[str] = []
@@ -259,7 +352,7 @@ def _inner_loops(nest: Nest, text: _Text, sums: Mapping[str, str], share: Var | 
         else:
             loops.append(f"for (int64_t {v.name} = {lo}; {v.name} < {hi}; ++{v.name}) {{")
             closes.insert(0, "}")
-    return loops, closes
+    return _Around(tuple(loops), tuple(closes))
 
 
 # ---- few long rows --------------------------------------------------------------------------------------------------
@@ -279,29 +372,25 @@ def _splits(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
     return -(-sizes.points(kernel.outer) // width) < 8 and sizes.points(kernel.inner) * width >= SPLIT_ROW
 
 
-def _split_slot(section: Section, nest: Nest, emitter: Emitter, text: _Text) -> SimpleNamespace:
+def _split_slot(section: Section, nest: Nest, emitter: Emitter) -> RowSplit:
     """Accumulators become one partial result a thread; joining them in thread order keeps the result deterministic."""
-    share = nest.kernel.inner[0]
+    share, text = nest.kernel.inner[0], _Text(emitter)
     accumulators = [
         (line, line.split(" = ")[0].split()[-1] if " = " in line else line.rstrip(";").split()[-1])
         for line in section.before
         if _is_accumulator(line)
     ]
-    kept = [line for line in section.before if not _is_accumulator(line)]
-    loops, closes = _inner_loops(nest, text, section.sums, share)
-    declare, keep, join = list(kept), [], []
+    around = _inner_loops(nest, text, section.sums, share)
+    declare, keep, join = [line for line in section.before if not _is_accumulator(line)], list[str](), list[str]()
     for line, name in accumulators:
         start = line.split(" = ", 1)[1].rstrip(";") if " = " in line else f"{line.rsplit(' ', 1)[0]}{{}}"
         declare.append(f"Partials parts_{name}(threads, {start});")
         keep.append(f"parts_{name}.data[part] = {name};")
-    for line, name in accumulators:
-        join.append(line)
-        operation = _join_call(name, nest, emitter)
-        join.append(f"for (int part = 0; part < threads; ++part) {operation}")
-    step = nest.lanes if share is nest.vector else 1
-    return SimpleNamespace(
-        declare=declare, extent=text(share.extent), step=step, before=[line for line, _ in accumulators], loops=loops,
-        closes=closes, section=section.body, keep=keep, join=join, after=section.after,
+        join += [line, f"for (int part = 0; part < threads; ++part) {_join_call(name, nest, emitter)}"]
+    before = [line for line, _ in accumulators]
+    return RowSplit(
+        lines(declare), text(share.extent), nest.lanes if share is nest.vector else 1, lines(before),
+        around.with_body(section.body), lines(keep), lines(join), lines(section.after),
     )  # fmt: skip
 
 
@@ -332,7 +421,7 @@ def _depends(scans: list[Statement], inner: list[Statement]) -> bool:
     return False
 
 
-def _scan_split_slot(section: Section, nest: Nest, emitter: Emitter, graph: ir.Graph) -> SimpleNamespace:
+def _scan_split_slot(section: Section, nest: Nest, emitter: Emitter, graph: ir.Graph) -> ScanSplit:
     """The row is walked twice: each thread scans its share for the total alone, then again from the total before it."""
     text = _Text(emitter)
     kernel = nest.kernel
@@ -341,11 +430,11 @@ def _scan_split_slot(section: Section, nest: Nest, emitter: Emitter, graph: ir.G
     assert len(first.runnings) == len(emitter.runnings)
     emitter.made_names |= first.made_names
     share = kernel.inner[0]
-    loops, closes = _inner_loops(nest, text, {}, share)
-    return SimpleNamespace(
-        extent=text(share.extent), step=nest.lanes if share is nest.vector else 1, loops=loops, closes=closes,
-        declare=section.before, body=section.body, after=section.after, running=emitter.runnings,
-        totals=totals, totals_running=list(zip(first.runnings, emitter.runnings, strict=True)),
+    around = _inner_loops(nest, text, {}, share)
+    return ScanSplit(
+        lines(section.before), text(share.extent), nest.lanes if share is nest.vector else 1, lines(totals.before),
+        around.with_body(totals.body), tuple(zip(first.runnings, emitter.runnings, strict=True)), tuple(emitter.runnings),
+        around.with_body(section.body), lines(section.after),
     )  # fmt: skip
 
 
@@ -371,9 +460,9 @@ def _join_call(name: str, nest: Nest, emitter: Emitter) -> str:
     return f"{name} = join_{op}({name}, parts_{name}.data[part]);"
 
 
-def _comments(nest: Nest) -> list[str]:
+def _comments(nest: Nest) -> tuple[str, ...]:
     """Provenance: operators, the user's lines, and the loops chosen."""
-    return [*source_lines(nest.kernel.origins), loops_line(nest)]
+    return (*source_lines(nest.kernel.origins), loops_line(nest))
 
 
 def source_lines(origins: Iterable[ir.Origin]) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kgen.templates import calibration
+from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp.kernels import estimate
 from kgen.templates.cpp.kernels.blocking import FEW_ROWS
@@ -21,8 +23,17 @@ ROWS, COLUMNS = 48, 32
 MOST_ROWS = 1536
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told of the problems: whether an epilogue reduces rectangles, which then are whole, and whether
+    updates have to run in the order of the batches."""
+
+    whole: bool
+    batches_in_turn: bool
+
+
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cpu", source="matmul.cpp.jinja", name="cpp_matmul")
-class Matmul:
+class Matmul(KernelTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] on packed blocks, any layout, threads over both axes and over k; of a
     family, with one A packed for all."""
 
@@ -33,8 +44,7 @@ class Matmul:
     )
     ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
-
-    uncalibrated = staticmethod(calibration.of_matrices_on_cpus)
+    joins = "parts"
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.main_dtype not in TYPES:
@@ -57,6 +67,13 @@ class Matmul:
                 }  # fmt: skip
             seen.add(tile)
 
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(any(one.reduces_tiles for one in problems), any("b" in one.in_order for one in problems))
+
+    def multiplies(self, problem: Problem) -> tuple[torch.dtype, torch.dtype]:
+        """The element types whose loops are linked."""
+        return problem.inputs["A"].dtype, problem.inputs["B"].dtype
+
     def order(self, problem: Problem, config: Config) -> Hashable:
         """Sums run along k in blocks of one length; in parts for threads, and in another order where there are few rows."""
         few = min(problem.size("m"), problem.size("n")) <= config.FEW_ROWS
@@ -64,6 +81,9 @@ class Matmul:
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.seconds(problem, config)
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return calibration.of_matrices_on_cpus(problem)
 
 
 def _rows(wanted: int, parts: list[Part]) -> int:

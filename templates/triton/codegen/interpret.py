@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def patched() -> Iterator[None]:
         stack.callback(sys.modules.__setitem__, library.__name__, library)
         sys.modules[library.__name__] = _plain_library()
         # the interpreter does this for the modules that a kernel names; plain functions name others
-        names = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+        names = FunctionType((lambda: None).__code__, {"tl": tl, "core": tl.core})
         stack.callback(interpreter._patch_lang(names).restore)
         stack.enter_context(np.errstate(all="ignore"))
         yield

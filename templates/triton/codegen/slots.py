@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,48 +13,51 @@ from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import PART, Statement
 from kgen.ir.values import Value
-from kgen.templates.contract import Config
+from kgen.templates.contract import Config, Result
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
+from kgen.templates.slots import OperandSlot, ResultSlot
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
-from kgen.templates.triton.codegen.tma_boxes import Boxes, ByEights, boxes, epilogue_boxes
-from kgen.templates.triton.codegen.tma_moves import Held, Kept, Move, Staged, Way, Window, move, name_of
-
-# Rows of a chunk of an operand that stays in shared memory: a warp's columns of the result, four times eight neighbours.
-SHARE = 32
+from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.codegen.tma_moves import Move, Window, move, name_of
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What of an epilogue goes through the copy engine, for one tile of a result."""
+    """What of an epilogue goes through TMA, for one tile of a result."""
 
     slots: Slots
     result: str
     tile: Window
 
-    def of(self, load: Value) -> Move | Way | None:
-        """The way of what a load reads, if that is a tile of memory."""
-        name, (offset, *more), dtype = load.attr
-        return None if more or load.args else self.move(name, offset, dtype, written=False)
+    def load(self, buffer: str, offset: Expr, dtype: torch.dtype) -> str | None:
+        found = self._move(buffer, offset, dtype, written=False)
+        return None if found is None else found.load()
 
-    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
-        """The way of the tile that an epilogue reads or writes there; None: it goes by pointers."""
+    def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
+        found = self._move(buffer, offset, dtype, written=True)
+        return None if found is None else found.store
+
+    def _move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | None:
         problem, config = self.slots.problem, self.slots.config
-        if self.slots.staged and not written and not self.slots.held.ahead:
-            return None
-        if written and not config.get("SENT", True):
-            return None
         found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
-        if isinstance(found, str):
-            return None
-        box = found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
-        if box is None:
-            return None
-        way = self.slots.move(found, box, self.tile)
-        if not self.slots.staged:
-            return way
-        return Way(self.slots.held, Staged(way, box.block, found.dtype))
+        box = None if isinstance(found, str) else found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
+        return None if box is None or isinstance(found, str) else self.slots.move(found, box, self.tile)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A call of a result's `store`: the tile's name, its axes with their indices, and the lengths of sides that are parts of a
+    block. The statement `met` stands behind the reduction `behind`, or at the end."""
+
+    result: Result
+    name: str
+    axes: tuple[str, ...]
+    indices: Sequence[str]
+    lengths: Mapping[str, str]
+    met: str = ""
+    behind: Statement | None = None
 
 
 @dataclass(slots=True)
@@ -65,16 +68,12 @@ class Slots:
     config: Config
     exact: bool = False
     parameters: Parameters = field(default_factory=Parameters)
-    held: Held = field(init=False)
 
-    def __post_init__(self) -> None:
-        shared = any(result.access == "shared" for result in self.problem.template.results.values())
-        self.held = Held(self.config.get("AHEAD", False), shared)
+    def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
+        return OperandSlot(name, self, facts, count, 0, sums)
 
-    @property
-    def staged(self) -> bool:
-        """Whether the template writes its shared memory and layouts out, in Gluon."""
-        return self.problem.template.language == "gluon"
+    def result_slot(self, name: str) -> ResultSlot:
+        return ResultSlot(name, self)
 
     def emitter(
         self,
@@ -107,30 +106,17 @@ class Slots:
             dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(
-        self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, way: str = "", **starts: str
-    ) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, **starts: str) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`).
-
-        In Gluon, `name` is a ring of stages, and `way` what to do with it: "ring" makes it, "fetch" asks for a tile in the
-        stage `stage`, "view" is that stage's tile. Or it is memory where all of the operand stays: "keep" makes it, in chunks
-        that lie as `Boxes.by_eights` says, and "fetch_kept" asks for the chunk `chunk`."""
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`)."""
         one = self.problem.members[number][operand]
-        if way in ("keep", "fetch_kept"):
-            kept = self._kept(one, indices, SHARE * self.config.WARPS)
-            return [kept.memory(name) if way == "keep" else kept.fetch(name)]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
-            blocks = {axis: self.config.get(block) for axis in one.axes if (block := self.problem.template.block(axis))}
-            box = None if isinstance(found, str) else found.map(blocks)
+            box = None if isinstance(found, str) else found.map(self._blocks(one))
             if box is not None and not isinstance(found, str):
                 window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
-                if way:
-                    staged = Staged(self.move(found, box, window), box.block, found.dtype)
-                    return [staged.memory(name, self.config.STAGES) if way == "ring" else getattr(staged, way)(name)]
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, indices, strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
@@ -170,25 +156,24 @@ class Slots:
         order = [*range(at + 1), *joints, *range(at + 1, rank)]
         return f"tl.reshape(tl.permute({_side_by_side(names)}, {tuple(order)}), {shape})"
 
-    def _kept(self, one: Input, indices: Sequence[str], rows: int) -> Kept:
-        """How chunks of as many rows of an operand come to shared memory and stay there."""
-        found = boxes(self.problem, one)
-        assert isinstance(found, Boxes)
-        chunks = found.by_eights(rows, self.config.get(self.problem.template.block(found.axes[-1]) or ""))
-        assert isinstance(chunks, ByEights)
-        window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
-        way = self.move(found, chunks.map, window)
-        whole = self.config.get(self.problem.template.block(found.axes[-2]) or "")
-        return Kept(chunks, way.map, way.places[:-2], whole // rows)
+    def _blocks(self, one: Input) -> dict[str, int]:
+        """The lengths of an operand's tiles."""
+        return {axis: self.config.get(block) for axis in one.axes if (block := self.problem.template.block(axis))}
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Stores the sums `name` of an operand, with what is made of them. Indices are those that its tiles are asked for with,
         without those of the axes that are summed over."""
+        axes, lines = self._summed_axes(operand), list[str]()
+        if self.problem.template.operands[operand].access == "tma":
+            lines, indices = self._spread(axes, indices, {}, _counted)
+        return [*lines, *self._sum(operand, number, name, axes, indices)]
+
+    def _summed_axes(self, operand: str) -> tuple[str, ...]:
+        """The axes of an operand's sums."""
         template = self.problem.template
-        axes = [axis for axis in template.operands[operand].axes if axis in template.implements.results[0]]
-        lines = list[str]()
-        if template.operands[operand].access == "tma":
-            lines, indices = self._spread(axes, indices, {})
+        return tuple(axis for axis in template.operands[operand].axes if axis in template.implements.results[0])
+
+    def _sum(self, operand: str, number: int, name: str, axes: Sequence[str], indices: Sequence[str]) -> list[str]:
         emitter = self.emitter(axes, indices, self.problem.loops, {})
         emitter.suffix = "_of_sums"
         for s in self.problem.side_sum(operand, number).statements:
@@ -196,7 +181,7 @@ class Slots:
                 emitter.sum_up(s, name)
             else:
                 emitter._pointwise(s)
-        return [*lines, *emitter.finish()]
+        return emitter.finish()
 
     def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them."""
@@ -216,9 +201,17 @@ class Slots:
         return start if block is None else f"({start} + tl.arange(0, {block}))"
 
     def move(self, found: Boxes, box: TensorMap, tile: Window) -> Move:
-        """A tile's way through the copy engine."""
-        name = name_of(box, self.parameters.maps, clean(box.buffer))
+        """How TMA moves a tile."""
+        name = self.descriptor(box)
         self.parameters.made_names.add(name)
+        return self.placed(found, name, tile)
+
+    def descriptor(self, box: TensorMap) -> str:
+        """The name of a descriptor, a parameter of the kernel once it is among the names that were made."""
+        return name_of(box, self.parameters.maps, clean(box.buffer))
+
+    def placed(self, found: Boxes, name: str, tile: Window) -> Move:
+        """A tile by the descriptor `name`."""
         static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
         return move(found, name, tile, self.emitter((), (), {}, {}).text, static)
 
@@ -226,75 +219,61 @@ class Slots:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
-    def store(self, result: str, name: str, indices: Sequence[str], met: str = "", **lengths: str) -> list[str]:
+    def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
-        block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
-        and the product, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
-        threads, and the copy engine may overtake it."""
-        axes = self.problem.template.results[result].axes
+        block."""
+        declared = self.problem.template.results[result]
         lines, engine = list[str](), None
-        if self.problem.template.results[result].access in ("tma", "shared"):
-            starts = dict(zip(axes, indices, strict=True))
-            lines, indices = self._spread(axes, indices, lengths)
+        if declared.access == "tma":
+            starts = dict(zip(declared.axes, indices, strict=True))
+            lines, indices = self._spread(declared.axes, indices, lengths, _counted)
             if self.config.get("ENGINE", True):
-                engine = Engine(self, result, Window(axes, self.problem.loops, starts, self._sides(axes, lengths)))
-        emitter = self.emitter(axes, indices, self.problem.loops, lengths)
-        emitter.engine, emitter.behind = engine, True
-        if self.problem.template.results[result].access == "shared":
-            emitter.sharing = self.config.WARPS
-        many = self.problem.template.results[result].many
-        names = [f"{name}{k}" for k in range(len(self.problem.mains))] if many else name.split()
+                engine = Engine(
+                    self, result, Window(declared.axes, self.problem.loops, starts, self._sides(declared.axes, lengths))
+                )
+        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths)
+        emitter.engine = engine
+        return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, indices, lengths))]
+
+    def _epilogue(self, emitter: TileEmitter, tile: Stored) -> list[str]:
+        """The statements of an epilogue, on the tile that the emitter spans."""
+        emitter.behind = True
+        names = [f"{tile.name}{k}" for k in range(len(self.problem.mains))] if tile.result.many else tile.name.split()
         outs = [out for s in self.problem.mains for out in s.outs]
         emitter.locals |= {out: (one, emitter.level) for out, one in zip(outs, names, strict=True)}
         folded: list[Folded] = []
         for s in self.problem.epilogue:
             if s.kind == "partial":
-                if self.problem.part(s).axis in lengths and self.problem.template.method("sides") is None:
-                    raise ValueError(
-                        f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so"
-                    )
-                folded.append(emitter.fold(s, self.config))
-                if met and engine is not None and self._needs_all(s, engine):
-                    emitter.outer.lines.append(met)
-                    met = ""
+                folded.append(self._fold(emitter, s, tile.lengths))
+                emitter.outer.lines += [tile.met] if s is tile.behind else []
             elif s.kind == "scatter":
                 emitter._scatter(s)
             else:
                 emitter._pointwise(s)
-        lines += emitter.finish()
+        lines = emitter.finish()
         for one in (one for one in folded if any(one.statement.stored)):
-            lines += self._store_parts(one, axes, indices, lengths)
-        return [*lines, met] if met else lines
+            lines += self._store_parts(one, tile.axes, tile.indices, tile.lengths)
+        return [*lines, tile.met] if tile.met and tile.behind is None else lines
 
-    def _needs_all(self, fold: Statement, engine: Engine) -> bool:
-        """Whether a reduction is of the product, and of all that the epilogue fetches."""
-        makers = {out: s for s in self.problem.epilogue for out in s.outs}
-        needed, todo = set[Value](), list(fold.roots)
-        while todo:
-            fresh = [load for load in vs.loads([todo.pop()]) if load not in needed]
-            needed.update(fresh)
-            todo += [root for load in fresh if (maker := makers.get(load.attr[0])) for root in maker.roots]
-        products = {out for s in self.problem.mains for out in s.outs}
-        every = vs.loads([root for s in self.problem.epilogue for root in s.roots])
-        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in products)
-        fetched = {load for load in others if isinstance(engine.of(load), Way)}
-        return fetched <= needed and products <= {load.attr[0] for load in needed}
+    def _fold(self, emitter: TileEmitter, s: Statement, lengths: Mapping[str, str]) -> Folded:
+        axis = self.problem.part(s).axis
+        if axis in lengths and axis not in self.problem.template.author.sides(self.problem, self.config):
+            raise ValueError(f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so")
+        return emitter.fold(s, self.config)
 
-    def _spread(self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str]) -> tuple[list[str], list[str]]:
-        """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names."""
-        lines: list[str] = []
-        names: list[str] = []
-        template = self.problem.template
-        for axis, start in zip(axes, starts, strict=True):
-            block = template.block(axis)
-            names.append(start if block is None else f"r{axis}")
-            if block is not None and self.staged:
-                kept = [a for a in axes if template.block(a)].index(axis)
-                lines.append(
-                    f"r{axis} = {start} + gl.arange(0, {lengths.get(axis, block)}, gl.SliceLayout({1 - kept}, layout))"
-                )
-            elif block is not None:
-                lines.append(f"r{axis} = {start} + tl.arange(0, {lengths.get(axis, block)})")
+    def _spread(
+        self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str], counted: Callable[[str, str], str]
+    ) -> tuple[list[str], list[str]]:
+        """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names. `counted`
+        gives the numbers from 0 to the length of an axis' side."""
+        block = self.problem.template.block
+        sides = {axis: lengths.get(axis, length) for axis in axes if (length := block(axis))}
+        lines = [
+            f"r{axis} = {start} + {counted(axis, sides[axis])}"
+            for axis, start in zip(axes, starts, strict=True)
+            if axis in sides
+        ]
+        names = [f"r{axis}" if axis in sides else start for axis, start in zip(axes, starts, strict=True)]
         self.parameters.made_names.update(names)
         return lines, names
 
@@ -328,6 +307,10 @@ class Slots:
     def length(self, expr: Expr) -> str:
         """The text of an expression of sizes."""
         return self.emitter((), (), {}, {}).text(expr)
+
+
+def _counted(_axis: str, length: str) -> str:
+    return f"tl.arange(0, {length})"
 
 
 def neighbours_of(value: Value, loops: Sequence[Var]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kgen.build.gpu_kernel import TritonKernel
@@ -16,14 +16,18 @@ from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean, tidy
+from kgen.templates.triton.codegen.gluon_handles import Barriers
+from kgen.templates.triton.codegen.gluon_handles import names as names_of
+from kgen.templates.triton.codegen.gluon_slots import GluonSlots
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.slots import Slots
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tile import Parameters
-from kgen.templates.triton.codegen.tma_moves import Held
 from kgen.templates.triton.kernels.loops import aligned, compile_options, source_lines
 
 WARPS, STAGES = 4, 3
+# Where a function's parameters come, which only its slots know.
+PARAMETERS = "\0parameters\0"
 # Bytes of spilled registers of a thread: an epilogue's few are hidden; with 728 a kernel took four times its estimate.
 MOST_STACK = 256
 # Compute capabilities whose matrix units work on their own, out of registers, while the program goes on: 9.x.
@@ -32,14 +36,13 @@ HOPPER_MAJOR = 9
 
 def render_template(problems: Sequence[Problem], config: Config, name: str, exact: bool = False) -> KernelCall:
     """The kernel of a problem, or of several: those whose programs run side by side in one launch, or whose template makes them
-    together. It is rendered twice: only its slots know which sizes the kernel needs."""
-    parts: list[_Part] = []
+    together."""
     maps: dict[TensorMap, str] = {}
-    for group in [problems] if problems[0].template.joins == "parts" else [[problem] for problem in problems]:
-        parts.append(_Part(group, config, exact, maps))
-        maps = parts[-1].parameters.maps
+    groups = [problems] if problems[0].template.joins == "parts" else [[problem] for problem in problems]
+    parts = [_Part(group, config, exact, maps) for group in groups]
     ends = list(itertools.accumulate(part.programs for part in parts))
     text = parts[0].text(name, _imports(parts)) if len(parts) == 1 else _joined(parts, ends, name)
+    maps = _maps(parts)
     graph, pointers, sizes = (
         problems[0].graph,
         _all(p.parameters.pointers for p in parts),
@@ -56,6 +59,12 @@ def render_template(problems: Sequence[Problem], config: Config, name: str, exac
     return KernelCall(name, pointers, sizes, (ends[-1], ix.ONE, ix.ONE), launch, tuple(maps))
 
 
+def _maps(parts: Sequence[_Part]) -> dict[TensorMap, str]:
+    """The descriptors that the parts of a kernel need, in the order in which they were made."""
+    used = {box for part in parts for box in part.maps}
+    return {box: name for box, name in parts[0].parameters.maps.items() if box in used}
+
+
 def _all(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """What the parts of a kernel need, each once."""
     return tuple(dict.fromkeys(name for names in found for name in names))
@@ -63,61 +72,70 @@ def _all(found: Iterable[Iterable[str]]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
-    ``{{ kernel("loads", "ready", "ring") }}`` opens one with parameters of its own before the kernel's, and
-    ``kernel.call("loads", "ready", "ring")`` is what says so. ``kernel.held`` is the memory that an epilogue's tiles go
-    through, once the epilogue has been rendered."""
+    """``{{ kernel() }}`` opens the kernel."""
 
     part: _Part
-    fillers: Sequence[Slots]
     name: str
     head: str
     more: Sequence[str]
+
+    def __call__(self) -> str:
+        waits = "" if self.more else "\n    lib.wait_for_previous()"
+        return f"{self.head}{self.part.opening(self.name, self.more)}{waits}"
+
+
+@dataclass(frozen=True, slots=True)
+class _GluonHead:
+    """``{{ kernel() }}`` opens the kernel. One whose warps have different parts is made of several functions:
+    ``{{ kernel("loads", ready, ring) }}`` opens one that has these handles as parameters before the kernel's, and
+    ``{{ kernel.call("loads", ready, ring) }}`` is what says so. ``kernel.barriers("ready", STAGES)`` is a handle."""
+
+    part: _Part
+    name: str
+    head: str
     opened: list[str] = field(default_factory=list)
 
-    def __call__(self, suffix: str = "", *own: str) -> str:
-        if not suffix:
-            text = self.part.opening(self.name, self.fillers[0], self.more) + "\n    lib.wait_for_previous()" * (not self.more)
-        else:
-            text = self.part.opening(f"{self.name}_{suffix}", self.fillers[0], own)
+    def __call__(self, suffix: str = "", *own: object) -> str:
         head = "" if self.opened else self.head
         self.opened.append(suffix)
-        return f"{head}{text}"
+        if not suffix:
+            return f"{head}{self.part.opening(self.name, ())}\n    lib.wait_for_previous()"
+        return f"{head}{self.part.opening(f'{self.name}_{suffix}', names_of(own))}"
 
     def call(self, suffix: str, *own: object) -> str:
-        return f"{self.name}_{suffix}, ({', '.join([*map(str, own), *self.part.arguments()])})"
+        return f"{self.name}_{suffix}, ({', '.join([*names_of(own), PARAMETERS])})"
 
-    @property
-    def held(self) -> Held:
-        return self.fillers[0].held
-
-    def memories(self) -> list[str]:
-        """Statements that make the memory of what epilogues write. Those of several problems take turns with the first's."""
-        first, *others = [filler.held for filler in self.fillers]
-        return [*first.memories(), *(line for held in others for line in held.instead_of(first))]
+    def barriers(self, name: str, count: int, arrivals: int = 1) -> Barriers:
+        return Barriers(name, count, arrivals)
 
 
 class _Part:
     """One problem of a kernel, or several that are made together: its slots, and what they turned out to need."""
 
-    def __init__(self, problems: Sequence[Problem], config: Config, exact: bool, maps: Mapping[TensorMap, str]) -> None:
+    def __init__(self, problems: Sequence[Problem], config: Config, exact: bool, maps: dict[TensorMap, str]) -> None:
         self.problems, self.problem, self.config, self.exact = problems, problems[0], config, exact
-        self.parameters, self.maps = Parameters(maps=dict(maps)), tuple[str, ...]()
-        self.text("kernel", "")
-        self.maps = tuple(name for name in self.parameters.maps.values() if name in self.parameters.made_names)
+        self.parameters = Parameters(maps=maps)
+        slots = GluonSlots if self.problem.template.language == "gluon" else Slots
+        self.fillers = [slots(problem, config, exact, self.parameters) for problem in problems]
 
     def text(self, name: str, head: str, *more: str) -> str:
-        """The function `name`; a program's number is the first of the parameters `more`, or the device's."""
-        known = self.parameters
-        self.parameters = Parameters(known.pointers, known.maps, known.sizes)
-        fillers = [Slots(problem, self.config, self.exact, self.parameters) for problem in self.problems]
+        """The function `name`; a program's number is the first of the parameters `more`, or the device's. What its slots need
+        are its parameters, so these are known last."""
         program = more[0] if more else "tl.program_id(0)"
-        return sl.render(fillers, _Head(self, fillers, name, head, more), _facts, program)
+        gluon = self.problem.template.language == "gluon"
+        opens = _GluonHead(self, name, head) if gluon else _Head(self, name, head, more)
+        text = sl.render(self.fillers, opens, _facts, program)
+        return text.replace(PARAMETERS, ", ".join(self.arguments()))
+
+    @property
+    def maps(self) -> dict[TensorMap, str]:
+        """The descriptors that it needs, with their names."""
+        return {box: name for box, name in self.parameters.maps.items() if name in self.parameters.made_names}
 
     def arguments(self) -> list[str]:
         """The names of its parameters."""
         p = self.parameters
-        return _names(p.pointers, self.maps, p.sizes)
+        return _names(p.pointers, self.maps.values(), p.sizes)
 
     @property
     def precise(self) -> bool:
@@ -127,20 +145,19 @@ class _Part:
     @property
     def programs(self) -> Expr:
         """By the author's rule for several problems that are made together, or as many as they have alone."""
-        own = self.problem.template.method("grid_of_parts") if len(self.problems) > 1 else None
-        if own is not None:
-            return ix.as_expr(own(self.problems, self.config))
-        return sum((problem.programs(self.config) for problem in self.problems), ix.ZERO)
+        if len(self.problems) > 1:
+            return ix.as_expr(self.problem.template.author.grid_of_parts(self.problems, self.config))
+        return self.problem.programs(self.config)
 
     @property
     def names(self) -> set[str]:
         return self.parameters.made_names | set(map(clean, self.parameters.sizes))
 
-    def opening(self, name: str, filler: Slots, more: Sequence[str]) -> str:
+    def opening(self, name: str, more: Sequence[str]) -> str:
         """The signature, knobs, and the lengths of the axes."""
-        problem = self.problem
-        lines = [f"@{problem.template.language}.jit", f"def {name}({', '.join([*more, *self.arguments()])}):"]
-        constants = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
+        problem, filler = self.problem, self.fillers[0]
+        lines = [f"@{problem.template.language}.jit", f"def {name}({', '.join([*more, PARAMETERS])}):"]
+        constants: list[tuple[str, object]] = [(k, v) for k, v in self.config.values if k not in ("WARPS", "STAGES")]
         constants += [
             ("ACCUMULATOR", TRITON_TYPES[problem.accumulator].compute),
             ("PRECISION", repr(_precision(problem))),
@@ -185,7 +202,7 @@ def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
     texts: list[str] = []
     calls: list[str] = []
     first = parts[0]
-    scope = Slots(first.problem, first.config, first.exact, first.parameters)
+    scope = first.fillers[0]
     for k, (part, begin) in enumerate(zip(parts, (ix.ZERO, *ends), strict=False)):
         symbol = f"{name}_part{k}"
         text = part.text(symbol, "", "program")
@@ -204,7 +221,7 @@ def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
         # one after the other, not one or else the other: of alternatives Triton does not see that they share memory
         body += [f"if {' and '.join(sides)}:", f"    {call}"]
     found = [part.parameters for part in parts]
-    given = _names(_all(p.pointers for p in found), found[-1].maps.values(), _all(p.sizes for p in found))
+    given = _names(_all(p.pointers for p in found), _maps(parts).values(), _all(p.sizes for p in found))
     kernel = ["@triton.jit", f"def {name}({', '.join(given)}):", *(f"    {line}" for line in body)]
     return tidy("\n".join([_imports(parts), *texts, *kernel]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,6 @@ from kgen.templates.render import clean
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.table import REDUCE, TRITON_TYPES, WIDEN, literal
-from kgen.templates.triton.codegen.tma_moves import Move, Way
 
 
 @dataclass(slots=True)
@@ -73,8 +72,11 @@ class Folded:
 class Ways(Protocol):
     """How an epilogue's accesses go where pointers are not the best way."""
 
-    def move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | Way | None:
-        """The way of the tile that is read or written there; None: by pointers."""
+    def load(self, buffer: str, offset: Expr, dtype: torch.dtype) -> str | None:
+        """The tile that is read there, as text; None: by pointers."""
+
+    def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
+        """What gives the statements that store a tile there; None: by pointers."""
 
 
 class TileEmitter(PointEmitter):
@@ -98,6 +100,7 @@ class TileEmitter(PointEmitter):
         self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
         self.engine: Ways | None = None
         self.sharing = 0  # warps among which the rows of a tile are shared, where that is written out
+        self.layout = ""  # the name of how threads hold the tile, where that is written out
         self.bytes: dict[Value, str] = {}  # tiles of truth values, as they came through the copy engine
         self.folded: Dimension | None = None  # along which the tile is being reduced
 
@@ -109,24 +112,24 @@ class TileEmitter(PointEmitter):
 
     def _store(self, out: str, offset: Expr, name: str, axes: Axes | None = None) -> None:
         dtype = self.graph.buffers[out].dtype
-        way = self.engine.move(out, offset, dtype, written=True) if self.engine is not None else None
-        if way is None:
+        stores = self.engine.store(out, offset, dtype) if self.engine is not None else None
+        if stores is None:
             super()._store(out, offset, name, axes)
             return
         whole = name if axes in (None, self.level) else f"tl.broadcast_to({name}, {self._shape(self.level)})"
-        for line in way.store(self._narrowed(whole, dtype)):
+        for line in stores(self._narrowed(whole, dtype)):
             self._line(line)
 
     def _load(self, value: Value) -> str:
         name, (offset,), dtype = value.attr
-        way = self.engine.move(name, offset, dtype, written=False) if self.engine is not None and not value.args else None
-        if way is None:
+        tile = self.engine.load(name, offset, dtype) if self.engine is not None and not value.args else None
+        if tile is None:
             return super()._load(value)
         if dtype is torch.bool:
-            self.bytes[value] = self._bind("byte", way.load())
+            self.bytes[value] = self._bind("byte", tile)
             return f"{self.bytes[value]} != 0"
         wide = ops.compute_dtype(dtype)
-        return way.load() if wide == dtype else WIDEN.format(way.load(), type=TRITON_TYPES[wide].compute)
+        return tile if wide == dtype else WIDEN.format(tile, type=TRITON_TYPES[wide].compute)
 
     def fold(self, s: Statement, config: Config) -> Folded:
         """Reduces the tile along an axis; later statements find the results at each point of it."""
@@ -159,7 +162,7 @@ class TileEmitter(PointEmitter):
         if not self.sharing or len(tiles) > 1:
             return REDUCE[op].across.format(*tiles, axis=axis)
         own = REDUCE[op].across.format(f"ws.by_warp({tiles[0]}, {self.sharing})", axis=2)
-        return f"ws.of_rows({REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, layout)"
+        return f"ws.of_rows({REDUCE[op].across.format(f'ws.of_warps({own}, {self.sharing})', axis=1)}, {self.layout})"
 
     def _is_filled(self, s: Statement, part: Part) -> bool:
         """Whether every part that counts has just so many points as the statement says."""

@@ -118,6 +118,33 @@ def epilogue_boxes(problem: Problem, result: str, buffer: str, offset: Expr, dty
     return _lying(problem, buffer, (buffer, (offset,), dtype), tuple((axis, problem.loops[axis]) for axis in axes))
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A tile in memory that an epilogue reads or writes for each tile of a result: where, and how TMA may move it."""
+
+    buffer: str
+    offset: Expr
+    written: bool
+    boxes: Boxes
+
+
+@once
+def boxed_accesses(problem: Problem, result: str) -> tuple[Access, ...]:
+    """What an epilogue may read and write through TMA, each access once, in the order in which it does."""
+    made = {out for s in problem.kernel.statements for out in s.outs}
+    found: dict[Access, None] = {}
+    for s in problem.epilogue:
+        loads = (load.attr for load in vs.loads(s.roots) if not load.args and load.attr[0] not in made)
+        places = [(name, offset, dtype, False) for name, (offset, *_), dtype in loads]
+        if s.kind not in ("partial", "scatter"):
+            kept = (out for out, stored in zip(s.outs, s.stored, strict=True) if stored)
+            places += [(out, s.store[0], problem.graph.buffers[out].dtype, True) for out in kept]
+        for name, offset, dtype, written in places:
+            if isinstance(lying := epilogue_boxes(problem, result, name, offset, dtype, written), Boxes):
+                found[Access(name, offset, written, lying)] = None
+    return tuple(found)
+
+
 @once
 def tiles_read(problem: Problem) -> tuple[Value, ...]:
     """The loads of an epilogue that read a tile from memory: what varies along both of its sides."""

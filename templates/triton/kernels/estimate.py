@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem, once
+from kgen.templates.problem import Input, Problem, once, once_at_sizes
 from kgen.templates.triton.codegen.tma_boxes import boxes, tiles_read
 from kgen.tuning.model import L2_RATE, LINE
 
@@ -23,6 +23,12 @@ LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
+# What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
+# 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
+READ = 15
+# How much longer an epilogue takes whose next operands are loaded ahead while it sums up columns: there are too few registers
+# for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
+CROWDED = 2.0
 # Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 1.0
 # Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
@@ -191,7 +197,8 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
-    work = area * _epilogue_cost(problem) / ADDITIONS * waiting
+    crowded = CROWDED if config.get("AHEAD") and problem.reduces_tiles else 1.0
+    work = area * (_epilogue_cost(problem) + READ * _reads(problem)) / ADDITIONS * waiting * crowded
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
@@ -220,11 +227,13 @@ def _epilogue_cost(problem: Problem) -> int:
     return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
+@once
 def _reads(problem: Problem) -> int:
     """Tiles that an epilogue reads for each of its own."""
     return len({load.attr[:2] for load in tiles_read(problem)})
 
 
+@once
 def _operands(problem: Problem) -> list[Input]:
     """Each operand once: those that the products of a family have in common, and their own."""
     return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
@@ -240,6 +249,7 @@ def _loaded(problem: Problem, one: Input, config: Config) -> float:
     return size * _apart(problem, one.name)
 
 
+@once_at_sizes
 def _apart(problem: Problem, name: str) -> float:
     """How much longer an operand's rows take than whole lines of the cache."""
     one = problem.inputs[name]
@@ -269,6 +279,7 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     return rate
 
 
+@once
 def _by_engine(problem: Problem, one: Input) -> bool:
     return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
 
@@ -288,6 +299,7 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
     return IN_STEPS if bounded and problem.size("k") > config.BLOCK_K else 1.0
 
 
+@once_at_sizes
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
@@ -324,6 +336,7 @@ def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
 
 
+@once_at_sizes
 def _traffic(problem: Problem) -> int:
     """Bytes that the kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes

@@ -1,4 +1,4 @@
-"""A batch of loops over points as one Triton kernel: fills the slots of the `foreach` template.
+"""A batch of loops over points as one Triton kernel: the template for multi-tensor kernels, and what fills its slots.
 
 Members of one form share a function of their pointers, the sizes that differ, and a program's number within its member. A
 program compares its number with the members' first numbers, a tree of depth log2(members) whose leaves hold a member's
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import canonical_text
@@ -17,12 +16,23 @@ from kgen.host.assemble import KernelCall
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Size
-from kgen.ir.plan import Batch, Nest, Tiling, address
+from kgen.ir.plan import Nest, Tiling, address
+from kgen.templates.contract import Config, knob, template
 from kgen.templates.form import Form, form_of
-from kgen.templates.render import clean, render
+from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
+from kgen.templates.loop_slots import TritonForm, TritonForms, lines, render_slots
+from kgen.templates.render import clean
 from kgen.templates.triton.codegen.emit import Emitter
 from kgen.templates.triton.codegen.table import TRITON_TYPES
-from kgen.templates.triton.kernels.loops import FOLDER, aligned, compile_options, loop_line, program_axes, source_lines
+from kgen.templates.triton.kernels.loops import (
+    OF_LAUNCH,
+    FunctionHead,
+    aligned,
+    compile_options,
+    loop_line,
+    program_axes,
+    source_lines,
+)
 
 # Masks that change at multiples of so many points let whole vectors through: of 16 bytes, of 8 where numbers are bytes.
 WHOLE = 8
@@ -30,36 +40,66 @@ WHOLE = 8
 PER_LINE = 6
 
 
-def render_batch(batch: Batch, tilings: Sequence[Tiling], graph: ir.Graph, name: str, exact: bool = False) -> KernelCall:
-    """The Triton function of a batch whose members have `tilings`, all sizes numbers; `exact` as for `Emitter`."""
-    groups: dict[Hashable, list[_Member]] = {}
-    for tiling in tilings:
-        member = _Member(tiling, form_of(_nest(tiling), graph), _programs(tiling))
-        groups.setdefault(_alike(member, graph), []).append(member)
+@template(implements=loops("multi_tensor"), device="cuda", source="foreach.py.jinja", name="triton_multi_tensor")
+class MultiTensor(LoopKernel):
+    """Each program computes a tile of one of many independent loops over points."""
+
+    WARPS = knob(1, 2, 4, 8)
+
+
+def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> KernelCall:
+    """The Triton function of a batch whose members' sizes are all numbers."""
+    graph, tilings = problem.graph, problem.tilings
+    bodies = _bodies(problem)
     parameters = _Parameters(graph)
-    bodies: list[_Body] = []
-    first = 0
-    for members in groups.values():
-        bodies.append(_Body(members, graph, len(bodies), first, exact))
-        first = bodies[-1].end
-    slots = SimpleNamespace(name=name, blocks=[])
-    slots.comments = [f"independent loops: {len(tilings)}, forms: {len(bodies)}", *source_lines(batch.origins)]
-    slots.forms = [body.slots(f"{name}_form{body.number}", parameters) for body in bodies]
-    for form in slots.forms:
-        alone, last = len(bodies) == 1, form is slots.forms[-1]
-        word = "if" if form is slots.forms[0] else "elif"
-        form.branch = "" if alone else "else:" if last else f"{word} program < {form.end}:"
-        form.depth = 1 if alone else 2
-    slots.parameters = [p if k % PER_LINE else f"\n    {p}" for k, p in enumerate(parameters.names)]
-    text = render(FOLDER, "foreach.py.jinja", k=slots)
+    forms = [body.form(f"{name}_form{body.number}", parameters) for body in bodies]
+    comments = (f"independent loops: {len(tilings)}, forms: {len(bodies)}", *source_lines(problem.origins))
+    texts = tuple(p if k % PER_LINE else f"\n    {p}" for k, p in enumerate(parameters.names))
+    own = tuple(one for one in config.values if one[0] not in OF_LAUNCH)
+    slots = TritonForms(FunctionHead(name, comments, texts, own), tuple(f.slot for f in forms), lines(_calls(forms)))
+    text = render_slots(template.source, "cuda", slots, config, problem)
     names = frozenset(n for body in bodies for n in body.made_names) | set(parameters.names)
     launch = TritonKernel(
         name, text, canonical_text(text.replace(name, "kernel"), names),
         tuple(TRITON_TYPES[graph.buffers[b].dtype].pointer for b in parameters.buffers),
         tuple(aligned(graph.buffers[b]) for b in parameters.buffers),
-        max(t.blocks.warps for t in tilings), 1, compile_options(any(body.emitter.checks for body in bodies)),
+        config.get("WARPS", problem.proposed["WARPS"]), 1, compile_options(any(body.emitter.checks for body in bodies)),
     )  # fmt: skip
-    return KernelCall(name, tuple(parameters.buffers), (), (ix.constant(first), ix.ONE, ix.ONE), launch)
+    return KernelCall(name, tuple(parameters.buffers), (), (ix.constant(bodies[-1].end), ix.ONE, ix.ONE), launch)
+
+
+def _bodies(problem: LoopProblem) -> list[_Body]:
+    """The functions, each with the members that share it and the numbers of their programs."""
+    groups: dict[Hashable, list[_Member]] = {}
+    for tiling in problem.tilings:
+        member = _Member(tiling, form_of(_nest(tiling), problem.graph), _programs(tiling))
+        groups.setdefault(_alike(member, problem.graph), []).append(member)
+    bodies: list[_Body] = []
+    for members in groups.values():
+        first = bodies[-1].end if bodies else 0
+        bodies.append(_Body(members, problem.graph, len(bodies), first, problem.exact))
+    return bodies
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A function, and the statements that find its arguments and call it in programs before `end`."""
+
+    slot: TritonForm
+    end: int
+    call: tuple[str, ...]
+
+
+def _calls(forms: Sequence[_Form]) -> list[str]:
+    """The branches that lead a program to the function of its member's form."""
+    if len(forms) == 1:
+        return list(forms[0].call)
+    found = []
+    for number, form in enumerate(forms):
+        last = number == len(forms) - 1
+        branch = "else:" if last else f"{'elif' if number else 'if'} program < {form.end}:"
+        found += [branch, *(f"    {line}" for line in form.call)]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +171,19 @@ class _Body:
         self.axes = program_axes(self.tiling, self.emitter, "program")
         self.made_names = set(self.emitter.made_names)
 
-    def slots(self, name: str, parameters: _Parameters) -> SimpleNamespace:
+    def form(self, name: str, parameters: _Parameters) -> _Form:
+        """The function under a name, and its call with the kernel's parameters."""
         pointers, same = self._pointers()
         sizes = {size: self.sizes[size] for size in self.emitter.sizes}
         choices = {f"p_{clean(p)}": [parameters.of(b) for b in self._of_members(p)] for p in pointers}
         choices |= {clean(s): self._texts(numbers) for s, numbers in sizes.items() if not _constant(numbers)}
-        slots = SimpleNamespace(name=name, parameters=["program", *choices], end=self.end, loops=loop_line(self.tiling))
-        slots.blocks = [("XBLOCK", self.tiling.blocks.x), *([("YBLOCK", self.tiling.blocks.y)] if self.tiling.y else [])]
-        slots.blocks += [(clean(s), numbers[0]) for s, numbers in sizes.items() if _constant(numbers)]
-        slots.same, slots.axes, slots.body = same, self.axes, self.lines
-        slots.find, arguments = self._tree(choices)
-        slots.call = f"{name}(program - {arguments[0]}, {', '.join(arguments[1:])})"
-        return slots
+        constants = [("XBLOCK", self.tiling.blocks.x), *([("YBLOCK", self.tiling.blocks.y)] if self.tiling.y else [])]
+        constants += [(clean(s), numbers[0]) for s, numbers in sizes.items() if _constant(numbers)]
+        head = FunctionHead(name, (), ("program", *choices), tuple(constants)).function()
+        find, arguments = self._tree(choices)
+        call = f"{name}(program - {arguments[0]}, {', '.join(arguments[1:])})"
+        slot = TritonForm(loop_line(self.tiling), head, lines(same), lines(self.axes), lines(self.lines))
+        return _Form(slot, self.end, (*find, call))
 
     def _pointers(self) -> tuple[list[str], list[str]]:
         """The buffers that the function gets pointers of, and statements that give others the same pointer."""

@@ -1,48 +1,69 @@
-"""From a tiling to a Triton kernel: fills the slots of the `pointwise`, `reduction` and `scan` templates."""
+"""Loop kernels in Triton: the templates for points, rows, scans and rows with column sums, and what fills their slots."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass
 
-from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.gpu_kernel import EARLY, TritonKernel
 from kgen.build.unit import canonical_text
 from kgen.host.assemble import KernelCall
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Var
-from kgen.ir.plan import Kernel, Tiling
-from kgen.templates.render import clean, render
-from kgen.templates.triton.codegen.emit import Emitter
+from kgen.ir.plan import Tiling
+from kgen.templates.contract import Config, knob, template
+from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
+from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows, lines, render_slots
+from kgen.templates.render import clean
+from kgen.templates.triton.codegen.emit import Emitter, Section
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
-FOLDER = Path(__file__).parent
 # Alignment, in bytes, of what torch allocates and of what the host makes sure of for inputs.
 ALIGNMENT = 16
-# The compile option of kernels that may be launched while the kernel before still runs.
-EARLY = ("launch_pdl", True)
+# Knobs that are no constants of the kernel: the launch has them.
+OF_LAUNCH = ("WARPS", "STAGES")
 
 
-def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = False) -> KernelCall:
-    """The Triton function of one tiling; `exact` as for `Emitter`."""
-    emitter = Emitter(tiling, graph, exact)
-    body, sections = emitter.run()
-    ends = emitter.finish_columns()
-    slots = _slots(tiling, emitter)
-    slots.fixed, slots.ends = emitter.fixed.lines, ends
-    slots.name, slots.body = name, body
-    slots.comments = _comments(tiling)
-    slots.sections = [
-        SimpleNamespace(
-            before=s.before, body=s.body, after=s.after, barrier=s.barrier,
-            inner=_inner_axis(tiling, emitter) if s.body else [],
-        )
-        for s in sections
-    ]  # fmt: skip
+@template(implements=loops("pointwise"), device="cuda", source="pointwise.py.jinja", name="triton_pointwise")
+class Pointwise(LoopKernel):
+    """Each program computes a tile of independent points."""
+
+    XBLOCK, YBLOCK = knob(128, 256, 512, 1024), knob(16, 32, 64)
+    WARPS = knob(1, 2, 4, 8)
+
+
+@template(implements=loops("reduction"), device="cuda", source="reduction.py.jinja", name="triton_reduction")
+class Reduction(LoopKernel):
+    """Each program reduces XBLOCK rows, which registers hold or which it walks in steps of RBLOCK."""
+
+    XBLOCK, RBLOCK = knob(1, 2, 4, 8, 16, 32), knob(512, 1024, 2048, 4096)
+    WARPS, STAGES = knob(1, 2, 4, 8, 16), knob(1, 2, 3)
+
+
+@template(implements=loops("scan"), device="cuda", source="scan.py.jinja", name="triton_scan")
+class Scan(Reduction):
+    """Each program scans XBLOCK rows in order."""
+
+
+@template(implements=loops("column_reduction"), device="cuda", source="columns.py.jinja", name="triton_columns")
+class ColumnReduction(LoopKernel):
+    """Each program reduces a share of the rows, XBLOCK at a time, and keeps sums of all columns."""
+
+    XBLOCK, WARPS, STAGES = knob(1, 2, 4, 8), knob(2, 4, 8, 16), knob(1, 2, 3)
+
+
+def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> KernelCall:
+    """The Triton function of one kernel."""
+    [tiling], graph = problem.under(config).tilings, problem.graph
+    emitter = Emitter(tiling, graph, problem.exact)
+    emitted = _Emitted(*emitter.run(), emitter.finish_columns(), emitter.fixed.lines)
+    frame = _frame(tiling, emitter)
+    sections = _sections(emitted.sections, frame, tiling, emitter)
     sizes = tuple(emitter.sizes)
-    slots.parameters = [f"p_{clean(b)}" for b in emitter.pointers] + [clean(s) for s in sizes]
-    text = render(FOLDER, _template(tiling.kernel), k=slots)
+    parameters = (*(f"p_{clean(b)}" for b in emitter.pointers), *map(clean, sizes))
+    head = FunctionHead(name, _comments(tiling), parameters, _constants(tiling, config))
+    slots = _slots(problem.kind, head, frame, emitted, sections)
+    text = render_slots(template.source, "cuda", slots, config, problem)
     names = frozenset(emitter.made_names | {clean(s) for s in sizes})
     types = [TRITON_TYPES[graph.buffers[b].dtype].pointer for b in emitter.pointers] + ["i64"] * len(sizes)
     launch = TritonKernel(
@@ -53,12 +74,102 @@ def render_kernel(tiling: Tiling, graph: ir.Graph, name: str, exact: bool = Fals
     return KernelCall(name, tuple(emitter.pointers), sizes, _grid(tiling), launch)
 
 
-def _template(kernel: Kernel) -> str:
-    if kernel.share is not None:
-        return "columns.py.jinja"
-    if any(s.kind == "scan" for s in kernel.statements):
-        return "scan.py.jinja"
-    return "reduction.py.jinja" if kernel.inner else "pointwise.py.jinja"
+@dataclass(frozen=True, slots=True)
+class FunctionHead:
+    """Opens a Triton function, with what has to stand before it."""
+
+    name: str
+    comments: tuple[str, ...]
+    parameters: tuple[str, ...]
+    constants: tuple[tuple[str, object], ...] = ()
+
+    def __call__(self) -> str:
+        return f"{self.imports()}\n{self.open()}"
+
+    def imports(self) -> str:
+        """What stands before all functions."""
+        comments = "\n# ".join(self.comments)
+        library = "from kgen.templates.triton.device import library as lib"
+        return f"# {comments}\nimport triton\nimport triton.language as tl\n{library}"
+
+    def function(self) -> str:
+        """The first lines of the function."""
+        constants = [f"    {name}: tl.constexpr = {value}" for name, value in self.constants]
+        return lines(["@triton.jit", f"def {self.name}({', '.join(self.parameters)}):", *constants])
+
+    def open(self) -> str:
+        """The text that opens the kernel. Every kernel waits for the one before, so it may be launched early."""
+        return f"{self.function()}\n    lib.wait_for_previous()"
+
+    def end(self) -> str:
+        """Nothing closes a Triton function."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """The statements of a kernel. What lasts over all blocks of rows begins in `sums`, and `ends` store it."""
+
+    body: list[str]
+    sections: list[Section]
+    ends: list[str]
+    sums: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What stands around a kernel's statements. `row` is empty where rows are walked; `length` is that of a row."""
+
+    indices: list[str]
+    row: list[str]
+    length: str
+    share: str
+    blocks: str
+
+
+def _frame(tiling: Tiling, emitter: Emitter) -> _Frame:
+    inner = tiling.kernel.inner
+    indices = program_axes(tiling, emitter)
+    row = _inner_axis(tiling, emitter) if inner and tiling.persistent else []
+    length = emitter.text(ix.product(v.extent for v in inner))
+    share = tiling.kernel.share
+    if share is None:
+        return _Frame(indices, row, length, "", "")
+    rows = emitter.text(ix.product(v.extent for v in tiling.x))
+    program = "tl.program_id(0)" + (".to(tl.int64)" if tiling.wide else "")
+    blocks = f"{share.name} * XBLOCK, {rows}, {share.extent} * XBLOCK, num_stages={tiling.blocks.stages}"
+    return _Frame(indices, row, length, f"{share.name} = {program}", blocks)
+
+
+def _sections(sections: list[Section], frame: _Frame, tiling: Tiling, emitter: Emitter) -> tuple[SectionSlot, ...]:
+    return tuple(_section(one, _inner_axis(tiling, emitter) if one.body else [], frame, tiling) for one in sections)
+
+
+def _section(section: Section, axis: list[str], frame: _Frame, tiling: Tiling) -> SectionSlot:
+    before = ["tl.debug_barrier()", *section.before] if section.barrier else section.before
+    loop = section.body
+    if section.body and not tiling.persistent:
+        inside = (f"    {line}" for line in (*axis, *section.body))
+        loop = [f"for start in range(0, {frame.length}, RBLOCK):", *inside]
+    return SectionSlot(lines(before), lines(loop), lines(section.body), lines(section.after))
+
+
+def _slots(kind: str, head: FunctionHead, frame: _Frame, emitted: _Emitted, sections: tuple[SectionSlot, ...]) -> TritonPoints:
+    indices, body, row = lines(frame.indices), lines(emitted.body), lines(frame.row)
+    if kind == "pointwise":
+        return TritonPoints(head, indices, body)
+    if kind == "column_reduction":
+        sums, ends = lines(emitted.sums), lines(emitted.ends)
+        return TritonColumns(head, indices, body, row, sections, frame.share, frame.blocks, sums, ends)
+    return TritonRows(head, indices, body, row, sections)
+
+
+def _constants(tiling: Tiling, config: Config) -> tuple[tuple[str, object], ...]:
+    """The lengths of the tile's axes, and the author's own knobs."""
+    blocks = {"XBLOCK": tiling.blocks.x, "YBLOCK": tiling.blocks.y, "RBLOCK": tiling.blocks.r}
+    there = {"XBLOCK": True, "YBLOCK": bool(tiling.y), "RBLOCK": bool(tiling.kernel.inner)}
+    own = ((name, value) for name, value in config.values if name not in (*blocks, *OF_LAUNCH))
+    return (*((name, value) for name, value in blocks.items() if there[name]), *own)
 
 
 def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, object], ...]:
@@ -66,11 +177,6 @@ def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, o
     where eager rounds twice. All kernels wait for the one before (`lib.wait_for_previous`), so they may be launched early."""
     plain = (("enable_fp_fusion", contracts), EARLY)
     return (*plain, ("debug", True), ("sanitize_overflow", False)) if checks else plain
-
-
-def launched_in_turn(kernel: TritonKernel) -> TritonKernel:
-    """The kernel, launched when the one before has ended."""
-    return replace(kernel, options=tuple(one for one in kernel.options if one != EARLY))
 
 
 def aligned(buffer: ir.Buffer) -> bool:
@@ -85,23 +191,6 @@ def _grid(tiling: Tiling) -> tuple[Expr, Expr, Expr]:
     x = ix.ceildiv(ix.product(v.extent for v in tiling.x), tiling.blocks.x)
     y = ix.ceildiv(ix.product(v.extent for v in tiling.y), tiling.blocks.y)
     return x * y, ix.ONE, ix.ONE
-
-
-def _slots(tiling: Tiling, emitter: Emitter) -> SimpleNamespace:
-    blocks = [("XBLOCK", tiling.blocks.x)]
-    if tiling.y:
-        blocks.append(("YBLOCK", tiling.blocks.y))
-    if tiling.kernel.inner:
-        blocks.append(("RBLOCK", tiling.blocks.r))
-    slots = SimpleNamespace(blocks=blocks, axes=program_axes(tiling, emitter), persistent=tiling.persistent)
-    slots.inner = _inner_axis(tiling, emitter) if tiling.kernel.inner and tiling.persistent else []
-    slots.length = emitter.text(ix.product(v.extent for v in tiling.kernel.inner))
-    share = tiling.kernel.share
-    if share is not None:
-        rows = emitter.text(ix.product(v.extent for v in tiling.x))
-        slots.share, slots.program = share.name, "tl.program_id(0)" + (".to(tl.int64)" if tiling.wide else "")
-        slots.range = f"{share.name} * XBLOCK, {rows}, {share.extent} * XBLOCK, num_stages={tiling.blocks.stages}"
-    return slots
 
 
 def program_axes(tiling: Tiling, emitter: Emitter, number: str = "tl.program_id(0)") -> list[str]:
@@ -140,8 +229,8 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
     return lines
 
 
-def _comments(tiling: Tiling) -> list[str]:
-    return [*source_lines(tiling.kernel.origins), loop_line(tiling)]
+def _comments(tiling: Tiling) -> tuple[str, ...]:
+    return (*source_lines(tiling.kernel.origins), loop_line(tiling))
 
 
 def source_lines(origins: tuple[ir.Origin, ...]) -> list[str]:

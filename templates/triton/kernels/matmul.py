@@ -11,7 +11,8 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import KernelTemplate, Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Input, Problem
 from kgen.templates.triton.kernels import estimate
 
@@ -115,8 +116,25 @@ def refuse_dot(problem: Problem) -> str | None:
     return refuse_sums(problem) if problem.side_sums else None
 
 
+class MatrixTemplate(KernelTemplate):
+    """Of matrices: what estimates were compared with measurements on is one thing for all of them."""
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return calibration.of_matrices(problem)
+
+
+class DotTemplate(MatrixTemplate):
+    """On the matrix units, in the order in which their instructions add."""
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse_dot(problem)
+
+    def order(self, problem: Problem, config: Config) -> Hashable:
+        return order_of_dots(problem, config)
+
+
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="triton_matmul")
-class Matmul:
+class Matmul(DotTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], any layout, by pointers and masks."""
 
     A, B, C = (
@@ -126,9 +144,7 @@ class Matmul:
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16, 256), knob(128, 64, 32, 16, 256, 512, 1024), knob(64, 32, 128)
     GROUP, WARPS, STAGES = knob(8), knob(4, 8, 16), knob(3, 4, 2)
-
-    def refuse(self, problem: Problem) -> str | None:
-        return refuse_dot(problem)
+    joins = "program"
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         wide = 2 if problem.main_dtype.itemsize > 2 else 1
@@ -153,9 +169,6 @@ class Matmul:
         shared = max(sum(operand_bytes(problem, config, stages)) + sums.shared, 4 * area) + 1024
         return Resources(shared, count * area // (config.WARPS * 32) + sums.registers + 64)
 
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
-
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)
         longer = BY_POINTERS if config.BLOCK_M >= ASYNCHRONOUS else 1.0
@@ -173,15 +186,14 @@ def _few_rows(problem: Problem, wide: int) -> Iterator[dict[str, Any]]:
 
 
 @template(implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matvec.py.jinja", name="triton_matvec")
-class Matvec:
+class Matvec(MatrixTemplate):
     """One row of A times B: as fast as B is read."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
     BLOCK_M, BLOCK_N, BLOCK_K = knob(1), knob(1, 4, 32, 64), knob(2048, 1024, 256, 128)
     longest: ClassVar = {"m": 1}
     WARPS, STAGES = knob(4, 8), knob(1)
-
-    uncalibrated = staticmethod(calibration.of_matrices)
+    joins = "program"
 
     def refuse(self, problem: Problem) -> str | None:
         return refuse_empty(problem)

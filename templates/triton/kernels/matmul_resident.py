@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.codegen.tma_boxes import tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import MIN_BLOCK, order_of_dots, refuse_dot, refuse_empty
+from kgen.templates.triton.kernels.matmul import MIN_BLOCK, DotTemplate, refuse_dot, refuse_empty
 
 # Rows of a tile and warps, by the columns of a tile: up to 128 sums a thread, which leaves registers for an epilogue.
 ROWS = {
@@ -52,12 +52,13 @@ def is_one_tile(problem: Problem, config: Config) -> bool:
     implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul_resident.py.jinja",
     name="triton_matmul_resident",
 )  # fmt: skip
-class ResidentMatmul:
+class ResidentMatmul(DotTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n], all of a matrix B in shared memory."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "k", "n", many=True), result("b", "m", "n", many=True)
     BLOCK_M, BLOCK_N, BLOCK_K = knob(64, 32, 16, 128), knob(64, 128, 256, 512, 1024, 16, 32), knob(64, 16, 32, 128, 256)
     TILES, WARPS, STAGES = knob(1), knob(4, 8, 16), knob(2, 3)
+    joins = "program"
     longest: ClassVar = {"n": 1024, "k": 256}
 
     def refuse(self, problem: Problem) -> str | None:
@@ -78,9 +79,8 @@ class ResidentMatmul:
         area = config.BLOCK_M * config.BLOCK_N
         return Resources(tiles + _staged_bytes(problem) * area + 1024, count * area // (config.WARPS * 32) + 64)
 
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
-    grid = staticmethod(grid_of_walks)
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return grid_of_walks(problem, config)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         needs = self.resources(problem, config)

@@ -10,19 +10,22 @@ eight at a time. Results leave through the copy engine where there is memory for
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.ir.index import Expr
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.codegen.tma_boxes import boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import HOPPER, refuse_empty
+from kgen.templates.triton.kernels.matmul import HOPPER, MatrixTemplate, refuse_empty
 from kgen.templates.triton.kernels.matmul_resident import grid_of_walks, is_one_tile, walks
 from kgen.templates.triton.kernels.matmul_specialized import held_bytes
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, epilogue_tiles
@@ -32,14 +35,25 @@ ROWS = {1024: ((16, 8),), 512: ((32, 8), (16, 4))}
 SHORTEST = min(ROWS)
 # Bytes of a number in registers.
 KEPT = 4
+# Columns of the result that a warp has in a chunk of the right operand: four times eight neighbours.
+SHARE = 32
 # Elements of the right operand along k in shared memory, or twice as many, and the fewest of its rows at a time.
 STEP, MIN_CHUNK = 64, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told of the configuration: `chunk` rows of the right operand come at a time."""
+
+    chunk: int
+    warps: list[int]
+    registers: list[int]
 
 
 @template(
     implements=contraction("b,m,k", "b,n,k -> b,m,n"), device="cuda", source="matmul_rows.py.jinja", name="triton_matmul_rows"
 )
-class RowsMatmul:
+class RowsMatmul(MatrixTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, n, k], whole rows in the registers of a group of warps, all of a matrix B in
     shared memory."""
 
@@ -54,8 +68,7 @@ class RowsMatmul:
     PROGRAMS, SENT = knob(2), knob(True, False)  # groups of warps; whether results leave through the copy engine
     language, LOADING = "gluon", 24  # registers of a thread that loads
     longest: ClassVar = {"n": 1024, "k": 128}
-
-    uncalibrated = staticmethod(calibration.of_matrices)
+    reductions: ClassVar = frozenset(ops.REDUCTIONS) - {"argmax", "argmin"}
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.device.interpreted:
@@ -82,7 +95,7 @@ class RowsMatmul:
             return Resources(shared=problem.device.shared + 1)
         area, size = config.BLOCK_M * config.BLOCK_N, problem.main_dtype.itemsize
         tiles = (config.BLOCK_N + config.STAGES * config.BLOCK_M) * config.BLOCK_K * size
-        read, _ = held_bytes(problem, config.AHEAD)
+        read, _ = held_bytes(problem, bool(config.AHEAD))
         held = read * config.STAGES + sent_bytes(problem) * config.SENT
         folds = 8 * config.BLOCK_M * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
         registers = int(area // (config.WARPS * 32) * (1 + kept_bytes(problem) / KEPT)) + 56
@@ -93,7 +106,13 @@ class RowsMatmul:
     def order(self, problem: Problem, config: Config) -> Hashable:
         return False  # that of all products of registers
 
-    grid = staticmethod(grid_of_walks)
+    def grid(self, problem: Problem, config: Config) -> Expr:
+        return grid_of_walks(problem, config)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        others = config.PROGRAMS - 1
+        registers = [self.registers(config)] * others + [self.LOADING]
+        return Facts(SHARE * config.WARPS, [config.WARPS] * others + [1], registers)
 
     def registers(self, config: Config) -> int:
         """Of a thread that multiplies: what the warp that loads, and three that do nothing, leave."""
@@ -165,6 +184,6 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     if any(v.dtype is torch.float64 for s in problem.epilogue for v in vs.topological(s.roots)):
         return "threads have no registers for rows of float64"
     parts = [s for s in problem.epilogue if s.kind == "partial"]
-    if any(s.op in ("argmax", "argmin") or not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
+    if any(not problem.part(s).is_row(s.block) or problem.part(s).axis != "n" for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import MIN_BLOCK, operand_bytes, refuse_dot, refuse_empty
+from kgen.templates.triton.kernels.matmul import MIN_BLOCK, MatrixTemplate, operand_bytes, refuse_dot, refuse_empty
 
 # Rows of a tile; more would take as many multiplications as a tile of 64 in the other direction.
 MOST_ROWS = 32
@@ -40,15 +40,14 @@ FILLED = 0.9
     implements=contraction("b,m,k", "b,n,k -> b,n,m"), device="cuda", source="matmul_sliced.py.jinja",
     name="triton_matmul_sliced",
 )  # fmt: skip
-class SlicedMatmul:
+class SlicedMatmul(MatrixTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n] for few rows of A, each warp a slice of the sum."""
 
     A, B, C = operand("b", "m", "k"), operand("b", "n", "k", many=True), result("b", "n", "m", many=True)
     BLOCK_M, BLOCK_N, BLOCK_K = knob(16, 32), knob(32, 64, 16, 128), knob(256, 512, 128, 64)
     SLICES, WARPS, STAGES = knob(4, 8, 2), knob(4, 8, 2), knob(4, 3, 5, 6)
     longest: ClassVar = {"m": MOST_ROWS}
-
-    uncalibrated = staticmethod(calibration.of_matrices)
+    joins = "program"
 
     def refuse(self, problem: Problem) -> str | None:
         if problem.exact_float32:

@@ -7,17 +7,19 @@ The design is the producer and the cooperating consumers of CUTLASS 3 (NVIDIA, `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from kgen.ir import index as ix
+from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.kernels import estimate
-from kgen.templates.triton.kernels.matmul import DOT_TYPES, HOPPER, operand_bytes, order_of_dots, refuse_sums, sums_needs
+from kgen.templates.triton.kernels.matmul import DOT_TYPES, HOPPER, DotTemplate, operand_bytes, refuse_sums, sums_needs
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS, ROW, epilogue_tiles, grid_of_tiles, sides
 
 # Sums of a thread beside which it has registers for tiles that it reads itself.
@@ -63,7 +65,7 @@ def _refuse_epilogue(problem: Problem) -> str | None:
     parts = [s for s in problem.epilogue if s.kind == "partial"]
     if parts and stores_by_pointers(problem):
         return "a result of rows that are also reduced is no box that the copy engine can write"
-    if any(s.op in ("welford", "argmax", "argmin") or not problem.part(s).whole for s in parts):
+    if not all(problem.part(s).whole for s in parts):
         return "its epilogue reduces tiles in a way that layouts are not written out for"
     return None
 
@@ -133,6 +135,25 @@ def held_bytes(problem: Problem, ahead: bool) -> tuple[int, int]:
     return sum(box.dtype.itemsize for box in reads.values()), sum(sizes[1:] if alike else sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told of problems and configuration. `sharing` groups of warps multiply each tile, `in_turn` have
+    one each. Of each tile that an epilogue reads, memory has `places`. Of a step's multiplications, so many are under way
+    while those of the step before are waited for."""
+
+    several: bool
+    processors: int
+    itemsize: int
+    sharing: int
+    in_turn: int
+    places: int
+    multiplied: int
+    multiplied_and_summed: int
+    by_pointers: bool
+    warps: list[int]
+    registers: list[int]
+
+
 def _one_group(values: Mapping[str, Any]) -> dict[str, Any]:
     """Knobs of one group of as many warps as several that share each tile."""
     return {"WARPS": values["WARPS"] * values["PROGRAMS"], "PROGRAMS": 1, "TOGETHER": False}
@@ -148,7 +169,7 @@ def _as_one_group(config: Config) -> Config:
     implements=contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul_specialized.py.jinja",
     name="triton_matmul_specialized",
 )  # fmt: skip
-class SpecializedMatmul:
+class SpecializedMatmul(DotTemplate):
     """C = A B by one program for each processor, one of whose warps loads for the others."""
 
     A, B, C = (
@@ -161,12 +182,16 @@ class SpecializedMatmul:
     WARPS, STAGES = knob(8), knob(3, 4, 5, 6)
     PROGRAMS, FLATTEN = knob(1, 2), knob(True)  # groups of warps that multiply, for the estimate as good as programs
     TOGETHER = knob(False, True)  # whether groups have shares of each tile, or a tile each
-    language, REGISTERS, LOADING = "gluon", 232, 40  # registers of a thread that multiplies, and of one that loads
+    REGISTERS, LOADING = 232, 40  # registers of a thread that multiplies, and of one that loads
+    language, joins = "gluon", "parts"
 
-    refuse = staticmethod(refuse)
-    refuse_joint, stores_by_pointers = staticmethod(refuse_joint), staticmethod(stores_by_pointers)
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
+    reductions: ClassVar = frozenset(ops.REDUCTIONS) - {"welford", "argmax", "argmin"}
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse(problem)
+
+    def refuse_joint(self, problems: Sequence[Problem]) -> str | None:
+        return refuse_joint(problems)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "WARPS", "STAGES", "PARTS", "PROGRAMS", "TOGETHER")
@@ -199,7 +224,7 @@ class SpecializedMatmul:
         config = _as_one_group(config)
         arriving, _ = operand_bytes(problem, config, config.STAGES)
         area = config.BLOCK_M * config.BLOCK_N
-        read, written = held_bytes(problem, config.AHEAD)
+        read, written = held_bytes(problem, bool(config.AHEAD))
         folds = config.BLOCK_N * 4 * config.WARPS * any(s.kind == "partial" for s in problem.epilogue)
         sums = len(problem.members) * area // (config.WARPS * 32)
         summing = sums_needs(problem, config)
@@ -217,6 +242,23 @@ class SpecializedMatmul:
         gain = GAIN * SUMMING if problem.side_sums else GAIN
         gain *= STORING_IN_TURN if config.PROGRAMS > 1 and stores_by_pointers(problem) else 1
         return estimate.seconds(problem, alike, shared, self.REGISTERS // config.PROGRAMS) * gain
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        problem, groups = problems[0], config.PROGRAMS
+        products = len(problem.members)
+        return Facts(
+            several=len(problems) > 1,
+            processors=problem.device.processors,
+            itemsize=problem.main_dtype.itemsize,
+            sharing=groups if config.TOGETHER else 1,
+            in_turn=1 if config.TOGETHER else groups,
+            places=groups * config.PARTS,
+            multiplied=products,
+            multiplied_and_summed=products + len(problem.side_sums),
+            by_pointers=stores_by_pointers(problem),
+            warps=[config.WARPS] * (groups - 1) + [1],
+            registers=[self.REGISTERS] * (groups - 1) + [self.LOADING],
+        )
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return self.grid_of_parts([problem], config)

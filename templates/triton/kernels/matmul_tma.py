@@ -14,17 +14,17 @@ from typing import Any
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
-from kgen.templates import calibration
-from kgen.templates.contract import Config, Resources, contraction, knob, operand, result, template
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem, once
 from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes, tiles_read
 from kgen.templates.triton.kernels import estimate
 from kgen.templates.triton.kernels.matmul import (
     HOPPER,
     LARGEST_EXACT,
+    DotTemplate,
     block_of_row,
     operand_bytes,
-    order_of_dots,
     refuse_dot,
     sums_needs,
 )
@@ -68,7 +68,7 @@ def resources(problem: Problem, config: Config) -> Resources:
     arriving, copied = operand_bytes(problem, config, config.STAGES)
     tiles = arriving + copied + summing.shared
     area = config.BLOCK_M * config.BLOCK_N // config.PARTS
-    read, written, others = (area * size for size in staged_bytes(problem, config.ENGINE))
+    read, written, others = (area * size for size in staged_bytes(problem, bool(config.ENGINE)))
     if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
         others = others * config.WARPS // 16
     staged = read + written + others
@@ -145,8 +145,24 @@ def grid_of_tiles(problem: Problem, config: Config) -> Expr:
     return problem.extent("b") * problem.tiles("m", config.BLOCK_M) * problem.tiles("n", config.BLOCK_N)
 
 
+class TmaTemplate(DotTemplate):
+    """With operands, and what the epilogue reads and writes, by TMA."""
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse(problem)
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        return resources(problem, config)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return seconds(problem, config)
+
+    def sides(self, problem: Problem, config: Config) -> dict[str, int]:
+        return sides(problem, config)
+
+
 @template(implements=PATTERN, device="cuda", source="matmul_persistent.py.jinja", name="triton_matmul_persistent")
-class PersistentMatmul:
+class PersistentMatmul(TmaTemplate):
     """C = A B by one program for each processor, which takes tile after tile; the next tile's operands arrive during an
     epilogue."""
 
@@ -158,13 +174,6 @@ class PersistentMatmul:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
     GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
     ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
-
-    refuse = staticmethod(refuse)
-    resources = staticmethod(resources)
-    seconds = staticmethod(seconds)
-    sides = staticmethod(sides)
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE", "FLATTEN", "GROUP", "PROGRAMS")
@@ -188,7 +197,7 @@ class PersistentMatmul:
 
 
 @template(implements=PATTERN, device="cuda", source="matmul_tiles.py.jinja", name="triton_matmul_tiles")
-class TilesMatmul:
+class TilesMatmul(TmaTemplate):
     """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
 
     A, B, C = (
@@ -199,13 +208,7 @@ class TilesMatmul:
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
     GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
     WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
-
-    refuse = staticmethod(refuse)
-    resources = staticmethod(resources)
-    seconds = staticmethod(seconds)
-    sides = staticmethod(sides)
-    order = staticmethod(order_of_dots)
-    uncalibrated = staticmethod(calibration.of_matrices)
+    joins = "program"
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")

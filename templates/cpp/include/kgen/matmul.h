@@ -492,8 +492,8 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 
 // ---- loops compiled once --------------------------------------------------------------------------------------------
 
-// A unit with `KGEN_PRODUCT(A, B)` in a line of its own compiles no loops of products of elements of types A (left) and B (right):
-// they are objects, compiled once a machine, that the build links to it (kgen/build/cpp.py). What is left for the unit takes a
+// A unit with `KGEN_PRODUCT(A, B)` compiles no loops of products of elements of types A (left) and B (right): they are objects,
+// compiled once a machine, that the build links to it (`objects` of kgen/build/cpp.py:Unit, templates/cpp/codegen/engine.py). What is left for the unit takes a
 // tenth of the time. Their functions are the same and were never inlined. With KGEN_OWN_LOOPS it has them itself.
 #ifdef KGEN_OWN_LOOPS
 #define KGEN_PRODUCT(A, B)

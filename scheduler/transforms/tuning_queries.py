@@ -8,30 +8,63 @@ from dataclasses import replace
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Schedule, Step, members
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.fusion.grouped_matmuls import problems_of_joint
+from kgen.scheduler.fusion.grouped_matmuls import Joining, join, problems_of_joint
+from kgen.scheduler.protocol import Attempt, Changes, Transform
 from kgen.scheduler.selection.choose import problems, product_of
 from kgen.scheduler.selection.size_buckets import buckets_of, length_of
-from kgen.scheduler.selection.subgraph_extraction import source_of
 from kgen.scheduler.transforms.operand_padding import possible_copies
-from kgen.scheduler.transforms.split_k import may_cut, partial_of, possible_parts
-from kgen.scheduler.transforms.tile_partials import Tiles
+from kgen.scheduler.transforms.pricing import estimate
+from kgen.scheduler.transforms.split_k import may_cut, possible_parts
+from kgen.scheduler.transforms.subgraph_extraction import source_of
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
-from kgen.tuning.answer import APART, Answer, Oracle, Place, Question, place
-
-Answers = dict[str, Mapping[Place, Answer]]
+from kgen.tuning.answer import APART, Answer, Answers, Oracle, Place, Question, place
 
 
-def ask(oracle: Oracle, plan: Schedule, tiles: Tiles, device: Callable[[str], Device]) -> Answers:
-    """Answers by the products' results. Parts of a sum, which are products of their own, have the answer of the whole, and so
-    have products that read copies of their operands. What was
-    joined by an estimate stays so only if nothing better was measured; joint kernels get the configuration that was best."""
+class GroupedMatmuls(Transform):
+    """Joins contractions that read one operand, where that is estimated to be faster."""
+
+    name = "grouped matmuls"
+
+    def settle(self, attempt: Attempt) -> Changes:
+        options = attempt.options
+        if options.siblings and options.joint:
+            how = Joining(
+                lambda out: options.device(attempt.graph, out),
+                lambda one: estimate(attempt, one),
+                options.demands,
+                options.only,
+            )
+            join(attempt.plan, how)
+        return Changes()
+
+
+class Measurements(Transform):
+    """Asks for measured times, now that fusion has said what kernels are made of."""
+
+    name = "measurements"
+
+    def settle(self, attempt: Attempt) -> Changes:
+        options = attempt.options
+        if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
+            attempt.draft.answers |= ask(options.oracle, attempt)
+        return Changes()
+
+
+def ask(oracle: Oracle, attempt: Attempt) -> Answers:
+    """Answers by the contractions' results. Parts of a sum, which are contractions of their own, have the answer of the whole,
+    and so have contractions that read copies of their operands. What was joined by an estimate stays so only if nothing better
+    was measured; grouped kernels get the configuration that was best."""
     found: Answers = {}
+    plan = attempt.plan
+
+    def device(out: str) -> Device:
+        return attempt.options.device(plan.graph, out)
+
     joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
     plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
-    asked = {*(partial_of(plan.graph, out) for out in tiles.cuts), *(out for out, copies in tiles.copies.items() if copies)}
     single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
-    whole = [kernel for kernel in single if product_of(kernel) not in asked]
+    whole = [kernel for kernel in single if product_of(kernel) not in attempt.draft.asked]
     known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)
     return found | {product_of(k): known[k.name] for k in whole if k.name in known}
 
@@ -68,7 +101,7 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the product."""
     out = source_of(graph, out)
-    return any(isinstance(node, ir.Product) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
+    return any(ir.is_product(node) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
 
 
 def _settled(

@@ -14,8 +14,8 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.items import accumulators
 from kgen.scheduler.transforms.concat_split import slice_of
 from kgen.scheduler.transforms.gather_reduction import gathered
-from kgen.scheduler.transforms.output_split import whole_of
 from kgen.scheduler.transforms.recompute import original_of
+from kgen.scheduler.transforms.split_k import whole_of
 from kgen.scheduler.transforms.tile_partials import reduction_of
 
 
@@ -66,18 +66,14 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     made |= reduced
     wanted: set[str] = set()
     for node in graph.nodes:
-        names = {*ir.outs(node), *(accumulators(graph, node) if isinstance(node, ir.Product) else ())}
+        names = {*ir.outs(node), *(accumulators(graph, node) if ir.is_product(node) else ())}
         if names & made:
             wanted |= names
-        if isinstance(node, ir.Contraction) and node.out in wanted:
+        if ir.is_contraction(node) and node.out in wanted:
             wanted |= {load.attr[0] for load in vs.loads(node.stored)}
     kept = [node for node in graph.nodes if wanted & set(ir.outs(node))]
-    makers = {name for node in kept if isinstance(node, ir.Contraction) for name in _stored(node)} - _read(step)
-    nodes = [
-        n
-        for n in kept
-        if made & set(ir.outs(n)) or isinstance(n, ir.Product) or (isinstance(n, ir.Pointwise) and n.out in makers)
-    ]
+    makers = {name for node in kept if ir.is_contraction(node) for name in _stored(node)} - _read(step)
+    nodes = [n for n in kept if made & set(ir.outs(n)) or ir.is_product(n) or (isinstance(n, ir.Pointwise) and n.out in makers)]
     nodes = [_unfolded(graph, node, made) if reduced & set(ir.outs(node)) else node for node in nodes]
     picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
     slices = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, graph.nodes)))]
@@ -113,4 +109,4 @@ def _read(step: Launch) -> set[str]:
 
 
 def _reads(node: ir.Node) -> tuple[str, ...]:
-    return (*ir.reads(node), *sorted(_stored(node))) if isinstance(node, ir.Contraction) else ir.reads(node)
+    return (*ir.reads(node), *sorted(_stored(node))) if ir.is_contraction(node) else ir.reads(node)

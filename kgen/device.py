@@ -1,0 +1,76 @@
+"""What is known of a device that kernels are made for: its limits and its rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Device", "Gpu", "gpu_from", "is_rounded"]
+
+# Operations a cycle of a GPU's SM on 16-bit floats added up in float32, by compute capability; what an H200 reaches of that,
+# and of its memory's rate.
+MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
+MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
+
+
+def is_rounded(kind: torch.dtype) -> bool:
+    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matrix products allows."""
+    return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
+    or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
+    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
+    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
+    library's share, on wide floats, of the rate that it has on the processors it was made for. Of a GPU that is `interpreted`
+    there are only kernels that Triton's interpreter can run."""
+
+    kind: str = "cuda"
+    arch: int = 90
+    processors: int = 132
+    shared: int = 232448
+    registers: int = 255
+    isa: str = ""
+    lanes: int = 1
+    flops: float = 790e12
+    narrow: float = 12
+    bandwidth: float = 4.3e12
+    library: float = 1.0
+    interpreted: bool = False
+
+    def rate(self, kind: torch.dtype) -> float:
+        """Operations a second of the units that multiply numbers of a type."""
+        if self.kind == "cpu":
+            wide = self.flops / self.narrow
+            return self.flops if kind is torch.bfloat16 else wide * {1: 2, 8: 0.5}.get(kind.itemsize, 1)
+        if kind.itemsize == 1:
+            return self.flops * 2
+        if kind.itemsize == 2:
+            return self.flops
+        return self.flops / 2 if is_rounded(kind) else self.flops / self.narrow
+
+
+H200 = Device()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the choice of tiles needs to know of a GPU, an H200 unless it is said; fields as in `Device`."""
+
+    arch: int = H200.arch
+    processors: int = H200.processors
+    shared: int = H200.shared
+    flops: float = H200.flops
+    bandwidth: float = H200.bandwidth
+
+
+def gpu_from(facts: Mapping[str, int]) -> Gpu:
+    """A GPU by what `torch_adapter.gpu_facts` says of it."""
+    arch, processors = facts["arch"], facts["processors"]
+    matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
+    flops = MATRIX_SHARE * matrix * processors * facts["clock"]
+    return Gpu(arch, processors, facts["shared"], flops, MEMORY_SHARE * facts["memory"])

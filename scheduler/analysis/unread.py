@@ -1,0 +1,19 @@
+"""Nodes that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kgen.ir import nodes as ir
+
+
+def needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """The nodes without pointwise ones that nobody reads."""
+    read = ir.visible(graph)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, ir.Pointwise) and node.out not in read:
+            continue
+        read.update(ir.reads(node))
+        kept.append(node)
+    return kept[::-1]

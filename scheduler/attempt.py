@@ -1,0 +1,75 @@
+"""One attempt at a schedule: transforms applied, nodes fused, kernels formed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kgen import errors
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, Schedule, Step
+from kgen.scheduler.analysis.items import Group
+from kgen.scheduler.analysis.unread import needed
+from kgen.scheduler.fusion.combo_kernels import batch
+from kgen.scheduler.fusion.fuse import Fuser
+from kgen.scheduler.fusion.grouping import Constraints, fuser_of
+from kgen.scheduler.kernels.steps import distinct_names, local_buffers, steps_of, storage_shared
+from kgen.scheduler.options import Options
+from kgen.scheduler.protocol import Attempt, Decisions, Draft, Forming, Transform
+from kgen.scheduler.selection.choose import demanded
+from kgen.tuning.answer import Answers
+from kgen.verdict import FusionDemand
+
+TABLE = "kgen.scheduler.transforms.table"
+
+
+def transforms_for(graph: ir.Graph) -> tuple[Transform, ...]:
+    """The transforms that may have something to do. Where every element of the graph is made on its own, that is none of them,
+    and their modules are not even loaded."""
+    if not any(map(ir.combines, graph.nodes)):
+        return ()
+    found: tuple[Transform, ...] = importlib.import_module(TABLE).TRANSFORMS
+    return found
+
+
+def attempted(
+    graph: ir.Graph, options: Options, transforms: tuple[Transform, ...], decisions: Decisions, answers: Answers
+) -> Attempt:
+    """A plan without a memory plan. The graph stays as it is: the attempt has buffers of its own."""
+    own = replace(graph, buffers=dict(graph.buffers))
+    draft = Draft(own, graph.nodes, options, decisions, dict(answers), transforms)
+    for one in transforms:
+        one.apply(draft)
+    draft.nodes = needed(own, draft.nodes)
+    return Attempt(draft, _plan(draft))
+
+
+def _plan(draft: Draft) -> Schedule:
+    options, rewritten = draft.options, replace(draft.graph, nodes=draft.nodes)
+    fuser = fuser_of(rewritten, options, Constraints(draft.single, draft.held, draft.apart))
+    groups = fuser.run()
+    steps = _formed(draft, fuser, groups)
+    plan = Schedule(draft.graph, steps, [*fuser.verdicts, *draft.verdicts])
+    plan.local = local_buffers(steps)
+    plan.call_results = frozenset(o for group in groups if isinstance(group.call, ir.Extern) for o in ir.outs(group.call))
+    return plan
+
+
+def _formed(draft: Draft, fuser: Fuser, groups: list[Group]) -> list[Step]:
+    """The steps of fused groups, with what moves between kernels, and with independent kernels gathered."""
+    options, graph = draft.options, fuser.graph
+    forming = Forming(draft, fuser.sizes, fuser.outputs | storage_shared(graph), fuser.verdicts)
+    steps = steps_of(fuser, groups, forming.kept, options)
+    for one in draft.transforms if options.fusion else ():
+        steps = one.form(steps, forming)
+    _raise_unmet(fuser.unmet, steps)
+    steps = distinct_names(steps)
+    return batch(steps, graph, options.demands, fuser.verdicts) if options.fusion and options.siblings else steps
+
+
+def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Sequence[Step]) -> None:
+    """Raises for what the user wants in one kernel and has not got, now that all that moves into kernels has moved."""
+    for demand, missing in unmet:
+        if not any(isinstance(step, Kernel) and demanded(step, (demand,)) for step in steps):
+            raise missing

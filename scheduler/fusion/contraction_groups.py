@@ -1,0 +1,57 @@
+"""Groups around contractions: the items that one is scheduled as, and which items may share its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.scheduler.analysis.items import Group, Item, finished, make_item, product_item
+from kgen.templates.base import Request
+from kgen.templates.capabilities import Capabilities
+
+
+def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
+    """What the template computes, and what turns that into the results."""
+    made = product_item(graph, node, position)
+    items = [made]
+    for out, name in zip(ir.results(node), made.outs, strict=True):
+        if out is None:
+            continue
+        value = vs.load(name, made.store, graph.buffers[name].dtype)
+        if ir.is_contraction(node):
+            value = finished(node, value)
+        value = vs.cast(value, ops.compute_dtype(graph.buffers[out].dtype))
+        items.append(make_item(ir.Pointwise(out, made.outer, value, node.origin), position))
+    return items
+
+
+def is_product(group: Group) -> bool:
+    """Whether a template computes the group."""
+    return any(item.contracts for item in group.items)
+
+
+def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
+    """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
+    loops, with an operand in common, as many as a template makes."""
+    products = [item for item in items if item.contracts]
+    sums = [item.node for item in products if ir.is_contraction(item.node)]
+    if len(sums) < len(products) or len({node.operands for node in sums}) > 1:
+        return False
+    if not capabilities.may(sums[0].out, Request(family=len(sums))):
+        return False
+    return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
+
+
+def feeds_product(items: Iterable[Item]) -> bool:
+    """Whether a product among the items needs what another item makes. That has no tile: even where both are at the same
+    element, as those of a column that is multiplied by one number are, operands are read before anything is stored."""
+    items = list(items)
+    made = {out for item in items for out in item.outs}
+    return any(read.buffer in made for item in items if item.contracts for read in item.reads)
+
+
+def is_partial(group: Group) -> bool:
+    """Whether the group reduces the tiles of a product that it has not joined yet."""
+    return all(item.is_partial for item in group.items) and bool(group.items)

@@ -1,0 +1,59 @@
+"""What a caller of the scheduler decides: `Options`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kgen.ir import nodes as ir
+from kgen.scheduler.tiling.tiles import Gpu
+from kgen.templates.capabilities import Capabilities
+from kgen.templates.problem import Device
+from kgen.tuning.answer import Oracle
+from kgen.tuning.only import Only
+from kgen.verdict import FusionDemand
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Switches of the scheduler. `demands` are the user's require_fused / forbid_fused."""
+
+    fusion: bool = True
+    demands: tuple[FusionDemand, ...] = ()
+    gpu: Gpu = field(default_factory=Gpu)
+    gpu_everywhere: bool = False  # kernels on the CPU's tensors are made for a GPU as well, for its interpreter
+    templates: bool = True
+    cpu: Device = field(default_factory=lambda: Device("cpu", isa="generic"))
+    only: Only | None = None  # the template that takes all contractions
+    oracle: Oracle | None = None  # knows measured times
+    stable: bool = False  # these never change results
+    prologues: bool = True  # operands may be computed in a contraction's kernel
+    scales: bool = True  # and scaled behind its sum
+    siblings: bool = True  # what needs nothing of each other may share a kernel
+    joint: bool = True  # contractions too, with an operand in common
+    twice: bool = True  # contractions may be recomputed for what needs their elements and reductions of these
+    copies: bool = True  # operands may be copied into rows that begin at lines of a GPU's cache
+    fused_calls: bool = True  # the library may compute a contraction and what follows in one call
+    interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
+
+    def target(self, device: str) -> str:
+        """The language of the kernels on a device."""
+        return "triton" if self.gpu_everywhere or device.startswith("cuda") else "cpp"
+
+    def device(self, graph: ir.Graph, buffer: str) -> Device:
+        """What templates need to know of the device that a buffer is on."""
+        if self.target(str(graph.buffers[buffer].device)) == "cpp":
+            return self.cpu
+        gpu = self.gpu
+        return Device(
+            "cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=self.interpreted
+        )
+
+    def capabilities(self, graph: ir.Graph) -> Capabilities:
+        """What the registered templates say of fusion around the buffers of a graph."""
+        return Capabilities(lambda out: self.device(graph, out).kind)
+
+    def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
+        """Of which results on: a CPU's library makes two passes of what is one call."""
+        on = self.fusion and self.fused_calls
+        return lambda out: on and self.target(str(graph.buffers[out].device)) == "triton"

@@ -1,0 +1,27 @@
+"""What a contraction's kernel is expected to take, whatever the user demands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kgen.ir.plan import Kernel
+from kgen.scheduler.protocol import Attempt
+from kgen.scheduler.selection.choose import Given, best, problems, product_of
+from kgen.scheduler.selection.size_buckets import Best
+from kgen.tuning.answer import Answer, Place
+
+
+def estimate(attempt: Attempt, kernel: Kernel) -> Best | None:
+    """The best to be had of a kernel by the cost model; None where no template has it."""
+    return _best(attempt, kernel, {})
+
+
+def measured_or_estimated(attempt: Attempt, kernel: Kernel) -> Best | None:
+    """The best to be had of a kernel as it was measured, else by the cost model; None where no template has it."""
+    return _best(attempt, kernel, attempt.answers.get(product_of(kernel), {}))
+
+
+def _best(attempt: Attempt, kernel: Kernel, answers: Mapping[Place, Answer]) -> Best | None:
+    out, options = product_of(kernel), attempt.options
+    how = Given(vendor=out not in attempt.draft.without_library, answers=answers, stable=options.stable)
+    return best(problems(kernel, attempt.graph, options.device(attempt.graph, out), None)[0], how)

@@ -1,0 +1,44 @@
+"""All transforms, in the order in which they are applied and asked."""
+
+from __future__ import annotations
+
+from kgen.scheduler.protocol import Transform
+from kgen.scheduler.transforms.column_reduction import ColumnReduction
+from kgen.scheduler.transforms.concat_split import ConcatSplit
+from kgen.scheduler.transforms.full_row_tiles import FullRowTiles
+from kgen.scheduler.transforms.library_fusion import LibraryFusion
+from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
+from kgen.scheduler.transforms.operand_reduction import OperandReduction
+from kgen.scheduler.transforms.output_split import OutputSplit
+from kgen.scheduler.transforms.programs import Programs
+from kgen.scheduler.transforms.recompute_trial import Recompute
+from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
+from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
+from kgen.scheduler.transforms.split_k import SplitK
+from kgen.scheduler.transforms.split_reduction import SplitReduction
+from kgen.scheduler.transforms.template_kernels import Offer, Prologues, Selection
+from kgen.scheduler.transforms.tile_partials import TilePartials
+from kgen.scheduler.transforms.tuning_queries import GroupedMatmuls, Measurements
+
+TRANSFORMS: tuple[Transform, ...] = (
+    Offer(),
+    ConcatSplit(),
+    Programs(),
+    Prologues(),
+    ScaleHoisting(),
+    GroupedMatmuls(),
+    Measurements(),
+    OperandMaterialisation(),
+    SplitK(),
+    OperandPadding(),
+    ScatterEpilogue(),
+    OperandReduction(),
+    OutputSplit(),
+    Recompute(),
+    FullRowTiles(),
+    Selection(),
+    TilePartials(),
+    LibraryFusion(),
+    ColumnReduction(),
+    SplitReduction(),
+)

@@ -1,0 +1,223 @@
+"""Handles that the author of a template in Gluon passes around: shared memory, and the barriers that guard it.
+
+A slot at the head of the Jinja file gives a handle, ``{% set left = A.ring("left", STAGES) %}``. The kernel's functions take it
+as a parameter, and its methods are the statements around it: ``{{ left.make() }}``, ``{{ left.fetch("b", "m0", "k0",
+stage="stage", ready=ready.at("stage")) }}``, ``{{ left.view("stage") }}``. Text that is written here names what a handle or a
+call was given, parameters of the kernel, and functions of `templates/triton/device/warp_groups.py`: no other variable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kgen.templates.triton.codegen.tma_boxes import ByEights
+from kgen.templates.triton.codegen.tma_moves import Move
+
+# Stores that may be under way when no memory has to be waited for: more than a kernel ever has.
+ANY_PENDING = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """One of several barriers: their name, and which of them, as text."""
+
+    barriers: str
+    index: str
+
+
+@dataclass(frozen=True, slots=True)
+class Barriers:
+    """So many barriers, each of which `arrivals` complete."""
+
+    name: str
+    count: int
+    arrivals: int = 1
+
+    def make(self) -> str:
+        return f"{self.name} = ws.barriers({self.count}, {self.arrivals})"
+
+    def at(self, index: str) -> Barrier:
+        return Barrier(self.name, index)
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedTile:
+    """Tiles that TMA moves: the name of their descriptor, the lengths of its blocks, the type of its elements, whether they
+    lie the other way round in memory, and the one that begins at some indices."""
+
+    descriptor: str
+    block: tuple[int, ...]
+    dtype: torch.dtype
+    turned: bool
+    move: Callable[[Sequence[str]], Move]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.block) * self.dtype.itemsize
+
+    def shares_memory(self, other: BoxedTile) -> bool:
+        """Whether a tile of the other kind fits where one of this kind has been."""
+        return (self.block, self.dtype, self.turned) == (other.block, other.dtype, other.turned)
+
+    def make(self, name: str, *lengths: int) -> str:
+        """Makes shared memory for a tile, or for as many as `lengths` say."""
+        shape = ", ".join(map(str, (*lengths, *self.block)))
+        return f"{name} = gl.allocate_shared_memory({self.descriptor}.dtype, [{shape}], {self.descriptor}.layout)"
+
+    def view(self, memory: str) -> str:
+        """A tile in shared memory as the author wants it."""
+        if len(self.block) > 2:
+            memory = f"{memory}.reshape([{', '.join(map(str, self.block[-2:]))}])"
+        return f"{memory}.permute((1, 0))" if self.turned else memory
+
+    def leaving(self, indices: Sequence[str], value: str) -> str:
+        """The first arguments of a store of `value`: descriptor, place, and the tile as it lies in memory."""
+        turned = f"gl.permute({value}, (1, 0))" if self.turned else value
+        return f"{self.descriptor}, {self.move(indices).begin}, {turned}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Shared memory for `count` tiles of one kind, its stages. Of an operand of a family, `number` says which, `summed` whether
+    its elements are added up as well."""
+
+    name: str
+    count: int
+    tile: BoxedTile
+    number: int = 0
+    summed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of one tile."""
+        return self.tile.bytes
+
+    def make(self) -> str:
+        return self.tile.make(self.name, self.count)
+
+    def fetch(self, *indices: str, stage: str, ready: Barrier) -> str:
+        """Asks TMA for the tile that begins at these indices, in a stage; the barrier will know of it."""
+        move = self.tile.move(indices)
+        return f"ws.fetch({move.map}, {move.begin}, {ready.barriers}, {self.name}, {stage}, {ready.index})"
+
+    def at(self, stage: str) -> str:
+        """A stage's memory."""
+        return f"{self.name}.index({stage})"
+
+    def view(self, stage: str) -> str:
+        """A stage's tile as the author wants it."""
+        return self.tile.view(self.at(stage))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Shared memory where all of an operand stays, in `chunks` of its rows that lie as `Boxes.by_eights` says; `outer` are the
+    places of its matrix along what is no side of it."""
+
+    name: str
+    descriptor: str
+    chunks: int
+    way: ByEights
+    itemsize: int
+    outer: Callable[[Sequence[str]], Sequence[str]]
+
+    @property
+    def bytes(self) -> int:
+        """Of all chunks."""
+        return self.chunks * math.prod(self.way.map.block) * self.itemsize
+
+    def make(self) -> str:
+        lengths = ", ".join(map(str, (self.chunks, *self.way.map.block)))
+        return f"{self.name} = gl.allocate_shared_memory({self.descriptor}.dtype, [{lengths}], {self.descriptor}.layout)"
+
+    def fetch(self, *indices: str, chunk: str, ready: Barrier) -> str:
+        """Asks TMA for a chunk of the matrix at these indices, those of the axes without a tile."""
+        begin = ", ".join(self.way.begin(self.outer(indices), chunk))
+        return f"ws.fetch({self.descriptor}, [{begin}], {ready.barriers}, {self.name}, {chunk}, {ready.index})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Shared memory for the tiles that an epilogue reads through TMA, a ring for each; none where they come by pointers.
+    `place` is the stage of the tile that is being stored."""
+
+    rings: tuple[Ring, ...]
+    place: str = ""
+
+    def __iter__(self) -> Iterator[Ring]:
+        return iter(self.rings)
+
+    def __len__(self) -> int:
+        return len(self.rings)
+
+    @property
+    def bytes(self) -> int:
+        """Of one tile of each."""
+        return sum(ring.bytes for ring in self.rings)
+
+    def at(self, place: str) -> Reads:
+        return replace(self, place=place)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Shared memory for one tile on its way to a result."""
+
+    name: str
+    tile: BoxedTile
+
+    def make(self) -> str:
+        return self.tile.make(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """Shared memory that an epilogue's results leave from through TMA: for each of them, in order, memory of its own, or the
+    ring of what is read where it takes the place. With `turn`, a statement that waits for it, groups of warps have the memory
+    in turn."""
+
+    homes: tuple[Leaving | Ring, ...] = ()
+    turn: str = ""
+
+    def __iter__(self) -> Iterator[Leaving]:
+        """What has memory of its own."""
+        return (home for home in self.homes if isinstance(home, Leaving))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def in_turn(self, wait: str) -> Writes:
+        """The same for groups of warps that have it in turn: the statement `wait` stands in front of the first store. Each
+        group waits for its stores to have left, and passes the turn, by statements of the author's."""
+        if any(isinstance(home, Ring) for home in self.homes):
+            raise ValueError("results that groups of warps store in turn cannot take the place of what is read")
+        return replace(self, turn=wait)
+
+    def store(self, number: int, leaving: str, place: str) -> list[str]:
+        """Statements that store the tile `number`, of which `leaving` are the first arguments. `place` is that of the tiles
+        that are read."""
+        home = self.homes[number]
+        if self.turn:
+            return [*([self.turn] if number == 0 else []), f"ws.send({leaving}, {home.name})"]
+        if isinstance(home, Ring):
+            return [f"ws.write({leaving}, {home.at(place)}, {ANY_PENDING})"]
+        return [f"ws.write({leaving}, {home.name}, {len(self.homes) - 1})"]
+
+
+def names(handles: Iterable[object]) -> list[str]:
+    """The names of handles, of what they contain, and of other variables, as parameters of a function; None is left out."""
+    found: list[str] = []
+    for one in handles:
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, Barriers | Ring | Kept | Leaving):
+            found.append(one.name)
+        elif isinstance(one, Iterable):
+            found += names(one)
+        elif one is not None:
+            found.append(str(one))
+    return found

@@ -1,0 +1,259 @@
+"""Slots of templates in Gluon, where shared memory, barriers and layouts are written out: they take and give handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kgen.build.tensor_map import TensorMap
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.plan import Statement
+from kgen.ir.values import Value
+from kgen.templates.problem import Input
+from kgen.templates.slots import OperandSlot, ResultSlot
+from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes
+from kgen.templates.triton.codegen.slots import Slots, Stored
+from kgen.templates.triton.codegen.tma_boxes import Access, Boxes, ByEights, boxed_accesses, boxes
+from kgen.templates.triton.codegen.tma_moves import Window
+
+NO_READS, NO_WRITES = Reads(()), Writes()
+
+
+@dataclass(frozen=True, slots=True)
+class GluonOperand(OperandSlot):
+    """``{% set left = A.ring("left", STAGES) %}`` is shared memory for so many tiles of A; ``{% set rights = B.rings("right",
+    STAGES) %}`` are the rings `right0`, `right1`, ... of a family's operands; ``{% set right = B.keep("right", rows=256) %}``
+    is memory for all of an operand, so many rows at a time."""
+
+    def ring(self, name: str, stages: int) -> Ring:
+        return self._slots().ring(self, name, stages)
+
+    def rings(self, name: str, stages: int) -> tuple[Ring, ...]:
+        return tuple(one.ring(f"{name}{one.number}", stages) for one in self)
+
+    def keep(self, name: str, rows: int) -> Kept:
+        return self._slots().keep(self, name, rows)
+
+    def store_sum(self, name: str, *indices: str, layout: str = "") -> str:
+        return "\n".join(self._slots().store_sum(self.name, self.number, name, indices, layout))
+
+    def _slots(self) -> GluonSlots:
+        assert isinstance(self.filler, GluonSlots)
+        return self.filler
+
+
+@dataclass(frozen=True, slots=True)
+class GluonResult(ResultSlot):
+    """``{% set reads = C.reads("held", STAGES) %}`` is shared memory for the tiles that C's epilogue reads through TMA, which
+    the author asks for: ``{% for one in reads %}{{ one.fetch(...) }}``. ``{% set writes = C.writes("leaving") %}`` is what its
+    results leave from; where a tile that has been read is of the same kind, `over` gives its place away. Unless they are
+    `wanted`, tiles come and go by pointers.
+
+    ``{{ C.store("acc", "b", "m0", "n0", layout="layout", reads=reads.at("stage"), writes=writes) }}`` runs the epilogue on the
+    tile `acc`, which threads hold as `layout` says. The statement `met` runs where all warps have needed what was fetched, of a
+    result whose rows warps share."""
+
+    def reads(self, name: str, count: int, wanted: bool = True) -> Reads:
+        return self._slots().reads(name, count) if wanted else NO_READS
+
+    def writes(self, name: str, over: Reads = NO_READS, wanted: bool = True) -> Writes:
+        return self._slots().writes(name, over) if wanted else NO_WRITES
+
+    def store(
+        self, name: str, *indices: str, layout: str = "", reads: Reads = NO_READS, writes: Writes = NO_WRITES, met: str = "",
+        **lengths: str | None,
+    ) -> str:  # fmt: skip
+        parts = {axis: length for axis, length in lengths.items() if length}
+        return "\n".join(self._slots().store_tile(self.name, name, indices, parts, Through(layout, reads, writes, met)))
+
+    def _slots(self) -> GluonSlots:
+        assert isinstance(self.filler, GluonSlots)
+        return self.filler
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """What a store in Gluon is given: how threads hold the tile, memory for what is read and written, and a statement."""
+
+    layout: str
+    reads: Reads
+    writes: Writes
+    met: str
+
+
+@dataclass(slots=True)
+class GluonSlots(Slots):
+    """Renders the slots of one problem under one configuration. `tiles` is what the epilogue may move through TMA, in the order
+    in which it does: known before anything is rendered."""
+
+    tiles: dict[Access, BoxedTile] = field(init=False)
+
+    def __post_init__(self) -> None:
+        template, config = self.problem.template, self.config
+        [result, *_] = template.results
+        lengths = {axis: self.problem.side(axis, config) for axis in template.results[result].axes}
+        found = {one: one.boxes.map(lengths) for one in boxed_accesses(self.problem, result)}
+        axes = template.results[result].axes
+        self.tiles = {
+            one: self._boxed(one.boxes, box, axes, self.problem.loops) for one, box in found.items() if box is not None
+        }
+
+    def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
+        return GluonOperand(name, self, facts, count, 0, sums)
+
+    def result_slot(self, name: str) -> ResultSlot:
+        return GluonResult(name, self)
+
+    # ---- handles ----------------------------------------------------------------------------------------------------
+
+    def ring(self, slot: GluonOperand, name: str, stages: int) -> Ring:
+        one = self.problem.members[slot.number][slot.name]
+        found = self._lying(one)
+        box = found.map(self._blocks(one))
+        assert box is not None, f"tiles of {one.name} are too large for a descriptor"
+        return Ring(name, stages, self._used(self._boxed(found, box, one.axes, one.loops)), slot.number, slot.summed)
+
+    def keep(self, slot: GluonOperand, name: str, rows: int) -> Kept:
+        one = self.problem.members[slot.number][slot.name]
+        found, blocks = self._lying(one), self._blocks(one)
+        way = found.by_eights(rows, blocks[found.axes[-1]])
+        assert isinstance(way, ByEights), way
+        descriptor = self.descriptor(way.map)
+        self.parameters.made_names.add(descriptor)
+        outer = [axis for axis in one.axes if axis not in blocks]
+
+        def places(indices: Sequence[str]) -> Sequence[str]:
+            starts = {**dict.fromkeys(blocks, ""), **dict(zip(outer, indices, strict=True))}
+            return self.placed(found, descriptor, Window(one.axes, one.loops, starts, self._sides(one.axes, {}))).places[:-2]
+
+        return Kept(name, descriptor, blocks[found.axes[-2]] // rows, way, found.dtype.itemsize, places)
+
+    def reads(self, name: str, count: int) -> Reads:
+        found = [self._used(tile) for one, tile in self.tiles.items() if not one.written]
+        # a matrix may be read as it is and transposed, by one descriptor
+        number = [sum(other.descriptor == tile.descriptor for other in found[:k]) for k, tile in enumerate(found)]
+        again = [f"_again{k}" if k else "" for k in number]
+        return Reads(tuple(Ring(_memory(name, tile) + more, count, tile) for tile, more in zip(found, again, strict=True)))
+
+    def writes(self, name: str, over: Reads) -> Writes:
+        homes: list[Leaving | Ring] = []
+        free: list[Ring] = []  # of what has been read
+        coming = iter(over.rings)
+        for one, tile in self.tiles.items():
+            if not one.written:
+                free += [ring for ring in [next(coming, None)] if ring is not None]
+                continue
+            ring = next((ring for ring in free if ring.tile.shares_memory(tile)), None)
+            homes.append(Leaving(_memory(name, tile), self._used(tile)) if ring is None else ring)
+            free = [other for other in free if other is not ring]
+        return Writes(tuple(homes))
+
+    def _lying(self, one: Input) -> Boxes:
+        found = boxes(self.problem, one)
+        assert isinstance(found, Boxes), found
+        return found
+
+    def _boxed(self, found: Boxes, box: TensorMap, axes: tuple[str, ...], loops: Mapping[str, tuple[Var, ...]]) -> BoxedTile:
+        descriptor, sides = self.descriptor(box), self._sides(axes, {})
+        turned = tuple(axis for axis in axes if axis in sides) != found.axes[-2:]
+
+        def place(indices: Sequence[str]) -> Window:
+            return Window(axes, loops, dict(zip(axes, indices, strict=True)), sides)
+
+        return BoxedTile(
+            descriptor, box.block, found.dtype, turned, lambda indices: self.placed(found, descriptor, place(indices))
+        )
+
+    def _used(self, tile: BoxedTile) -> BoxedTile:
+        """The tile, whose descriptor is a parameter of the kernel from now on."""
+        self.parameters.made_names.add(tile.descriptor)
+        return tile
+
+    # ---- slots ------------------------------------------------------------------------------------------------------
+
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, **starts: str) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in Gluon tiles of {operand} come through `ring` or `keep`")
+
+    def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str], layout: str = "") -> list[str]:
+        axes = self._summed_axes(operand)
+        lines, indices = self._laid_out(axes, indices, {}, layout)
+        return [*lines, *self._sum(operand, number, name, axes, indices)]
+
+    def store_tile(
+        self, result: str, name: str, indices: Sequence[str], lengths: Mapping[str, str], through: Through
+    ) -> list[str]:
+        """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
+        block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
+        and the product, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
+        threads, and TMA may overtake it."""
+        declared = self.problem.template.results[result]
+        moves = Moves(self.tiles, indices, through)
+        lines, vectors = self._laid_out(declared.axes, indices, lengths, through.layout)
+        emitter = self.emitter(declared.axes, vectors, self.problem.loops, lengths)
+        emitter.engine, emitter.layout = moves, through.layout
+        if declared.access == "shared":
+            emitter.sharing = self.config.WARPS
+        if through.writes.homes:
+            self.parameters.made_names.update(tile.descriptor for one, tile in self.tiles.items() if one.written)
+        folds = (s for s in self.problem.epilogue if s.kind == "partial" and through.met)
+        behind = next((s for s in folds if self._needs_all(s, moves)), None)
+        return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, vectors, lengths, through.met, behind))]
+
+    def _needs_all(self, fold: Statement, moves: Moves) -> bool:
+        """Whether a reduction is of the product, and of all that the epilogue fetches."""
+        makers = {out: s for s in self.problem.epilogue for out in s.outs}
+        needed, todo = set[Value](), list(fold.roots)
+        while todo:
+            fresh = [load for load in vs.loads([todo.pop()]) if load not in needed]
+            needed.update(fresh)
+            todo += [root for load in fresh if (maker := makers.get(load.attr[0])) for root in maker.roots]
+        products = {out for s in self.problem.mains for out in s.outs}
+        every = vs.loads([root for s in self.problem.epilogue for root in s.roots])
+        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in products)
+        fetched = {load for load in others if not load.args and moves.ring(load.attr[0], load.attr[1][0]) is not None}
+        return fetched <= needed and products <= {load.attr[0] for load in needed}
+
+    def _laid_out(
+        self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str], layout: str
+    ) -> tuple[list[str], list[str]]:
+        """Vectors of the indices of a tile that begins at `starts`, which threads hold as `layout` says: the statements that
+        make them, and their names."""
+        if not layout:
+            raise ValueError(f"{self.problem.template.name}: a store in Gluon has to know the layout")
+        sides = [axis for axis in axes if self.problem.template.block(axis)]
+        slices = {axis: f"gl.SliceLayout({1 - k}, {layout})" for k, axis in enumerate(sides)}
+        return self._spread(axes, starts, lengths, lambda axis, length: f"gl.arange(0, {length}, {slices[axis]})")
+
+
+def _memory(prefix: str, tile: BoxedTile) -> str:
+    return f"{prefix}_{tile.descriptor.removeprefix('map_')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """How the epilogue of one tile reads and writes through shared memory that the author has given it."""
+
+    tiles: Mapping[Access, BoxedTile]
+    indices: Sequence[str]
+    through: Through
+
+    def load(self, buffer: str, offset: Expr, dtype: torch.dtype) -> str | None:
+        ring = self.ring(buffer, offset)
+        return None if ring is None else f"{ring.view(self.through.reads.place)}.load({self.through.layout})"
+
+    def ring(self, buffer: str, offset: Expr) -> Ring | None:
+        """Where what is read there comes to."""
+        places = [(one.buffer, one.offset) for one in self.tiles if not one.written]
+        rings = self.through.reads.rings
+        return rings[places.index((buffer, offset))] if rings and (buffer, offset) in places else None
+
+    def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
+        written = {(one.buffer, one.offset): tile for one, tile in self.tiles.items() if one.written}
+        if not self.through.writes.homes or (buffer, offset) not in written:
+            return None
+        number, tile = list(written).index((buffer, offset)), written[buffer, offset]
+        reads, writes = self.through.reads, self.through.writes
+        return lambda value: writes.store(number, tile.leaving(self.indices, value), reads.place)

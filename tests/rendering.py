@@ -1,0 +1,55 @@
+"""Kernels of a plan's steps, and of loops that a test has chosen, as the registered templates write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from kgen.build.unit import Rendered
+from kgen.host.assemble import KernelCall
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Batch, Launch, Nest, Packing, Tiling
+from kgen.scheduler import Decisions, Gpu, Options
+from kgen.templates.loop_contract import loop_problem
+from kgen.templates.render_step import Context, render_loops, render_step
+
+__all__ = ["batch_call", "context", "cpp_function", "cpp_text", "gpu_call", "step_text"]
+
+
+def context(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> Context:
+    """What the steps of a graph are rendered with."""
+    device = partial((options or Options()).device, graph)
+    return Context(graph, Decisions(graph, device, register_bytes, Gpu()))
+
+
+def cpp_function(step: Launch | Packing, symbol: str, graph: ir.Graph, register_bytes: int = 64) -> Rendered:
+    """The C++ function of a step."""
+    made = render_step(step, symbol, context(graph, register_bytes))
+    assert isinstance(made, Rendered)
+    return made
+
+
+def step_text(step: Launch, graph: ir.Graph, symbol: str = "kernel") -> str:
+    """The text of a step's C++ function."""
+    return cpp_function(step, symbol, graph).text
+
+
+def cpp_text(nest: Nest, graph: ir.Graph, symbol: str = "kernel") -> str:
+    """The C++ function of a loop nest."""
+    made = render_loops(loop_problem(nest.kernel, graph, [nest]), symbol)
+    assert isinstance(made, Rendered)
+    return made.text
+
+
+def gpu_call(tiling: Tiling, graph: ir.Graph, symbol: str = "kernel") -> KernelCall:
+    """The GPU kernel of a tiling."""
+    made = render_loops(loop_problem(tiling.kernel, graph, [tiling]), symbol)
+    assert isinstance(made, KernelCall)
+    return made
+
+
+def batch_call(batch: Batch, tilings: Sequence[Tiling], graph: ir.Graph, symbol: str = "kernel") -> KernelCall:
+    """The GPU kernel of a batch."""
+    made = render_loops(loop_problem(batch, graph, tilings), symbol)
+    assert isinstance(made, KernelCall)
+    return made
