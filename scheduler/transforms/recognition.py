@@ -56,7 +56,7 @@ MOST_NODES = 48
 
 def may_hold_programs(graph: ir.Graph) -> bool:
     """Whether a graph has nodes in which programs end."""
-    return any(isinstance(node, ir.Contraction | ir.Attention) for node in graph.nodes)
+    return any(ir.is_contraction(node) or isinstance(node, ir.Attention) for node in graph.nodes)
 
 
 def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
@@ -72,7 +72,7 @@ def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]
         if isinstance(node, ir.Attention) and node.meaning is not None:
             known = any(node.meaning.operator == program.key for program in programs)
             one = Recognised(ir.outs(node.meaning)[0], node.meaning) if known else None
-        elif isinstance(node, ir.Contraction):
+        elif ir.is_contraction(node):
             places = (_in_place(reader, node, program) for program in programs)
             one = next((place for place in places if place is not None), None)
         found += [one] if one is not None else []
@@ -157,7 +157,7 @@ class Reader:
                 readers.setdefault(name, []).append(node)
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
-            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
+            derived.update(ir.outs(node) if inside or ir.is_contraction(node) or isinstance(node, ir.Reduction) else ())
         places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
         return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
 
@@ -271,7 +271,7 @@ class _Search:
         """A function of one contraction's element."""
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
-            if isinstance(node, ir.Contraction) and _is_plain(node) and not load.args:
+            if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
                 yield from self._with(step, node, load, value, match)
 
     def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
