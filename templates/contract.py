@@ -38,9 +38,7 @@ from kgen import errors
 from kgen.ir import ops
 from kgen.templates import registry
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
-from kgen.templates.pattern import Pattern, letters
-from kgen.templates.pattern import contraction as contraction
-from kgen.templates.pattern import operator as operator
+from kgen.templates.pattern import Pattern, contraction, letters, operator
 from kgen.templates.render import environment
 
 if TYPE_CHECKING:
@@ -333,11 +331,11 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     if not path.is_file():
         raise fail(f"there is no file {path}")
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
-    names = (*knobs, *implements.axes, *implements.steps)
-    used, rendered = _check_source(path, operands, list(results), names, tuple(own), fail)
+    slots = (*knobs, *implements.axes, *implements.steps)
+    used, rendered = _check_source(path, operands, list(results), slots, tuple(own), fail)
     _check_members(members, rendered, fail)
-    _check_joining(cls.joins, used, fail)
     _check_steps(implements, members, used, fail)
+    _check_joining(cls.joins, used, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
         {k: v for k, v in own.items() if isinstance(v, Workspace)}, {k: v for k, v in own.items() if isinstance(v, HostValue)},
@@ -402,7 +400,7 @@ def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Call
 
 
 def _check_steps(
-    implements: Pattern, members: Mapping[str, Any], used: Iterable[str], fail: Callable[[str], Exception]
+    implements: Pattern, members: Mapping[str, object], used: Container[str], fail: Callable[[str], Exception]
 ) -> None:
     clash = [name for name in implements.steps if name in members or name in implements.axes]
     if clash:

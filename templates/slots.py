@@ -6,7 +6,6 @@ slot on a line of its own takes that line's indentation.
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +63,7 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
-    operator's several results are named one by one, ``"first second"``. ``{{ C.type }}`` is the type of their elements."""
+    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements."""
 
     name: str
     filler: Filler
@@ -86,11 +85,14 @@ class StepSlot:
 
     name: str
     filler: Filler
-    safe: bool
 
     @property
     def type(self) -> str:
         return self.filler.accumulator
+
+    @property
+    def safe(self) -> bool:
+        return bool(getattr(self.filler.problem.arguments, "safe", False))
 
     def apply(self, name: str, *indices: str) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices))
@@ -206,7 +208,7 @@ def render(
 
 def _closed(text: str) -> str:
     """A text that stays one factor whatever stands around it."""
-    return text if re.fullmatch(r"\w+", text) else f"({text})"
+    return text if text.replace("_", "").isalnum() else f"({text})"
 
 
 def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> dict[str, Any]:
@@ -217,8 +219,7 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     names |= {name: filler.operand_slot(name, facts(problem, name), count[name], sums[name]) for name in template.operands}
     names |= {name: filler.result_slot(name) for name in template.results}
     if template.implements.program is not None:
-        safe = dict(problem.main.arguments).get("safe", False)
-        names |= {s.name: StepSlot(s.name, filler, safe) for s in template.implements.program.steps[:-1]}
+        names |= {step.name: StepSlot(step.name, filler) for step in template.implements.program.steps[:-1]}
     names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}

@@ -406,10 +406,10 @@ def is_product(node: Node) -> TypeIs[Product]:
 
 
 def combines(node: Node) -> bool:
-    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's."""
-    if isinstance(node, Attention):
-        return node.meaning is not None
-    return isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
+    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's, a
+    call that means a program."""
+    meant = isinstance(node, Attention) and node.meaning is not None
+    return meant or isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
 
 
 def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:

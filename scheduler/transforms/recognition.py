@@ -29,10 +29,19 @@ from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.options import Options
+from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
+from kgen.scheduler.selection.choose import products_of
+from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.softmax_form import Weights, weights_in
-from kgen.verdict import FusionDemand
+from kgen.templates import registry
+from kgen.verdict import FusionDemand, Verdict
+
+PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,6 @@ class Recognised:
     out: str
     operation: ir.Operation
 
-    def is_forbidden(self, demands: Iterable[FusionDemand]) -> bool:
-        """Whether the user keeps operators apart that the operation has in one kernel."""
-        operators = self.operation.origin.operators
-        return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
-
 
 # Nodes that have no effect but their results.
 COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
@@ -54,9 +58,63 @@ COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
 MOST_NODES = 48
 
 
-def may_hold_programs(graph: ir.Graph) -> bool:
-    """Whether a graph has nodes in which programs end."""
-    return any(ir.is_contraction(node) or isinstance(node, ir.Attention) for node in graph.nodes)
+class Recognition(Transform):
+    """Puts operations in the place of the nodes that mean a program of some template. Whoever makes one keeps these nodes: what
+    no template takes is made of them."""
+
+    name = PROGRAM
+
+    def prepare(self, graph: ir.Graph, options: Options) -> None:
+        """Calls that mean programs depend on sizes as contractions do."""
+        if programs_for(graph, options):
+            forget_first_sizes(graph, [n.meaning for n in graph.nodes if isinstance(n, ir.Attention) and n.meaning is not None])
+
+    def apply(self, draft: Draft) -> None:
+        open_ = [place for place in _places(draft.graph, draft.options) if draft.decisions.is_open(PROGRAM, place.out)]
+        if open_:
+            draft.graph = applied(draft.graph, *open_)
+            draft.nodes = draft.graph.nodes
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (candidate.target,)
+
+
+class Untaken(Transform):
+    """Gives up programs that no template takes and no call computes. Whatever else is in their kernels goes first: this
+    transform is asked last."""
+
+    name = "untaken program"
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        products = products_of(kernel)
+        if isinstance(chosen, Kernel) or len(products) > 1:
+            return {}
+        made = (n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None)
+        return {Candidate(PROGRAM, out): chosen for out in products if any(out in ir.outs(node) for node in made)}
+
+
+def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
+    """The programs that templates implement on the devices of a graph. These may divide behind a sum, and add up in the order
+    of their tiles."""
+    wanted = options.templates and options.programs and options.fusion and options.scales and not options.stable
+    if not wanted or not registry.programs():
+        return []
+    kinds = {options.device(graph, name).kind for name in graph.buffers}
+    return [program for kind in sorted(kinds) for program in registry.programs(kind)]
+
+
+def _places(graph: ir.Graph, options: Options) -> list[Recognised]:
+    """Places with nothing that the user wants apart. They are looked for once: attempts begin with the same list of nodes."""
+
+    def found() -> list[Recognised]:
+        places = recognised(graph, programs_for(graph, options))
+        return [place for place in places if not _is_forbidden(place.operation.origin.operators, options.demands)]
+
+    return once((PROGRAM, id(graph.nodes)), found)
+
+
+def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
+    return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
 
 
 def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
@@ -80,13 +138,11 @@ def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]
 
 
 def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
-    """The graph with operations in the place of the nodes that they stand for. Those that somebody else reads stay."""
+    """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
+    else reads stay."""
     made = {place.out: place.operation for place in places}
     nodes = [next((made[out] for out in ir.outs(node) if out in made), node) for node in graph.nodes]
-    return replace(
-        graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers), provenance=dict(graph.provenance),
-        names=dict(graph.names),
-    )  # fmt: skip
+    return replace(graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers))
 
 
 def _needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
@@ -116,7 +172,7 @@ def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recogni
     return None
 
 
-def overwritten(node: ir.Node) -> tuple[str, ...]:
+def _overwritten(node: ir.Node) -> tuple[str, ...]:
     """Versions of buffers that a node changes."""
     call = ir.call_of(node)
     return (node.target,) if isinstance(node, ir.Scatter) else tuple(old for old, _ in call.mutates) if call else ()
@@ -151,13 +207,13 @@ class Reader:
         derived: set[str] = set()
         known: dict[str, str] = {}
         owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
-        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in overwritten(node)]
+        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in _overwritten(node)]
         for node in graph.nodes:
             for name in ir.reads(node):
                 readers.setdefault(name, []).append(node)
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
-            derived.update(ir.outs(node) if inside or ir.is_contraction(node) or isinstance(node, ir.Reduction) else ())
+            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
         places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
         return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
 
@@ -271,7 +327,7 @@ class _Search:
         """A function of one contraction's element."""
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
-            if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
+            if ir.is_contraction(node) and _is_plain(node) and not load.args:
                 yield from self._with(step, node, load, value, match)
 
     def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
@@ -336,4 +392,4 @@ def _loops(
     return {axis: tuple(own) for axis, own in loops.items()}
 
 
-__all__ = ["Recognised", "applied", "may_hold_programs", "recognised"]
+__all__ = ["Recognised", "Recognition", "Untaken", "applied", "recognised"]

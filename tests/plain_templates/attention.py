@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kgen
-from kgen import KernelTemplate, contraction, knob, operand, result, softmax
+from kgen import contraction, knob, operand, result, softmax
 from kgen.templates.problem import Problem
 
 ATTENTION = kgen.program(
@@ -19,7 +19,7 @@ ATTENTION = kgen.program(
 
 
 @kgen.template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="plain_attention")
-class Attention(KernelTemplate):
+class Attention(kgen.KernelTemplate):
     """Online softmax over blocks of keys; blocks of values' columns compute the scores anew."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
@@ -35,7 +35,7 @@ class Attention(KernelTemplate):
 
 
 @kgen.template(implements=ATTENTION, device="cpu", source="attention.cpp.jinja", name="plain_attention_cpp")
-class AttentionOnCpu(KernelTemplate):
+class AttentionOnCpu(kgen.KernelTemplate):
     """The same in C++."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 import kgen
-from kgen import KernelTemplate, contraction, knob, operand, result
+from kgen import contraction, knob, operand, result
 from kgen.templates.problem import Problem
 
 CONVOLUTION = contraction("b,h+r,w+s,c", "r,s,c,k -> b,h,w,k")
 
 
 @kgen.template(implements=CONVOLUTION, device="cuda", source="convolution.py.jinja", name="plain_convolution")
-class Convolution(KernelTemplate):
+class Convolution(kgen.KernelTemplate):
     """A row of positions and a block of channels for a program."""
 
     X, F, Y = operand("b", "h+r", "w+s", "c"), operand("r", "s", "c", "k"), result("b", "h", "w", "k")
@@ -23,7 +23,7 @@ class Convolution(KernelTemplate):
 
 
 @kgen.template(implements=CONVOLUTION, device="cpu", source="convolution.cpp.jinja", name="plain_convolution_cpp")
-class ConvolutionOnCpu(KernelTemplate):
+class ConvolutionOnCpu(kgen.KernelTemplate):
     """The same in C++."""
 
     X, F, Y = operand("b", "h+r", "w+s", "c"), operand("r", "s", "c", "k"), result("b", "h", "w", "k")
