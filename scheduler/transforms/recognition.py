@@ -327,7 +327,7 @@ class _Search:
         """A function of one contraction's element."""
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
-            if ir.is_contraction(node) and _is_plain(node) and not load.args:
+            if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
                 yield from self._with(step, node, load, value, match)
 
     def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
