@@ -17,14 +17,16 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.report.coverage import coverage_reset as coverage_reset
     from kgen.report.explain import explain as explain
     from kgen.templates.base import KernelTemplate as KernelTemplate
-    from kgen.templates.contract import contraction as contraction
     from kgen.templates.contract import host_value as host_value
     from kgen.templates.contract import knob as knob
     from kgen.templates.contract import operand as operand
-    from kgen.templates.contract import operator as operator
     from kgen.templates.contract import result as result
     from kgen.templates.contract import template as template
     from kgen.templates.contract import workspace as workspace
+    from kgen.templates.pattern import contraction as contraction
+    from kgen.templates.pattern import operator as operator
+    from kgen.templates.pattern import program as program
+    from kgen.templates.pattern import softmax as softmax
     from kgen.verdict import forbid_fused as forbid_fused
     from kgen.verdict import require_fused as require_fused
 

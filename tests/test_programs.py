@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch import Tensor
 import kgen
 from kgen import contraction, errors, program, softmax
 from kgen.build import triton
+from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Kernel
+from kgen.ir import values as vs
+from kgen.ir.plan import Kernel, members
 from kgen.ir.printer import print_graph, print_value
 from kgen.ir.program import Program
 from kgen.ir.verify import verify
@@ -31,7 +34,7 @@ from kgen.templates.problem import Device, Problem
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.tuning.only import Only, only
-from kgen.verdict import Reason
+from kgen.verdict import FusionDemand, Reason
 from tests.codegen import rendered
 from tests.kernels import plans
 from tests.op_case import lowered
@@ -290,6 +293,22 @@ def test_what_is_no_attention_is_not_recognised(f):
     assert places(f, *inputs())[1] == []
 
 
+def test_operands_are_not_read_after_somebody_wrote_to_them():
+    graph = places(written_out, *inputs())[0]
+    name = next(one.buffer for one in graph.inputs if one.buffer is not None)
+    buffer = graph.buffers[name]
+    graph.buffers["newer"] = replace(buffer, name="newer", kind="intermediate", alias_of=name)
+    loops = tuple(ix.var(f"w{k}", size) for k, size in enumerate(buffer.sizes))
+    write = ir.Scatter("newer", name, loops, tuple(v.expr() for v in loops), vs.const(0, buffer.dtype))
+    nodes = list(graph.nodes)
+    last = next(k for k, n in enumerate(nodes) if isinstance(n, ir.Contraction) and k > 0)
+    found = []
+    for place in (last, last + 1):  # in front of the last contraction, and behind it
+        graph.nodes = [*nodes[:place], write, *nodes[place:]]
+        found.append(len(recognised(graph, [ATTENTION])))
+    assert found == [0, 1]
+
+
 def test_no_keys_are_no_attention():
     q, k, v = inputs()
     assert places(written_out, q, k[:, :, :0], v[:, :, :0])[1] == []
@@ -368,6 +387,15 @@ def test_without_a_template_that_takes_it_the_nodes_stay():
     torch._dynamo.reset()
     with kgen.config.override(cache=False, numerics="stable"):
         torch.testing.assert_close(torch.compile(written_out, backend="kgen")(q, k, v), written_out(q, k, v))
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_the_user_keeps_apart_is_no_program():
+    options = Options(cpu=Device("cpu", isa="generic"), only=Only("plain_attention_cpp", lambda configs: configs[0]))
+    assert len(plans(written_out, *inputs(), options=options).forward.kernels) == 1
+    apart = FusionDemand("aten.bmm", "aten.exp", wanted=False)
+    plan = plans(written_out, *inputs(), options=replace(options, demands=(apart,))).forward
+    assert all(k.choice is None for step in plan.kernels for k in members(step))
 
 
 @pytest.mark.usefixtures("registered")

@@ -164,11 +164,18 @@ def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recogni
     for match in _Search(reader, program).last(node):
         operation = _operation(node, program, match)
         gone = [] if operation is None else reader.only_for(node, operation)
-        if operation is not None and match.inside <= {out for one in gone for out in ir.outs(one)}:
+        outs = {out for one in gone for out in ir.outs(one)}
+        if operation is not None and match.inside <= outs and reader.is_current(ir.reads(operation), node.out):
             origin = reduce(ir.Origin.joined, (one.origin for one in reversed(gone)), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
             return Recognised(node.out, replace(operation, origin=named))
     return None
+
+
+def _overwritten(node: ir.Node) -> tuple[str, ...]:
+    """Versions of buffers that a node changes."""
+    call = ir.call_of(node)
+    return (node.target,) if isinstance(node, ir.Scatter) else tuple(old for old, _ in call.mutates) if call else ()
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -188,6 +195,9 @@ class Reader:
     readers: Mapping[str, list[ir.Node]]
     visible: frozenset[str]
     derived: frozenset[str]
+    owners: Mapping[str, str]  # of the storage
+    places: Mapping[str, int]  # of who makes a buffer, among the nodes
+    writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
     known: dict[Value, Value | None] = field(default_factory=dict)
 
     @classmethod
@@ -195,13 +205,24 @@ class Reader:
         makers: dict[str, ir.Node] = {}
         readers: dict[str, list[ir.Node]] = {}
         derived: set[str] = set()
+        known: dict[str, str] = {}
+        owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
+        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in _overwritten(node)]
         for node in graph.nodes:
             for name in ir.reads(node):
                 readers.setdefault(name, []).append(node)
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
             derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
-        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived))
+        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
+
+    def is_current(self, names: Iterable[str], last: str) -> bool:
+        """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
+        made = {name: self.places.get(name, -1) for name in names}
+        return not any(
+            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
+        )
 
     def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
         """The computations that nobody needs when another node stands in the place of `node`, the last ones first."""
