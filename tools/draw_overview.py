@@ -29,7 +29,7 @@ class Stage:
 STAGES = (
     Stage("capture", "Dynamo and AOTAutograd trace the program", "kgen/capture/", "aten graph"),
     Stage("replace_random", "random numbers become functions of a seed", "kgen/capture/rng.py", "aten graph"),
-    Stage("reinplace", "copies that nobody needs are marked", "lowering/reinplace.py", "aten graph with marks"),
+    Stage("reinplace", "writes that may go to existing memory are marked", "lowering/reinplace.py", "aten graph with marks"),
     Stage("lower", "operators become loops over values", "lowering/", "loop IR (kgen/ir/nodes.py)"),
     Stage("schedule", "transforms, fusion, choice of templates", "scheduler/", "plan (kgen/ir/plan.py)"),
     Stage("render", "templates fill their slots", "templates/", "C++ and Triton sources"),
