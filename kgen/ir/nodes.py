@@ -17,8 +17,8 @@ the lowering divides by the count).
 
 *Values and rounding.* A stored 16-bit float is widened exactly on load; arithmetic is in float32; a store rounds to nearest
 even. `round_to` is a rounding that the user's program asked for, or that of an operand whose result jumps: comparisons,
-positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions and
-promotions to other types take 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
+positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions that
+the program asks for take 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
 lowering rounds after each operation. a*b+c is never contracted unless the IR says `fma`.
 
 *Masks.* A load with a mask touches no memory where the mask is false and yields 0 there.
