@@ -145,18 +145,18 @@ def host_value(compute: Computed) -> HostValue:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Values of a template's knobs, as attributes."""
+    """Values of a template's knobs, as attributes: estimates ask for them thousands of times."""
 
     values: tuple[tuple[str, int], ...]
 
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.values)
+
     def __getattr__(self, name: str) -> int:
-        for key, value in object.__getattribute__(self, "values"):
-            if key == name:
-                return value
         raise AttributeError(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        return dict(self.values).get(name, default)
+        return self.__dict__.get(name, default)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.values)

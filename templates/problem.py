@@ -271,6 +271,7 @@ class Problem:
         """The type in which products are added up."""
         return self.graph.buffers[self.main.outs[0]].dtype
 
+    @once
     def part(self, s: Statement) -> Part:
         """What a partial reduction folds of a tile."""
         found = _part(s, self)
@@ -312,6 +313,7 @@ class Problem:
         """The length of an axis; 1 for an empty one."""
         return ix.product(v.extent for v in self.loops[axis])
 
+    @once_at_sizes
     def size(self, axis: str) -> int:
         """The length of an axis at the hints, at least 1: estimates divide by it."""
         return max(1, self.sizes.of(self.extent(axis)))

@@ -64,8 +64,8 @@ class Statement:
     def roots(self) -> tuple[Value, ...]:
         """The values that the statement computes, those inside of its indices included."""
         ranked = () if self.rank is None or self.op not in ("argmax", "argmin") else (self.rank,)
-        inside = [a for e in (*self.store, *ranked) for a in sorted(free_atoms(e), key=lambda a: a.order)]
-        indirect = (a.value for a in inside if isinstance(a, Indirect))
+        indices = (sorted((a for a in free_atoms(e) if isinstance(a, Indirect)), key=_of_atom) for e in (*self.store, *ranked))
+        indirect = (a.value for inside in indices for a in inside)
         return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
 
     def substituted(self, mapping: Mapping[Atom, Expr]) -> Statement:
@@ -81,6 +81,10 @@ class Statement:
         rank = None if self.rank is None else moved(self.rank)
         store, axes = tuple(map(moved, self.store)), tuple((name, moved(e)) for name, e in self.axes)
         return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
+
+
+def _of_atom(atom: Atom) -> tuple[Any, ...]:
+    return atom.order
 
 
 @dataclass(frozen=True, slots=True)

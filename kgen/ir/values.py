@@ -476,7 +476,7 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
         if value.op == "load":
             buffer, indices, dtype = value.attr
             moved = tuple(ix.substitute(e, mapping, memo, lookup) for e in indices)
-            return load(buffer, moved, dtype, args[0] if args else None)
+            return value if not args and moved == indices else load(buffer, moved, dtype, args[0] if args else None)
         if value.op == "index":
             return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)
         return value if args == value.args else rebuild(value, args, value.attr)
@@ -503,7 +503,8 @@ def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Valu
         attr = value.attr
         if value.op == "load":
             moved = tuple(ix.substitute(e, {}, memo, lookup) for e in attr[1])
-            rebuilt = load(attr[0], moved, attr[2], args[0] if args else None)
+            same = not args and moved == attr[1]
+            rebuilt = value if same else load(attr[0], moved, attr[2], args[0] if args else None)
         elif value.op == "index":
             rebuilt = index_value(ix.substitute(attr, {}, memo, lookup), value.dtype)
         else:

@@ -106,20 +106,6 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
     return max(*each, launch + busy * (math.ceil(total) / total if total else 1))  # no less than the longest of them alone
 
 
-def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
-    """The time of the best that templates make of one product, or, where it is a `vendor`'s too, the library; infinite where
-    nothing computes it."""
-    own = template_seconds(problems, vendor)
-    return min([own, *(vendor_seconds(problem) for problem in problems[:1] if vendor)])
-
-
-def template_seconds(problems: Sequence[Problem], vendor: bool) -> float:
-    """The time of the best template for one matmul, infinite where there is none. Where it is a `vendor`'s too, only estimates
-    count that were compared with measurements."""
-    known = (problem for problem in problems if not (vendor and problem.uncalibrated))
-    return min((seconds(problem, config) for problem in known for config in feasible(problem)), default=math.inf)
-
-
 def traffic(problem: Problem) -> int:
     """Bytes that the fused kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes

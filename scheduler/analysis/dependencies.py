@@ -8,6 +8,12 @@ from itertools import pairwise
 from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.index import Size
+from kgen.scheduler.analysis.memo import once_for
+
+
+def reads_of(node: ir.Node) -> tuple[str, ...]:
+    """`ir.reads`, worked out once for a node that several transforms and attempts ask about."""
+    return once_for(node, "reads of node", lambda: ir.reads(node))
 
 
 def edges(graph: ir.Graph) -> list[set[int]]:
@@ -25,7 +31,7 @@ def edges(graph: ir.Graph) -> list[set[int]]:
             overwriter[old] = i
     after: list[set[int]] = [set() for _ in graph.nodes]
     for i, node in enumerate(graph.nodes):
-        for name in ir.reads(node):
+        for name in reads_of(node):
             for made in _made_by(graph, name, producer, i):
                 after[made].add(i)
             after[i].update(_overwritten_by(graph, name, producer, overwriter) - {i})

@@ -10,6 +10,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Index, Value
+from kgen.scheduler.analysis.dependencies import reads_of
 
 Mapping = dict[Atom, Expr]
 
@@ -254,6 +255,12 @@ class Members:
     made: dict[str, Item] = field(default_factory=dict)
     mutated: dict[str, Item] = field(default_factory=dict)
     cost: int = 0
+    contracts: bool = field(init=False)  # whether some item is a product
+    is_partial: bool = field(init=False)  # whether all items reduce the tiles of a product
+
+    def __post_init__(self) -> None:
+        self.contracts = any(item.contracts for item in self.items)
+        self.is_partial = bool(self.items) and all(item.is_partial for item in self.items)
 
     @classmethod
     def of(cls, items: list[Item]) -> Members:
@@ -304,7 +311,7 @@ class Group:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return ir.reads(self.call) if self.call is not None else tuple(self.members.reads)
+        return reads_of(self.call) if self.call is not None else tuple(self.members.reads)
 
     def touches(self, name: str) -> bool:
         return name in self.members.reads or name in self.members.made

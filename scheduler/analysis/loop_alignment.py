@@ -80,9 +80,11 @@ def _mirror(plain: Index, other: Index, loops: tuple[Var, ...]) -> Mapping:
     expression of itself that turns it around."""
     turned: Mapping = {}
     for v in loops:
-        back = v.extent - ix.ONE - v.expr()
         uses = [k for k, e in enumerate(other) if v in ix.free_atoms(e)]
-        if len(uses) == 1 and other[uses[0]] is back and isinstance(plain[uses[0]].atom(), Var):
+        if len(uses) != 1 or other[uses[0]].atom() is not None or not isinstance(plain[uses[0]].atom(), Var):
+            continue
+        back = v.extent - ix.ONE - v.expr()
+        if other[uses[0]] is back:
             turned[v] = back
     return turned
 

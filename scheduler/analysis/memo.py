@@ -26,6 +26,18 @@ def is_remembering() -> bool:
     return _known.get() is not None
 
 
+def once_for(owner: object, what: str, make: Callable[[], T]) -> T:
+    """`once` for what is found out about one object, which stays as it is: an equal one is not looked for."""
+    known = _known.get()
+    if known is None:
+        return make()
+    key = (what, id(owner))
+    if key not in known:
+        known[key] = (owner, make())  # which keeps another object from having its address
+    found: T = known[key][1]
+    return found
+
+
 def once(key: Hashable, make: Callable[[], T]) -> T:
     """What `make` returned for an equal key before, while one graph is scheduled."""
     known = _known.get()

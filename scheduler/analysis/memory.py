@@ -12,6 +12,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.index import Expr
 from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Statement, Step, members
 from kgen.ir.values import loads
+from kgen.scheduler.analysis.memo import once_for
 
 
 def plan_memory(schedule: Schedule) -> Schedule:
@@ -181,6 +182,14 @@ def _accesses(statements: Iterable[Statement]) -> list[tuple[str, tuple[Expr, ..
 
 
 def reads(step: Step) -> set[str]:
+    return set(once_for(step, "reads", lambda: _reads(step)))
+
+
+def writes(step: Step) -> set[str]:
+    return set(once_for(step, "writes", lambda: _writes(step)))
+
+
+def _reads(step: Step) -> set[str]:
     if isinstance(step, Call):
         return set(ir.reads(step.node))
     made = {o for s in step.statements for o in s.outs}
@@ -191,7 +200,7 @@ def reads(step: Step) -> set[str]:
     return own | {n for n in names | targets if n not in made or n in stored}
 
 
-def writes(step: Step) -> set[str]:
+def _writes(step: Step) -> set[str]:
     if isinstance(step, Call):
         return set(ir.outs(step.node))
     own = {buffer for kernel in members(step) for _, buffer in kernel.workspaces}

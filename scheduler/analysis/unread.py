@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kgen.ir import nodes as ir
+from kgen.scheduler.analysis.dependencies import reads_of
 
 
 def needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
@@ -14,6 +15,6 @@ def needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
     for node in reversed(nodes):
         if isinstance(node, ir.Pointwise) and node.out not in read:
             continue
-        read.update(ir.reads(node))
+        read.update(reads_of(node))
         kept.append(node)
     return kept[::-1]

@@ -29,7 +29,7 @@ def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
 
 def is_product(group: Group) -> bool:
     """Whether a template computes the group."""
-    return any(item.contracts for item in group.items)
+    return group.members.contracts
 
 
 def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
@@ -54,4 +54,4 @@ def feeds_product(items: Iterable[Item]) -> bool:
 
 def is_partial(group: Group) -> bool:
     """Whether the group reduces the tiles of a product that it has not joined yet."""
-    return all(item.is_partial for item in group.items) and bool(group.items)
+    return group.members.is_partial

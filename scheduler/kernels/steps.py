@@ -64,7 +64,8 @@ def distinct_names(steps: list[Step]) -> list[Step]:
     for step in steps:
         if isinstance(step, Kernel):
             names = itertools.chain((step.name,), (f"{step.name}_{number}" for number in itertools.count(2)))
-            step = replace(step, name=next(name for name in names if name not in taken))
+            name = next(name for name in names if name not in taken)
+            step = step if name == step.name else replace(step, name=name)
             taken.add(step.name)
         out.append(step)
     return out

@@ -11,7 +11,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memo import once
-from kgen.scheduler.selection.memo import layouts, remembered
+from kgen.scheduler.selection.memo import layouts, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -141,8 +141,8 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
 def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
     """The best at the sizes of the hints, by estimates that can be relied on, if there are any."""
     priced = [
-        (problem.uncalibrated is not None, model.seconds(problem, config), k, problem, config)
-        for k, problem in enumerate(problems) for config in model.feasible(problem)
+        (problem.uncalibrated is not None, seconds, k, problem, config)
+        for k, problem in enumerate(problems) for config, seconds in prices(problem)
     ]  # fmt: skip
     if not priced:
         return None
@@ -177,7 +177,7 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     library has it."""
     out = product_of(kernel)
     found, refusals = problems(kernel, graph, device, given.only)
-    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not any(model.feasible(p))]
+    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not prices(p)]
     chosen = best(found, given)
     if chosen is None:
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
@@ -202,9 +202,23 @@ def _why_library(chosen: Best, given: Given) -> Reason | None:
     return (Reason.VENDOR_MEASURED if chosen.measured else Reason.VENDOR_FASTER) if faster else None
 
 
+def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
+    """The time of the best that templates make of one product, or, where it is a `vendor`'s too, the library; infinite where
+    nothing computes it."""
+    own = template_seconds(problems, vendor)
+    return min([own, *(model.vendor_seconds(problem) for problem in problems[:1] if vendor)])
+
+
+def template_seconds(problems: Sequence[Problem], vendor: bool) -> float:
+    """The time of the best template for one matmul, infinite where there is none. Where it is a `vendor`'s too, only estimates
+    count that were compared with measurements."""
+    known = (problem for problem in problems if not (vendor and problem.uncalibrated))
+    return min((seconds for problem in known for _, seconds in prices(problem)), default=math.inf)
+
+
 def by_estimate(problem: Problem) -> list[Config]:
     """The configurations that the device can run, the fastest first by the cost model."""
-    return sorted(model.feasible(problem), key=lambda config: model.seconds(problem, config))
+    return [config for config, _ in sorted(prices(problem), key=lambda row: row[1])]
 
 
 def demanded(kernel: Kernel, demands: tuple[FusionDemand, ...]) -> bool:

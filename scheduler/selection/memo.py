@@ -15,8 +15,10 @@ from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memo import is_remembering, once
 from kgen.scheduler.selection.size_buckets import Best
+from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.problem import once as known_once
+from kgen.tuning import model
 
 
 def layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
@@ -37,6 +39,18 @@ def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Be
     if found is None:
         return None
     return replace(found, problem=next(p for p in problems if p.template is found.problem.template))
+
+
+def prices(problem: Problem) -> Sequence[tuple[Config, float]]:
+    """The configurations that the device can run and their estimated seconds: worked out once for problems that are alike."""
+    if not is_remembering():
+        return _prices(problem)
+    key = ("prices", problem.device, problem.template.name, _form(problem), frozenset(problem.sizes.hints.items()))
+    return once(key, lambda: _prices(problem))
+
+
+def _prices(problem: Problem) -> Sequence[tuple[Config, float]]:
+    return [(config, model.seconds(problem, config)) for config in model.feasible(problem)]
 
 
 @known_once

@@ -19,6 +19,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.transforms.tile_partials import FULL_ROWS, Search, Tiles, Traced, parts_of, tiles_of
 from kgen.templates.base import Request
@@ -116,7 +117,7 @@ class _Rows(Search):
         if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
-        reads = ir.reads(node)
+        reads = reads_of(node)
         after = frozenset().union(*(self.after.get(name, ()) for name in reads))
         row = self._row(node, after)
         if row is not None:

@@ -13,6 +13,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Indirect, Var
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import reads_of
 
 _PICKED = "for"
 
@@ -32,7 +33,7 @@ def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str
     makes something else of a pick has to check the index. Buffers of what was picked are added to the graph."""
     picks = Picks()
     for node in nodes:
-        if isinstance(node, ir.Pointwise | ir.Reduction) and not buffers.isdisjoint(ir.reads(node)):
+        if isinstance(node, ir.Pointwise | ir.Reduction) and not buffers.isdisjoint(reads_of(node)):
             _pick_for(graph, node, buffers, picks)
         else:
             picks.nodes.append(node)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Draft, Transform
@@ -55,7 +56,7 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
 def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Node]:
     """Products that the library computes, those in `apart` excepted, in one call with the one node that reads them."""
     readers = {node.out: node for node in nodes if isinstance(node, ir.Pointwise)}
-    uses = Counter(name for node in nodes for name in ir.reads(node))
+    uses = Counter(name for node in nodes for name in reads_of(node))
     calls: dict[str, ir.Extern] = {}
     gone: set[str] = set()
     for node in nodes:

@@ -28,7 +28,7 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import problems, product_of, read_by_prologue
+from kgen.scheduler.selection.choose import problems, product_of, read_by_prologue, template_seconds
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Device, Problem
@@ -199,8 +199,8 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
         return NONE
     taken = problems(kernel, graph, device, None)[0]
     library = min((model.apart_seconds(problem) for problem in taken[:1] if vendor), default=math.inf)
-    now = min(model.template_seconds(taken, vendor), library)
-    found = {copies: model.template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
+    now = min(template_seconds(taken, vendor), library)
+    found = {copies: template_seconds(one.problems, vendor) + one.seconds for copies, one in possible.items()}
     best = min(found, key=lambda copies: found[copies])
     return best if found[best] * WORTH < now < math.inf else NONE
 

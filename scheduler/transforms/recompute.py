@@ -22,6 +22,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.analysis.items import accumulators
 from kgen.scheduler.protocol import Decisions, Draft
 from kgen.scheduler.transforms.split_k import parts_by_result
@@ -151,8 +152,8 @@ class _Elements(Search):
 
     def visit(self, node: ir.Node) -> None:
         super().visit(node)
-        early = {self.traced[name].product for name in ir.reads(node) if name in self.traced}
-        late = frozenset().union(*(self.late.get(name, ()) for name in ir.reads(node)))
+        early = {self.traced[name].product for name in reads_of(node) if name in self.traced}
+        late = frozenset().union(*(self.late.get(name, ()) for name in reads_of(node)))
         if ir.is_contraction(node) and node.vendor is None:
             self.around[node.out] = Around(self.graph, node, {node.out})
             if not all(v.extent.as_int() for v in (*node.out_vars, *node.reduced)):
@@ -173,7 +174,7 @@ class _Elements(Search):
             around.reductions[node.outs[0]] = self._unfolded(node, node.value)
             around.results |= set(node.outs)
         own = {site.product} if site is not None else set()
-        waiting = frozenset().union(*(self.after.get(name, ()) for name in ir.reads(node)))
+        waiting = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
         for product in (early | late) - own:
             self.around[product].refuse(node, Reason.MORE_THAN_TWICE if product in waiting else Reason.NEEDED)
 

@@ -42,7 +42,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.nodes import Buffer, Origin
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.dependencies import overwritten
+from kgen.scheduler.analysis.dependencies import overwritten, reads_of
 from kgen.scheduler.analysis.memory import root
 from kgen.scheduler.protocol import Draft, Transform
 from kgen.templates.base import Request
@@ -198,7 +198,7 @@ class Scales:
             if isinstance(node, ir.Reduction) and node.op == "sum":
                 self.sums.add(_form(node.value))
             self.changed.update(root(self.graph, name) for name in overwritten(node))
-            for name in ir.reads(node):
+            for name in reads_of(node):
                 self.readers.setdefault(name, []).append(node)
 
     def without(self, node: ir.Contraction) -> tuple[ir.Contraction, list[ir.Node]]:

@@ -20,7 +20,7 @@ from kgen.ir.plan import Kernel
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.selection.choose import least_seconds, problems, product_of
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Device, Problem
 from kgen.tuning import model
@@ -120,7 +120,7 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
     if not possible:
         return 1
     takers = [p for p in problems if p.template.implements.batch]
-    whole = model.least_seconds(takers, vendor=True)
+    whole = least_seconds(takers, vendor=True)
     seconds, parts = min((model.cut_seconds(takers[0], parts, tile), parts) for parts, tile in possible.items())
     return parts if seconds < whole else 1
 

@@ -24,6 +24,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import MAX_PERSISTENT, PART, Kernel, Schedule, Statement, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index, Value
+from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import part_blocks, product_of
 from kgen.scheduler.transforms.gather_reduction import checked, with_picks
@@ -200,7 +201,7 @@ class Search:
         if ir.is_contraction(node) and node.vendor is None:
             self._product(node)
             return
-        reads = ir.reads(node)
+        reads = reads_of(node)
         after = frozenset().union(*(self.after.get(name, ()) for name in reads))
         read = {self.traced[name].product for name in reads if name in self.traced}
         if isinstance(node, ir.Reduction):
@@ -226,7 +227,7 @@ class Search:
         self.axes[node.out] = tuple(k for k, v in enumerate(node.out_vars) if (v in left) != (v in right))
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
         self.order.append(node.out)
-        self.after[node.out] = frozenset().union(*(self.after.get(name, ()) for name in ir.reads(node)))
+        self.after[node.out] = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
 
     def _place(self, value: Value) -> tuple[str, Index] | None:
         """The latest product that the value reads, and the element of it."""
@@ -293,18 +294,24 @@ class Search:
 
         def again(load: Value) -> Value | None:
             source = self.made.get(load.attr[0])
-            if source is None or not self.after.get(load.attr[0]) or load.args or source.out in self.traced:
+            if source is None or load.args or not self._waits(source.out):
                 return None
             if not any(v in ix.free_atoms(e) for v in node.rvars for e in load.attr[1]):
                 return None
             mapping: dict[Atom, Expr] = dict(zip(source.vars, load.attr[1], strict=True))
             return self._unfolded(node, vs.substitute(source.value, mapping))
 
+        if not any(self._waits(load.attr[0]) for load in vs.loads([value])):
+            return value
         [unfolded] = vs.replace_loads([value], again)
         if unfolded is value:
             return value
         again_cost = Request(epilogue_cost=vs.total_cost([unfolded]))
         return unfolded if self.tiles.capabilities.may(node.outs[0], again_cost) else value
+
+    def _waits(self, name: str) -> bool:
+        """Whether elements that are computed point by point wait for a reduction."""
+        return name in self.made and bool(self.after.get(name)) and name not in self.traced
 
     def _free(self, value: Value, product: str) -> bool:
         """Whether nothing that the value reads waits for a reduction of the product."""

@@ -194,7 +194,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     area = config.BLOCK_M * config.BLOCK_N
     rate = problem.rate / device.processors
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
-    step = max(arithmetic, sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE)
+    step = max(arithmetic, _all_loaded(problem, config) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if config.get("AHEAD") and problem.reduces_tiles else 1.0
@@ -202,7 +202,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
-    folds = sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
+    folds = _folds(problem)
     bare = parts * PART + folds * FOLD * min(1.0, config.BLOCK_N / FOLDED)
     if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
         row = config.BLOCK_N // parts * problem.accumulator.itemsize
@@ -239,14 +239,30 @@ def _operands(problem: Problem) -> list[Input]:
     return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
 
 
+@once
+def _folds(problem: Problem) -> int:
+    """Reductions of whole rows."""
+    return sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
+
+
 def _own(problem: Problem, one: Input) -> bool:
     return problem.template.operands[one.name].many
 
 
 def _loaded(problem: Problem, one: Input, config: Config) -> float:
     """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
-    size = one.dtype.itemsize * math.prod(config.get(f"BLOCK_{axis.upper()}", 1) for axis in one.axes)
+    size = one.dtype.itemsize * math.prod(config.get(block, 1) for block in _blocks(problem, one))
     return size * _apart(problem, one.name)
+
+
+def _all_loaded(problem: Problem, config: Config) -> float:
+    return sum(_loaded(problem, one, config) for one in _operands(problem))
+
+
+@once
+def _blocks(problem: Problem, one: Input) -> tuple[str, ...]:
+    """The knobs that would be the tile along the operand's axes."""
+    return tuple(f"BLOCK_{axis.upper()}" for axis in one.axes)
 
 
 @once_at_sizes
@@ -272,11 +288,12 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
         rate = EXACT_RATE
     if "n" in problem.whole and config.BLOCK_M < LOW_TILE:
         rate = min(rate, LOW_RATE)
-    for member in problem.members:
-        for one in member.values():
-            if not _by_engine(problem, one):
-                rate = min(rate, POINTER_RATE)
-    return rate
+    return rate if _all_by_engine(problem) else min(rate, POINTER_RATE)
+
+
+@once
+def _all_by_engine(problem: Problem) -> bool:
+    return all(_by_engine(problem, one) for member in problem.members for one in member.values())
 
 
 @once
@@ -288,10 +305,18 @@ def _by_element(problem: Problem, config: Config) -> float:
     """Seconds that warps spend on the elements of a step's operands, one by one: those that they compute, and those that no
     wide load brings."""
     total = 0.0
-    for one in _operands(problem):
-        sides = [min(config.get(f"BLOCK_{axis.upper()}", 1), problem.size(axis)) for axis in one.axes]
-        total += math.prod(sides) * _of_element(problem, one) * _unsteadiness(problem, one, config)
+    for one, seconds_each in _costly(problem):
+        pairs = zip(_blocks(problem, one), one.axes, strict=True)
+        sides = [min(config.get(block, 1), problem.size(axis)) for block, axis in pairs]
+        total += math.prod(sides) * seconds_each * _unsteadiness(problem, one, config)
     return total
+
+
+@once_at_sizes
+def _costly(problem: Problem) -> list[tuple[Input, float]]:
+    """Operands whose elements cost seconds one by one, and how many each."""
+    found = [(one, _of_element(problem, one)) for one in _operands(problem)]
+    return [(one, each) for one, each in found if each]
 
 
 def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
