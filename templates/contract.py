@@ -143,7 +143,7 @@ def host_value(compute: Computed) -> HostValue:
     return HostValue(compute)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Config:
     """Values of a template's knobs, as attributes: estimates ask for them thousands of times."""
 
