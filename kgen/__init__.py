@@ -17,14 +17,16 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.report.coverage import coverage_reset as coverage_reset
     from kgen.report.explain import explain as explain
     from kgen.templates.base import KernelTemplate as KernelTemplate
-    from kgen.templates.contract import contraction as contraction
     from kgen.templates.contract import host_value as host_value
     from kgen.templates.contract import knob as knob
     from kgen.templates.contract import operand as operand
-    from kgen.templates.contract import operator as operator
     from kgen.templates.contract import result as result
     from kgen.templates.contract import template as template
     from kgen.templates.contract import workspace as workspace
+    from kgen.templates.pattern import contraction as contraction
+    from kgen.templates.pattern import operator as operator
+    from kgen.templates.pattern import program as program
+    from kgen.templates.pattern import softmax as softmax
     from kgen.verdict import forbid_fused as forbid_fused
     from kgen.verdict import require_fused as require_fused
 
@@ -36,7 +38,7 @@ _PUBLIC = {
     "LoopKernel": "kgen.templates.loop_contract:LoopKernel",
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
-    "contraction": "kgen.templates.contract:contraction",
+    "contraction": "kgen.templates.pattern:contraction",
     "coverage": "kgen.report.coverage:coverage",
     "coverage_reset": "kgen.report.coverage:coverage_reset",
     "errors": "kgen.errors",
@@ -45,10 +47,12 @@ _PUBLIC = {
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
     "loops": "kgen.templates.loop_contract:loops",
-    "operator": "kgen.templates.contract:operator",
+    "operator": "kgen.templates.pattern:operator",
     "operand": "kgen.templates.contract:operand",
+    "program": "kgen.templates.pattern:program",
     "require_fused": "kgen.verdict:require_fused",
     "result": "kgen.templates.contract:result",
+    "softmax": "kgen.templates.pattern:softmax",
     "template": "kgen.templates.contract:template",
     "testing": "kgen.testing",
     "workspace": "kgen.templates.contract:workspace",

@@ -41,7 +41,7 @@ class Config:
     before has ended.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
-    and packs the weights of products once (docs/architecture.md, Freezing).
+    and packs the weights of products once (docs/runtime.md, Freezing).
 
     `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time

@@ -175,7 +175,7 @@ class MissingOp(InternalError):
 
 class BadTemplate(UserError):
     template = "template {template}: {problem}"
-    hint = "see docs/templates.md for what a template declares"
+    hint = "see docs/templates/reference.md for what a template declares"
 
 
 class DuplicateTemplate(UserError):

@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and attention: Contraction and Attention nodes over the library call that computes them."""
+"""Matrix products and convolutions: Contraction nodes over the library call that computes them."""
 
 from __future__ import annotations
 
@@ -191,20 +191,6 @@ def library(reason: str) -> Callable[..., Any]:
     return rule
 
 
-def attention(b: Builder, *args: Any, **kwargs: Any) -> Any:
-    return fallback.extern(
-        b, b.current, args, kwargs, "attention without a template", lambda call: ir.Attention(call, b.origin)
-    )
-
-
-_ATTENTION = [
-    "flash_attention",
-    "flash_attention_for_cpu",
-    "efficient_attention",
-    "cudnn_attention",
-    "fused_attention_overrideable",
-]
-
 RULES: dict[str, Callable[..., Any]] = {
     "aten.mm": mm,
     "aten.bmm": bmm,
@@ -214,6 +200,4 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.convolution_backward": library("contraction without a template"),
     "aten._scaled_mm": scaled_mm,
     "aten._int_mm": int_mm,
-    **{f"aten._scaled_dot_product_{name}": attention for name in _ATTENTION},
-    **{f"aten._scaled_dot_product_{name}_backward": attention for name in _ATTENTION},
 }

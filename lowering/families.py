@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kgen.lowering import (
     activation,
+    attention,
     concat,
     contraction,
     creation,
@@ -27,7 +28,7 @@ from kgen.lowering import (
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling, random,
-    reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
+    activation, attention, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling,
+    random, reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

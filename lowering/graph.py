@@ -26,7 +26,7 @@ from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, convert, number_of
+from kgen.lowering.tensor import Tensor, number_of, rounded
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
@@ -224,6 +224,8 @@ class _Lowering:
         mark = len(self.builder.graph.nodes)
         if isinstance(node.target, torch._ops.OpOverload) and node.target is not torch.ops.aten._to_copy.default:
             args, kwargs = self._moved(args, device), self._moved(kwargs, device)
+        if _is_conversion(node):
+            args = (self._in_memory(args[0]), *args[1:])
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
             fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
@@ -280,14 +282,27 @@ class _Lowering:
     def _stored_narrow(self, node: Node, result: Tensor) -> Tensor | None:
         """The result by way of memory in the narrower type that it was converted from; None where it was not. Eager has that
         in memory too, so as to numbers nothing is lost, and half the bytes are written and read."""
+        asked = _is_conversion(node)
         for source in node.all_input_nodes:
             narrow = self.env[source]
-            if isinstance(narrow, Tensor) and _is_widened(narrow, result):
+            if isinstance(narrow, Tensor) and narrow.dtype.itemsize < result.dtype.itemsize:
+                if result.value is not (self._in_memory(narrow) if asked else narrow).value:
+                    continue
                 origin, self.builder.origin = self.builder.origin, _origin(source)
                 stored = self.env[source] = self.builder.realize(narrow)
                 self.builder.origin = origin
-                return replace(result, value=convert(stored, result.dtype).value)
+                return replace(result, value=(self._in_memory(stored) if asked else stored).value)
         return None
+
+    def _in_memory(self, tensor: Any) -> Any:
+        """A 16-bit tensor with the numbers that eager has in memory. Comparisons take tensors of other types as they are, so
+        what these are converted from may not depend on which kernel reads it."""
+        if not isinstance(tensor, Tensor) or (tensor.value.op == "load" and self._is_given(tensor.value.attr[0])):
+            return tensor
+        return rounded(tensor)
+
+    def _is_given(self, name: str) -> bool:
+        return self.builder.graph.buffers[name].kind != "intermediate"
 
     def _should_store(self, node: Node, tensor: Tensor) -> bool:
         if not self.context.inlining:
@@ -384,9 +399,10 @@ _VIEWS = frozenset(
 )
 
 
-def _is_widened(narrow: Tensor, wide: Tensor) -> bool:
-    """Whether a tensor is another one in a wider type, and nothing more."""
-    return narrow.dtype.itemsize < wide.dtype.itemsize and convert(narrow, wide.dtype).value is wide.value
+def _is_conversion(node: Node) -> bool:
+    """Whether the program asks for another type, and not what an operator is made of."""
+    whole = node.meta.get("original_aten") or node.target  # perhaps a copy of the operator: graphs are copied with their notes
+    return node.target is torch.ops.aten._to_copy.default and str(whole) == str(node.target)
 
 
 def _uses(node: Node) -> int:

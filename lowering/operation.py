@@ -45,7 +45,7 @@ def lower_operator(b: Builder, axes: OperatorAxes, args: Sequence[Any], kwargs: 
         stored = [arg for arg in passed if isinstance(arg, ir.TensorArg)]
         return ir.Operation(
             call.outs, tuple(loops[a] for a in axes.result), inner, values, tuple(t.dtype for t in tensors),
-            tuple(loops.items()), b.current.target._schema.name, numbers, call, b.origin,
+            tuple((axis, v.expr()) for axis, v in loops.items()), b.current.target._schema.name, numbers, call, b.origin,
             tuple(map(loaded, stored, where)) if len(stored) == len(where) else (),
         )  # fmt: skip
 

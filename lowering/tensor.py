@@ -162,14 +162,13 @@ def _not_larger(a: Expr, b: Expr) -> bool:
 
 
 def rounded(tensor: Tensor) -> Tensor:
-    """The tensor as eager stores it, for whatever jumps, such as an index or a comparison, and for other types."""
+    """The tensor as eager stores it, for whatever jumps: an index, a comparison, a conversion to integers."""
     return tensor.with_value(vs.as_stored(tensor.value, tensor.dtype)) if tensor.dtype in ops.NARROW_FLOATS else tensor
 
 
 def element_in(tensor: Tensor, dtype: torch.dtype) -> Value:
-    """The element in the compute dtype of `dtype`. Another type is made of what eager has stored: comparisons take a float32
-    tensor as it is, so its numbers may not depend on which kernel reads the 16-bit one."""
-    source = tensor if dtype == tensor.dtype else rounded(tensor)
+    """The element in the compute dtype of `dtype`: integers and bools are made of what eager has stored."""
+    source = tensor if dtype.is_floating_point else rounded(tensor)
     return vs.cast(source.value, ops.compute_dtype(dtype))
 
 

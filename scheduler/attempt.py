@@ -41,7 +41,7 @@ def attempted(
     draft = Draft(own, graph.nodes, options, decisions, dict(answers), transforms)
     for one in transforms:
         one.apply(draft)
-    draft.nodes = needed(own, draft.nodes)
+    draft.nodes = needed(draft.graph, draft.nodes)
     return Attempt(draft, _plan(draft))
 
 

@@ -35,6 +35,7 @@ class Options:
     copies: bool = True  # operands may be copied into rows that begin at lines of a GPU's cache
     fused_calls: bool = True  # the library may compute a contraction and what follows in one call
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
+    programs: bool = True  # templates may compute several contractions in one kernel
 
     def target(self, device: str) -> str:
         """The language of the kernels on a device."""

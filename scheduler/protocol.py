@@ -82,7 +82,7 @@ class Decisions:
 @dataclass(slots=True)
 class Draft:
     """A graph on its way through the transforms. `graph` is this attempt's own: transforms add buffers to it, its nodes stay
-    those of the input. `nodes` are what the transforms made of them.
+    those of the input, with programs in place of what was recognised. `nodes` are what the transforms made of them.
 
     `before` are the nodes before any contraction was changed, and `answers` measurements so far. `taken` are contractions, by
     their first results, that templates compute; `single` ones

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from kgen import errors
@@ -13,6 +15,7 @@ from kgen.scheduler.analysis.memory import plan_memory
 from kgen.scheduler.attempt import attempted, transforms_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Transform
+from kgen.templates import registry
 from kgen.tuning.answer import Answers
 from kgen.verdict import Verdict
 
@@ -20,17 +23,23 @@ from kgen.verdict import Verdict
 def schedule(graph: ir.Graph, options: Options | None = None) -> Schedule:
     """Groups the graph's nodes into kernels, orders them, and plans their memory. The graph stays as it is.
 
-    Where a demand fails because a contraction's kernel has what another one should have, there are no templates."""
+    Where a demand fails because a contraction's kernel has what another one should have, there are no programs of several
+    contractions, then no templates."""
     options = options or Options()
     try:
         return _scheduled(graph, options)
-    except errors.FusionRequired as failure:
-        if not options.templates:
-            raise
-        try:
-            return _scheduled(graph, replace(options, templates=False))
-        except errors.FusionRequired:
-            raise failure from None
+    except errors.FusionRequired:
+        for fewer in _with_fewer_templates(options):
+            with suppress(errors.FusionRequired):
+                return _scheduled(graph, fewer)
+        raise
+
+
+def _with_fewer_templates(options: Options) -> Iterator[Options]:
+    if options.templates and options.programs and registry.programs():
+        yield replace(options, programs=False)
+    if options.templates:
+        yield replace(options, templates=False)
 
 
 def _scheduled(given: ir.Graph, options: Options) -> Schedule:

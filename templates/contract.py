@@ -38,6 +38,7 @@ from kgen import errors
 from kgen.ir import ops
 from kgen.templates import registry
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
+from kgen.templates.pattern import Pattern, contraction, letters, operator
 from kgen.templates.render import environment
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ DECLARED = (Operand, Result, Knob, Workspace, HostValue)
 
 
 def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
-    """An operand over the named axes, outermost first."""
-    return Operand(axes, access, many, sums, packs)
+    """An operand over the named axes, outermost first; ``operand("b", "h+r", "c")`` where two axes walk through a dimension."""
+    return Operand(letters(axes), access, many, sums, packs)
 
 
 def result(*axes: str, access: str = "pointer", many: bool = False, ordered: bool = False) -> Result:
@@ -140,64 +141,6 @@ def workspace(dtype: torch.dtype, length: Computed, *, zeroed: bool = False) -> 
 def host_value(compute: Computed) -> HostValue:
     """A number, ``compute(problem, config)``, an int or an expression over sizes, which no program need work out itself."""
     return HostValue(compute)
-
-
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """What a template computes: a sum of products over the axes that no result has, or what `operator` does. `reference`
-    computes the same in plain torch, for checks; by default the operator itself does."""
-
-    operands: tuple[tuple[str, ...], ...]
-    results: tuple[tuple[str, ...], ...]
-    operator: str = ""
-    reference: Callable[..., Any] | None = None
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(a for axes in (*self.operands, *self.results) for a in axes))
-
-    @property
-    def batch(self) -> tuple[str, ...]:
-        """Axes of the result that all operands have."""
-        return tuple(a for a in self.results[0] if all(a in axes for axes in self.operands))
-
-
-def contraction(first: str, rest: str) -> Pattern:
-    """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
-    empty in a problem, so one pattern covers matrices and batches of them."""
-    operands, results = _axes((first, rest))
-    if len(operands) != 2 or len(results) != 1:
-        raise errors.BadTemplate(template="contraction", problem="it has two operands and one result")
-    return Pattern(operands, results)
-
-
-def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None) -> Pattern:
-    """``operator("mylib::gated", "m,k", "n,k -> m,n")``: an operator of ``torch.ops``, a user's custom operator among them,
-    with the axes of its tensors in the order of its schema. Several results, all over the same axes, are separated by a
-    semicolon, and stored by one call; numbers among the operator's arguments are attributes of ``problem.arguments``."""
-    operands, results = _axes(axes)
-    if "::" not in name:
-        raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
-    if len(set(results)) != 1:
-        raise errors.BadTemplate(template=name, problem=f"its results are over different axes, {results}")
-    return Pattern(operands, results, name, reference)
-
-
-def _axes(parts: Sequence[str]) -> tuple[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]]:
-    """The axes of operands and results in ``("m,k", "k,n -> m,n")``."""
-    left, arrow, right = ", , ".join(parts).rpartition("->")
-    operands = tuple(_letters(part) for part in left.split(", , "))
-    results = tuple(_letters(part) for part in right.split(";"))
-    if not arrow or not all((*operands, *results)):
-        raise errors.BadTemplate(template=" ".join(parts), problem="this is no pattern such as 'm,k', 'k,n -> m,n'")
-    wrong = [a for axes in (*operands, *results) for a in axes if len(a) != 1 or not a.islower()]
-    if wrong:  # its length in a kernel is the capital letter, its mask is told from others by the letter
-        raise errors.BadTemplate(template=" ".join(parts), problem=f"axis {wrong[0]!r} is no lower-case letter")
-    return operands, results
-
-
-def _letters(part: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in part.split(",") if name.strip())
 
 
 @dataclass(frozen=True)
@@ -388,8 +331,10 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     if not path.is_file():
         raise fail(f"there is no file {path}")
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
-    used, rendered = _check_source(path, operands, list(results), (*knobs, *implements.axes), tuple(own), fail)
+    slots = (*knobs, *implements.axes, *implements.steps)
+    used, rendered = _check_source(path, operands, list(results), slots, tuple(own), fail)
     _check_members(members, rendered, fail)
+    _check_steps(implements, members, used, fail)
     _check_joining(cls.joins, used, fail)
     return Template(
         name, implements, device, path, operands, results, knobs, cls.longest, cls(), version_of(cls, path), cls.joins,
@@ -452,6 +397,17 @@ def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Call
     for name, one in operands.items():
         if one.sums and (implements.operator or set(one.axes) <= set(implements.results[0])):
             raise fail(f"it adds up {name}, but a side sum is over the axes that a sum of products goes over")
+
+
+def _check_steps(
+    implements: Pattern, members: Mapping[str, object], used: Container[str], fail: Callable[[str], Exception]
+) -> None:
+    clash = [name for name in implements.steps if name in members or name in implements.axes]
+    if clash:
+        raise fail(f"{clash[0]} is a step of its program and something else as well")
+    unused = [name for name in implements.middles if name not in used]
+    if unused:
+        raise fail(f"its Jinja file never applies what is made of {unused[0]}")
 
 
 def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:

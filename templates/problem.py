@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -18,11 +19,14 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.plan import Kernel, Statement
+from kgen.ir.program import Contract, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
+from kgen.templates.middle import Middle
+from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -115,9 +119,16 @@ class Problem:
     """One kernel as a template sees it. Sizes are numbers at the hints (`size`) or expressions (`extent`)."""
 
     def __init__(
-        self, template: Template, kernel: Kernel, graph: ir.Graph, loops: Mapping[str, tuple[Var, ...]], device: Device
+        self,
+        template: Template,
+        kernel: Kernel,
+        graph: ir.Graph,
+        loops: Mapping[str, tuple[Var, ...]],
+        device: Device,
+        steps: Mapping[Var, int] = MappingProxyType({}),
     ) -> None:
         self.template, self.kernel, self.graph, self.loops, self.device = template, kernel, graph, loops, device
+        self.steps = steps
         self.sizes = Sizes(graph.size_hints)
         self.mains = [s for s in kernel.statements if s.kind == "contraction"]
         self.main = self.mains[0]
@@ -127,9 +138,10 @@ class Problem:
         self.known: dict[Hashable, Any] = {}  # what `once` has computed
 
     def _inputs(self, product: Statement) -> dict[str, Input]:
-        values = (product.value, *product.factors)
+        values = (product.value, *product.factors)[: len(self.template.operands)]
         unscaled = product.unscaled or (0,) * len(values)
-        operands = zip(self.template.operands.items(), values, product.operands, unscaled, strict=True)
+        kinds = product.operands[: len(values)]
+        operands = zip(self.template.operands.items(), values, kinds, unscaled, strict=True)
         return {
             name: replace(self._input(name, operand.axes, value, dtype), unscaled=count)
             for (name, operand), value, dtype, count in operands
@@ -204,6 +216,23 @@ class Problem:
     def side_sum(self, operand: str, number: int) -> SideSum:
         """The sum of an operand that is summed as well."""
         return next(one for one in self.side_sums if (one.operand, one.number) == (operand, number))
+
+    @cached_property
+    def middles(self) -> dict[str, Middle]:
+        """What a program makes of each element of its steps, by the names that the template has for these."""
+        program = self.template.implements.program
+        if program is None:
+            return {}
+        values = (self.main.value, *self.main.factors)[len(program.operands) :]
+        named = zip(program.middles, program.canonical.middles, values, strict=True)
+        return {
+            step.name: Middle(step.axes, canonical.name, value, self._normalised(program, step))
+            for step, canonical, value in named
+        }
+
+    def _normalised(self, program: Program, step: Contract) -> str | None:
+        reader = program.reader(step)
+        return reader.over if isinstance(reader, Softmax) else None
 
     @cached_property
     def has_fused_call(self) -> bool:
@@ -292,6 +321,14 @@ class Problem:
     def static(self, axis: str) -> bool:
         return self.extent(axis).as_int() is not None
 
+    def step(self, axis: str) -> int | None:
+        """Of an axis of a window: by how many elements of the tensor's dimension its index moves, the stride of positions and
+        the dilation of taps; None where it stands for several loops that do not walk as one."""
+        loops = self.loops[axis]
+        if len(loops) > 1:
+            return None
+        return self.steps.get(loops[0], 1) if loops else 1
+
     def tiles(self, axis: str, block: int) -> Expr:
         return ix.ceildiv(self.extent(axis), block)
 
@@ -325,8 +362,12 @@ class Problem:
         return load is not None and load.attr[0] in self.graph.frozen
 
     def sides(self, name: str) -> tuple[str, str]:
-        """The operand's own axis, which the result has too, and the one that is summed over."""
+        """The operand's own axis, which the result has too, and the one that is summed over. Of a program, or where axes are
+        windows, these are the axes with a `BLOCK_` knob, in their order."""
         pattern = self.template.implements
+        if pattern.program is not None or pattern.windows:
+            first, second = (a for a in self.inputs[name].axes if self.template.block(a) is not None)
+            return first, second
         shared = [a for a in self.inputs[name].axes if all(a in axes for axes in pattern.operands)]
         own = next(a for a in self.inputs[name].axes if a not in shared)
         results = {a for axes in pattern.results for a in axes}
@@ -366,10 +407,11 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        total = 2 * len(self.members)
-        for axis in self.loops:
-            total *= self.size(axis)
-        return total
+        program = self.template.implements.program
+        if program is None:
+            return 2 * len(self.members) * self._points(self.loops)
+        steps = [step for step in program.steps if isinstance(step, Contract)]
+        return sum(2 * self._points((*step.axes, *program.reduced(step))) for step in steps)
 
     @property
     def tf32(self) -> bool:
@@ -476,10 +518,14 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     if reason is not None:
         return reason
     if pattern.operator:
-        named = {axis: _digits_of(e, kernel) for axis, e in main[0].axes}
+        names = pattern.axes if pattern.program is not None else [axis for axis, _ in main[0].axes]
+        named = {axis: _digits_of(e, kernel) for axis, (_, e) in zip(names, main[0].axes, strict=True)}
         if None in named.values():
             return "an axis whose loops are no digits of one number"
         return Problem(template, kernel, graph, {a: found for a, found in named.items() if found is not None}, device)
+    if pattern.windows:
+        ways = (_in_windows(template, way, graph, device) for way in (kernel, _exchanged(kernel, main)))
+        return next((found for found in ways if found is not None), "it reads no operand in such windows")
     turned = _turned(template, kernel, graph, main)
     if turned is None:
         return "its products have no operand in common"
@@ -489,11 +535,35 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     operands = [(s.value, *s.factors) for s in kernel.statements if s.kind == "contraction"]
     used = [frozenset().union(*(v.variables() for v in position)) for position in zip(*operands, strict=True)]
     for v in (*kernel.outer, *kernel.inner):
-        axis = _axis_of(v, used, v in kernel.outer, template)
+        axis = _axis_of(v, used, v in kernel.outer, template, pattern.axes)
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+
+
+def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
+    """The problem of a sum of products of which one operand is read in windows. These are the last windows of the pattern; axes
+    of the others are empty."""
+    pattern = template.implements
+    main = next(s for s in kernel.statements if s.kind == "contraction")
+    values = (main.value, *main.factors)
+    windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
+    windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
+    if not windows or len(windows) > len(pattern.windows):
+        return None
+    named = {v: axis for pair, w in zip(pattern.windows[-len(windows) :], windows, strict=True)
+             for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
+    apart = [axis for axis in pattern.axes if not any(axis in pair for pair in pattern.windows)]
+    used = [v.variables() for v in values]
+    loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
+    for v in (*kernel.outer, *kernel.inner):
+        axis = _axis_of(v, used, v in kernel.outer, template, [named[v]] if v in named else apart)
+        if axis is None:
+            return None
+        loops[axis].append(v)
+    steps = {v: count for w in windows for v, count in w.steps.items()}
+    return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
 
 
 def _other_work(template: Template, main: list[Statement]) -> str | None:
@@ -503,7 +573,7 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
         return template.why_not(Request(family=len(main)))
     if any(s.op != (pattern.operator or "sum") for s in main):
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
-    if len(main[0].factors) + 1 != len(pattern.operands):
+    if len(main[0].factors) + 1 != len(pattern.operands) + len(pattern.middles):
         return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
     return None
 
@@ -576,8 +646,11 @@ def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Stat
         if not any(common):
             return None
         exchange = not common[single]
-    if not exchange:
-        return kernel
+    return _exchanged(kernel, main) if exchange else kernel
+
+
+def _exchanged(kernel: Kernel, main: Iterable[Statement]) -> Kernel:
+    """The kernel with both operands of its products exchanged."""
     new = {id(s): replace(s, value=s.factors[0], factors=(s.value,), unscaled=s.unscaled[::-1]) for s in main}
     return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
 
@@ -612,13 +685,14 @@ def _digits_of(expr: Expr, kernel: Kernel) -> tuple[Var, ...] | None:
     return tuple(reversed(found))
 
 
-def _axis_of(v: Var, used: list[frozenset[Atom]], outer: bool, template: Template) -> str | None:
-    """The axis of the loop: of the results for an outer one, in all operands that know the loop, and in as few others as can
-    be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a length of 1."""
+def _axis_of(v: Var, used: Sequence[frozenset[Atom]], outer: bool, template: Template, axes_there: Iterable[str]) -> str | None:
+    """The axis of the loop among `axes_there`: of the results for an outer one, in all operands that know the loop, and in as
+    few others as can be. To those others it is an axis along which they repeat, as what is expanded does, or anything along a
+    length of 1."""
     pattern = template.implements
     needed = {k for k, atoms in enumerate(used) if v in atoms}
     fitting: list[tuple[int, str]] = []
-    for axis in pattern.axes:
+    for axis in axes_there:
         inside = {k for k, axes in enumerate(pattern.operands) if axis in axes}
         if inside >= needed and any(axis in axes for axes in pattern.results) == outer:
             fitting.append((len(inside), axis))

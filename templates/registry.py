@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
+from kgen.ir.program import Program
 
 if TYPE_CHECKING:
     from kgen.templates.base import Request
@@ -132,7 +133,13 @@ def why_not(device: str | None, request: Request) -> str | None:
 def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:
     """The axes of the operators that templates implement, by the operator's name."""
     patterns = (t.implements for t in every())
-    return {p.operator: make(p.operands, p.results[0]) for p in patterns if p.operator}
+    return {p.operator: make(p.operands, p.results[0]) for p in patterns if p.operator and p.program is None}
+
+
+def programs(device: str | None = None) -> list[Program]:
+    """The programs that templates of a device implement, each once, in their canonical form."""
+    found = (t.implements.program for t in every(device))
+    return list({p.key: p.canonical for p in found if p is not None}.values())
 
 
 def find(name: str) -> Template:

@@ -63,18 +63,45 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
-    operator's several results are named one by one, ``"first second"``."""
+    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements."""
 
     name: str
     filler: Filler
+
+    @property
+    def type(self) -> str:
+        return self.filler.accumulator
 
     def store(self, name: str, *indices: str, **how: Any) -> str:
         return "\n".join(self.filler.store(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
+class StepSlot:
+    """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
+    next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
+    the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
+    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
+
+    name: str
+    filler: Filler
+
+    @property
+    def type(self) -> str:
+        return self.filler.accumulator
+
+    @property
+    def safe(self) -> bool:
+        return bool(getattr(self.filler.problem.arguments, "safe", False))
+
+    def apply(self, name: str, *indices: str) -> str:
+        return "\n".join(self.filler.apply(self.name, name, indices))
+
+
+@dataclass(frozen=True, slots=True)
 class AxisSlot:
-    """``{{ k.size }}`` is the text of the axis' length, ``{{ k.static }}`` whether that is a number."""
+    """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
+    says whether that is a number."""
 
     name: str
     size: str
@@ -150,6 +177,14 @@ class Filler(Protocol):
     def store(self) -> Callable[..., Lines]:
         """Of a result, its name and its indices; what else a store may be told is the language's."""
 
+    @property
+    def apply(self) -> Callable[..., Lines]:
+        """Of a step of a program, its tile's name and indices."""
+
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
 
@@ -171,6 +206,11 @@ def render(
     return tidy(source.render(names))
 
 
+def _closed(text: str) -> str:
+    """A text that stays one factor whatever stands around it."""
+    return text if text.replace("_", "").isalnum() else f"({text})"
+
+
 def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> dict[str, Any]:
     problem, template = filler.problem, filler.problem.template
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
@@ -178,7 +218,9 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     sums = {name: frozenset(one.number for one in problem.side_sums if one.operand == name) for name in template.operands}
     names |= {name: filler.operand_slot(name, facts(problem, name), count[name], sums[name]) for name in template.operands}
     names |= {name: filler.result_slot(name) for name in template.results}
-    names |= {axis: AxisSlot(axis, filler.size(axis), problem.static(axis)) for axis in template.axes}
+    if template.implements.program is not None:
+        names |= {step.name: StepSlot(step.name, filler) for step in template.implements.program.steps[:-1]}
+    names |= {axis: AxisSlot(axis, _closed(filler.size(axis)), problem.static(axis)) for axis in template.axes}
     pointers, symbols = filler.parameters.pointers, dict(problem.kernel.host_values)
     names |= {name: Lazy(buffer, f"p_{clean(buffer)}", pointers) for name, buffer in problem.kernel.workspaces}
     for name, one in template.values.items():

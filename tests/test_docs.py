@@ -1,4 +1,4 @@
-"""docs/templates.md is true: its snippets run, and what it names and quotes is in the code.
+"""docs/templates is true: its snippets run, and what it names and quotes is in the code.
 
 A comment before each snippet says what becomes of it: ``from: path`` is a part of that file, ``file: name`` is written to a
 folder before anything runs, ``run`` is run, all of them in order and in one namespace. Expressions in tables are compiled.
@@ -30,10 +30,16 @@ from kgen.tuning import model
 from tests.kernels import plans
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "templates.md"
-TEXT = DOCUMENT.read_text()
+# In the order in which a reader meets them: snippets share one namespace.
+DOCUMENTS = [ROOT / "docs" / "templates" / name for name in ("tutorial.md", "reference.md", "gluon.md")]
+TEXT = "\n".join(document.read_text() for document in DOCUMENTS)
 SNIPPET = re.compile(r"^<!-- (from|file|run)(?:: (\S+))? -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SNIPPETS = [(m[1], m[2], m[3], TEXT[: m.start(3)].count("\n")) for m in SNIPPET.finditer(TEXT)]
+SNIPPETS = [
+    (m[1], m[2], m[3], (document, text[: m.start(3)].count("\n")))
+    for document in DOCUMENTS
+    for text in (document.read_text(),)
+    for m in SNIPPET.finditer(text)
+]
 # What the scheduler, templates and their checks say: where the quotations come from.
 SOURCES = [path for folder in ("templates", "lowering", "kgen/testing") for path in sorted((ROOT / folder).rglob("*.py"))] + [
     ROOT / name
@@ -87,13 +93,13 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     before = set(registry.names())
     names: dict[str, Any] = {"__name__": "docs"}
     try:
-        for kind, _, code, line in SNIPPETS:
+        for kind, _, code, (document, line) in SNIPPETS:
             if kind == "run":
-                exec(compile("\n" * line + code, str(DOCUMENT), "exec"), names)
+                exec(compile("\n" * line + code, str(document), "exec"), names)
     finally:
         for template in set(registry.names()) - before:
             registry.remove(template)
-        for module in ("product", "plain", "points"):
+        for module in ("gated", "plain", "points"):
             sys.modules.pop(module, None)
     printed = capsys.readouterr().out
     for line in re.findall(r"^    (\d graph, .*)$", TEXT, re.MULTILINE):

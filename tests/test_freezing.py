@@ -24,7 +24,7 @@ from kgen.build import toolchain
 from kgen.capture.freeze import SMALL
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
-from kgen.pipeline import NARROW
+from kgen.machine import NARROW
 from kgen.report.record import Record, recording
 from kgen.templates.cpp.codegen import packing
 from kgen.tuning import model

@@ -133,6 +133,9 @@ CASES = {
     "activation_after": Case(lambda x, w, g: F.silu(rms_norm(x, w, g)) + 1, lambda n: (*product(n), r(n))),
     "activation_before": Case(lambda x, w: F.gelu(x @ w).softmax(-1), product),
     "bfloat16": Case(softmax, lambda n: (r(2, 21, 24, dtype=half), r(2, n, 24, dtype=half), r(21, n) > 0.1)),
+    "converted": Case(
+        lambda x, w: (x @ w).float().softmax(-1), lambda n: (r(21, 24, dtype=half), r(24, n, dtype=half))
+    ),
     "two_at_once": Case(
         lambda x, w, v: ((x @ w).softmax(-1), F.layer_norm(x @ v, v.shape[1:])), lambda n: (*product(n), r(24, n)),
     ),
@@ -166,7 +169,7 @@ def test_plans(name: str, n: int) -> None:
 @pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize(("name", "n"), slow_but(lambda name, n: n == 33 or name in ("softmax", "layer_norm"), LENGTHS))
 def test_values(name: str, n: int) -> None:
-    check(CASES[name].f, *CASES[name].inputs(n), tolerance=2e-2 if name == "bfloat16" else 5e-5)
+    check(CASES[name].f, *CASES[name].inputs(n), tolerance=2e-2 if name in ("bfloat16", "converted") else 5e-5)
 
 
 @pytest.mark.usefixtures("cheap")

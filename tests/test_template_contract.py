@@ -77,7 +77,7 @@ def test_a_declaration_that_does_not_hold_together(author, what):
     with pytest.raises(errors.BadTemplate) as error:
         author.registers(module=MODULE.replace(old, new))
     assert message in str(error.value)
-    assert "docs/templates.md" in str(error.value)
+    assert "docs/templates/reference.md" in str(error.value)
     assert "authors" not in {t.name for t in registry.every()}
 
 

@@ -84,7 +84,7 @@ class Marked(Matmul):
 
 
 def cpu_jinja() -> str:
-    text = (Path(kgen.templates.cpp.__file__).parent / "matmul.cpp.jinja").read_text()
+    text = (Path(registry.__file__).parent / "cpp" / "kernels" / "matmul.cpp.jinja").read_text()
     marks = "  for (int64_t i = 0; i <= {{ LAST }}; ++i) {\n    if ({{ MARKS }}[i]) return 1;\n    {{ MARKS }}[i] = 7;\n  }\n"
     return text.replace("  share_batches(", marks + "  share_batches(", 1)
 

@@ -28,8 +28,8 @@ BASELINE = Path(__file__).resolve().with_name("vocabulary_baseline.json")
 FOLDERS = ("kgen", "lowering", "scheduler", "templates", "tests", "bench", "examples", "tools", "docs")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 CODE = (".h", ".cpp", ".jinja")
-# What is about the words themselves, or about the past.
-EXEMPT = ("tools/vocabulary.py", "tests/test_vocabulary.py", "docs/decisions/", "docs/glossary.md")
+# What is about the words themselves, or about the past. docs/ir.md repeats docstrings, which count where they are written.
+EXEMPT = ("tools/vocabulary.py", "tests/test_vocabulary.py", "docs/decisions/", "docs/glossary.md", "docs/ir.md")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ the lowering divides by the count).
 
 *Values and rounding.* A stored 16-bit float is widened exactly on load; arithmetic is in float32; a store rounds to nearest
 even. `round_to` is a rounding that the user's program asked for, or that of an operand whose result jumps: comparisons,
-positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions and
-promotions to other types take 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
+positions (of extremes, in sorted rows), divisions with a remainder, `floor` and its kin, tests of floats, and conversions that
+the program asks for take 16-bit numbers as eager stores them, be they in memory or not. Under ``numerics="eager"`` the
 lowering rounds after each operation. a*b+c is never contracted unless the IR says `fma`.
 
 *Masks.* A load with a mask touches no memory where the mask is false and yields 0 there.
@@ -52,7 +52,17 @@ that node's.
 *Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
 over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
 
+*Programs.* An operation with a `program` (`kgen/ir/program.py`) is no call but steps: contractions, and what is between them.
+Its values are the program's operands, then one for each middle slot: the function of a `step`, the element that the step has
+made, of the loops of the step's axes, and of memory. A step's result is in the type that sums of the operands have; it is not
+rounded to 16 bits between steps, except that weights of a softmax may be, to the type of what they are multiplied by, before or
+after they are divided by their sum. Of a row that is -inf as a whole a softmax makes NaN; zeros where the argument `safe` is
+true. An axis stands for the loops in its expression, the last one fastest. Without a `vendor` it is a template's to compute:
+whoever makes one keeps the nodes that it stands for.
+
 *Partial.* Only the scheduler makes these: a reduction cut into parts, one for each tile of a product.
+
+*Attention.* A library call, and what it means as a program, if its arguments can be said so.
 
 *Extern.* A call of a torch operator on materialised operands, in program order among externs with effects.
 """
@@ -69,6 +79,7 @@ from typing_extensions import TypeIs
 
 from kgen.ir import ops
 from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms
+from kgen.ir.program import Program
 from kgen.ir.values import Index, Value, index_exprs, loads, topological
 
 Sizes = tuple[Expr, ...]
@@ -267,27 +278,31 @@ class Contraction:
 class Operation:
     """A call of an operator that some template implements: `outs[out_vars]`, all over the same variables. `operands` are its
     tensors as values over ``out_vars + inner``, each in its own type `dtypes`; `axes` names the variables as the template
-    does, `arguments` are the numbers among the operator's arguments. `vendor` is the call, used when no template takes it."""
+    does, `arguments` are the numbers among the operator's arguments. `vendor` is the call, used when no template takes it. With
+    a `program`, `operands` goes on with the functions in its middle slots, in its order."""
 
     outs: tuple[str | None, ...]
     out_vars: tuple[Var, ...]
     inner: tuple[Var, ...]
     operands: tuple[Value, ...]
     dtypes: tuple[torch.dtype, ...]
-    axes: tuple[tuple[str, Var], ...]
+    axes: tuple[tuple[str, Expr], ...]
     operator: str
     arguments: tuple[tuple[str, Any], ...]
     vendor: Extern | None
     origin: Origin = Origin()
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them
+    program: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(scale * q k^T + mask) v over named operands; the operator's own schema gives the details."""
+    """softmax(scale * q k^T + mask) v over named operands; the operator's own schema gives the details. `meaning` is the same
+    as an operation, with this very `vendor`."""
 
     vendor: Extern
     origin: Origin = Origin()
+    meaning: Operation | None = None
 
 
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
@@ -391,8 +406,10 @@ def is_product(node: Node) -> TypeIs[Product]:
 
 
 def combines(node: Node) -> bool:
-    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's."""
-    return isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
+    """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's, a
+    call that means a program."""
+    meant = isinstance(node, Attention) and node.meaning is not None
+    return meant or isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
 
 
 def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:

@@ -193,6 +193,7 @@ OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 # Operations whose meaning needs more than their arguments: values.py and the emitters treat each by name.
 #   const    attr = number                      index   attr = Expr; the integer itself
 #   load     attr = (buffer, indices); args = () or (mask,): lanes where the mask is false give 0 and touch no memory
+#   step     attr = name of a step of an operation's program; the element that it has made
 #   cast     attr = target compute dtype; float -> int truncates; -> bool is != 0
 #   round    attr = narrow float dtype; value rounded to it, kept in float32
 #   bitcast  attr = target dtype of the same width
@@ -200,10 +201,10 @@ OPS: dict[str, ScalarOp] = {row.name: row for row in _ROWS}
 #            condition, the call fails, or the kernel ends on a GPU
 #   rand     args = (seed, counter): uniform in [0, 1); randn: normal; randbits: 64 random bits (Philox4x32-10)
 RANDOM = ("rand", "randn", "randbits")
-STRUCTURAL = ("const", "index", "load", "cast", "round_to", "bitcast", "assert", *RANDOM)
+STRUCTURAL = ("const", "index", "load", "step", "cast", "round_to", "bitcast", "assert", *RANDOM)
 COSTS = {
-    "const": 0, "index": 1, "load": 1, "cast": 1, "round_to": 1, "bitcast": 0, "assert": 1, "rand": 40, "randn": 80,
-    "randbits": 40,
+    "const": 0, "index": 1, "load": 1, "step": 0, "cast": 1, "round_to": 1, "bitcast": 0, "assert": 1, "rand": 40,
+    "randn": 80, "randbits": 40,
 }  # fmt: skip
 
 # What makes a call fail, with the result of a C++ kernel that found it. The host raises eager's exceptions for them.

@@ -81,6 +81,8 @@ class _Body:
             buffer, index, _ = value.attr
             mask = f" if {args}" if args else ""
             return f"load({', '.join([buffer, *map(self.expr, index)])}){mask}"
+        if value.op == "step":
+            return f"what {value.attr} has made"
         if value.op in ("cast", "bitcast", "round_to"):
             return f"{value.op} {args} to {dtype_name(value.attr)}"
         return f"{value.op} {args}"
@@ -195,7 +197,8 @@ def _operation(node: ir.Operation, graph: Graph) -> str:
 
 
 def _attention(node: ir.Attention, graph: Graph) -> str:
-    return f"{_defined(node.vendor.outs, graph)} = attention {_call(node.vendor)}{_origin(node.origin)}"
+    head = f"{_defined(node.vendor.outs, graph)} = attention {_call(node.vendor)}{_origin(node.origin)}"
+    return head if node.meaning is None else f"{head}\n  means {node.meaning.operator}"
 
 
 def _extern(node: Extern, graph: Graph) -> str:

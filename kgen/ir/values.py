@@ -263,6 +263,11 @@ def bitcast(value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else _make("bitcast", (value,), dtype, dtype)
 
 
+def step_result(step: str, dtype: torch.dtype) -> Value:
+    """The element that a step of a program has made at this point, before its slot: a leaf of an `ir.Operation` only."""
+    return _make("step", (), step, ops.compute_dtype(dtype))
+
+
 def where(cond: Value, yes: Value, no: Value) -> Value:
     return call("where", cond, yes, no)
 
@@ -483,6 +488,11 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
 def replace_loads(roots: list[Value], replace: Callable[[Value], Value | None]) -> list[Value]:
     """Replaces loads by other values (inlining a producer, reading a local instead of memory). None keeps a load."""
     return _replaced(roots, ("load",), replace)
+
+
+def replace_steps(value: Value, replace: Callable[[Value], Value]) -> Value:
+    """Replaces what steps of a program have made."""
+    return _replaced([value], ("step",), replace)[0]
 
 
 def _replaced(roots: list[Value], kinds: Container[str], replace: Callable[[Value], Value | None]) -> list[Value]:

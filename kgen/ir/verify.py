@@ -17,6 +17,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Indirect, Size, Var
 from kgen.ir.nodes import Buffer, Graph, TensorArg
+from kgen.ir.program import Program
 from kgen.ir.values import Value
 
 
@@ -335,14 +336,34 @@ class _Verifier:
     def operation(self, node: ir.Operation) -> None:
         self.values(list(node.operands), self.variables((*node.out_vars, *node.inner)))
         self.require(len(node.operands) == len(node.dtypes), f"{len(node.operands)} operands of {len(node.dtypes)} types")
+        if node.program is not None:
+            self.program(node, node.program)
         for out in ir.outs(node):
             self.same_sizes(out, self.buffer(out).sizes, _extents(node.out_vars))
         if node.vendor is not None:
-            self.require(node.vendor.outs == node.outs, f"its call defines {node.vendor.outs}")
+            defined, more = node.vendor.outs[: len(node.outs)], node.vendor.outs[len(node.outs) :]
+            self.require(defined == node.outs and not any(more), f"its call defines {node.vendor.outs}")
             self.call(node.vendor)
+
+    def program(self, node: ir.Operation, program: Program) -> None:
+        """Each operand, and each function in a slot, depends on loops of its own axes alone."""
+        self.require(node.operator == program.key, f"is called {node.operator}")
+        loops = {axis: ix.free_atoms(e) for axis, e in node.axes}
+        self.require(tuple(loops) == program.axes, f"names the axes {', '.join(loops)}")
+        wanted = [*program.operands, *(step.axes for step in program.middles)]
+        self.require(len(node.operands) == len(wanted), f"{len(node.operands)} values for {len(wanted)} operands and slots")
+        slots = [*(None for _ in program.operands), *(step.name for step in program.middles)]
+        for value, axes, slot in zip(node.operands, wanted, slots, strict=True):
+            allowed = frozenset[Atom]().union(*(loops[axis] for axis in axes))
+            self.require(value.variables() <= allowed, f"{value} depends on more than the axes {', '.join(axes)}")
+            steps = {v.attr for v in vs.topological([value]) if v.op == "step"}
+            self.require(steps <= {slot}, f"{value} reads {', '.join(sorted(steps))}")
 
     def attention(self, node: ir.Attention) -> None:
         self.call(node.vendor)
+        if node.meaning is not None:
+            self.require(node.meaning.vendor is node.vendor, "its meaning is another call's")
+            self.operation(node.meaning)
 
     def call(self, node: ir.Extern) -> None:
         for arg in ir.tensor_args((node.args, tuple(v for _, v in node.kwargs))):
@@ -415,6 +436,10 @@ def _load_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
     return None if value.dtype == wanted else f"a load of {value.attr[2]} gives {wanted}, is marked {value.dtype}"
 
 
+def _step_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    return None if isinstance(value.attr, str) and not dtypes else f"{value.attr!r} is no step of a program"
+
+
 def _cast_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None:
     if value.dtype not in ops.COMPUTE_DTYPES:
         return f"{value.dtype} is not a compute dtype"
@@ -445,8 +470,8 @@ def _random_problem(value: Value, dtypes: tuple[torch.dtype, ...]) -> str | None
 
 
 _STRUCTURAL: dict[str, Callable[[Value, tuple[torch.dtype, ...]], str | None]] = {
-    "const": _const_problem, "index": _index_problem, "load": _load_problem, "cast": _cast_problem, "round_to": _round_problem,
-    "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem,
+    "const": _const_problem, "index": _index_problem, "load": _load_problem, "step": _step_problem, "cast": _cast_problem,
+    "round_to": _round_problem, "bitcast": _bitcast_problem, "assert": _assert_problem, "rand": _random_problem,
     "randn": _random_problem, "randbits": _random_problem,
 }  # fmt: skip
 

@@ -23,7 +23,9 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Size, Var
 from kgen.ir.nodes import Buffer, Graph, TensorArg
+from kgen.ir.program import Program
 from kgen.ir.values import Value, loads
+from kgen.reference.evaluate_program import ProgramSteps
 from kgen.reference.evaluate_reduction import reduce, scan
 from kgen.reference.evaluate_value import EXACT, FAST, Points, Policy, Tensor, apply, evaluate_value, int_of
 
@@ -300,8 +302,31 @@ class _Machine:
             self.tensors[new] = self._alias(self.graph.buffers[new])
 
     def operation(self, node: ir.Operation) -> None:
+        if node.program is not None:
+            self.store(ir.outs(node)[0], self._run_program(node, node.program))
+            return
         assert node.vendor is not None
         self.extern(node.vendor)
+
+    def _run_program(self, node: ir.Operation, program: Program) -> Tensor:
+        """Each step over all loops of the node, with size 1 along those that it does not depend on."""
+        variables = (*node.out_vars, *node.inner)
+        points = self.points(variables, node.operands)
+        count = len(program.operands)
+        if points.empty:
+            return torch.zeros(points.extents[: len(node.out_vars)], dtype=points.policy.real(torch.float32))
+        steps = ProgramSteps(program, {a: [variables.index(v) for v in _loops_of(e)] for a, e in node.axes}, points.extents)
+        values = zip(node.operands[:count], node.dtypes, strict=False)
+        operands = [points.value(vs.cast(value, dtype)) for value, dtype in values]
+        slots = dict(zip((step.name for step in program.middles), node.operands[count:], strict=True))
+
+        def middle(name: str, made: Tensor) -> Tensor:
+            found = Points(variables, {**points.env, name: made}, self.sizes, self.policy)
+            return found.value(slots[name])
+
+        result = steps.run(operands, middle, dict(node.arguments).get("safe", False))
+        kept = len(node.out_vars)
+        return result.reshape(result.shape[:kept]).expand(points.extents[:kept])
 
     def attention(self, node: ir.Attention) -> None:
         self.extern(node.vendor)
@@ -405,6 +430,10 @@ _RUN: dict[type, Callable[[_Machine, Any], None]] = {
 
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 _VENDOR_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+
+
+def _loops_of(expr: Expr) -> list[Var]:
+    return [a for a in sorted(ix.free_atoms(expr), key=lambda a: a.order) if isinstance(a, Var)]
 
 
 def _short(dtype: torch.dtype) -> str:

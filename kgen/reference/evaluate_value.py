@@ -153,6 +153,9 @@ class Points:
         lanes = [self.index(e) for e in index]
         return gather(self.env[buffer], lanes, mask, (1,) * self.rank, buffer).to(self.policy.real(value.dtype))
 
+    def _step(self, value: Value) -> Tensor:
+        return self.env[value.attr]
+
     def _cast(self, value: Value, arg: Tensor) -> Tensor:
         return arg.to(self.policy.real(value.dtype))
 
@@ -178,8 +181,8 @@ _FAILURES: dict[str, tuple[type[Exception], str]] = {
 }  # fmt: skip
 
 _STRUCTURAL: dict[str, Callable[..., Tensor]] = {
-    "const": Points._const, "index": Points._index, "load": Points._load, "cast": Points._cast, "round_to": Points._round_to,
-    "bitcast": Points._bitcast, "assert": Points._assert, "rand": Points._random,
+    "const": Points._const, "index": Points._index, "load": Points._load, "step": Points._step, "cast": Points._cast,
+    "round_to": Points._round_to, "bitcast": Points._bitcast, "assert": Points._assert, "rand": Points._random,
     "randn": Points._random, "randbits": Points._random,
 }  # fmt: skip
 

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from kgen.ir.program import Program
 from kgen.templates.contract import Template
 from kgen.testing.case import LAYOUTS, Case
 from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion, side_sums
+from kgen.testing.middles import MIDDLES, Between
 from kgen.testing.products import Roles, product_of, reference_of, shapes_of
+from kgen.testing.steps import Convolution, Steps
 
 __all__ = ["DTYPES", "cases", "cases_of_dtype", "large", "plain"]
 
 # The types to try, the ones for everything else first.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # The length of an axis where another one is tried, and where slots are: with the divisors that they ask for, but of no tile.
-LENGTHS = {"batch": 3, "rows": 35, "columns": 37, "depth": 43}
-SLOTS = {"batch": 3, "rows": 36, "columns": 42, "depth": 44}
+WINDOWS = {"taps": 2, "positions": 2, "images": 2}
+LENGTHS = {"batch": 3, "rows": 35, "columns": 37, "depth": 43, **WINDOWS}
+SLOTS = {"batch": 3, "rows": 36, "columns": 42, "depth": 44, **WINDOWS}
 # The same for operands that are not read by pointers but in boxes, whose rows begin at multiples of 16 bytes.
-BOX_LENGTHS = {"batch": 3, "rows": 35, "columns": 40, "depth": 72}
-BOX_SLOTS = {"batch": 3, "rows": 36, "columns": 48, "depth": 72}
-PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,)}
-SEVERAL = {"batch": 2, "rows": 67, "columns": 131, "depth": 197}
-LARGE = {"batch": 2, "rows": 1031, "columns": 1543, "depth": 2053}
+BOX_LENGTHS = {"batch": 3, "rows": 35, "columns": 40, "depth": 72, **WINDOWS}
+BOX_SLOTS = {"batch": 3, "rows": 36, "columns": 48, "depth": 72, **WINDOWS}
+PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,), "taps": (3,), "positions": (3,), "images": ()}
+SEVERAL = {"batch": 2, "rows": 67, "columns": 131, "depth": 197, **WINDOWS}
+LARGE = {"batch": 2, "rows": 1031, "columns": 1543, "depth": 2053, **WINDOWS}
 # Longest length around a knob's value: an interpreter walks through every tile.
 LONGEST = 257
+# How windows walk through a tensor, besides step by step.
+WALKS: tuple[dict[str, int], ...] = (
+    {"stride": 2}, {"dilation": 2}, {"padding": 1}, {"stride": 3, "padding": 2}, {"stride": 2, "dilation": 2, "padding": 4},
+)  # fmt: skip
 # What is tried with a batch, in other types than the first, and with sizes that are symbols.
 BATCHED = {"gelu", "all kinds of input", "transposed", "sum of rows", "times a row", "and epilogue"}
 TYPED = {"plus a row", "to float32", "raw result kept", "cast", "dequantised from int8", "and epilogue", "sum of rows"}
@@ -46,6 +54,8 @@ def cases(template: Template, dtype: torch.dtype = torch.float32) -> Iterator[Ca
     if template.many is not None:
         yield from maker.slots("family", FAMILIES)
     yield from maker.sums()
+    yield from maker.middles()
+    yield from maker.windows()
     yield from maker.dynamic()
 
 
@@ -70,6 +80,7 @@ def cases_of_dtype(template: Template, dtype: torch.dtype) -> Iterator[Case]:
         if fusion.name in TYPED:
             yield from (replace(c, name=f"{_name(dtype)}, {c.name}") for c in maker.slots("dtype", [fusion], batches=False))
     yield from (replace(c, name=f"{_name(dtype)}, {c.name}") for c in maker.sums())
+    yield from (replace(c, name=f"{_name(dtype)}, {c.name}") for c in maker.middles(MIDDLES[::4]))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -112,7 +123,7 @@ class _Maker:
         """Each axis in turn: prime, 1 and 0, and around the tiles of the template; then all axes at once; then batches."""
         for axis in self.pattern.axes:
             base = self.usual if axis in self.usual else self.batched
-            lengths = (0, 1, *PRIMES[self.roles.of(axis)], *self._around_tiles(axis))
+            lengths = (*self._least(axis), *PRIMES[self.roles.of(axis)], *self._around_tiles(axis))
             for length in (n for n in lengths if n <= self.roles.longest(axis)):
                 yield self.alone("size", f"{axis}={length}", {**base, axis: length})
         yield self.alone("size", "several tiles", self.roles.lengths(SEVERAL))
@@ -123,6 +134,10 @@ class _Maker:
             yield self.alone(
                 "size", "batch of aligned", {a: min(32, self.roles.longest(a)) if a in self.usual else 2 for a in self.batched}
             )
+
+    def _least(self, axis: str) -> tuple[int, ...]:
+        """The shortest lengths: torch has convolutions of no images, and else of something."""
+        return (1,) if self.pattern.windows and self.roles.of(axis) != "images" else (0, 1)
 
     def _around_tiles(self, axis: str) -> list[int]:
         """One less than the smallest and the first tile, as much, and one more."""
@@ -164,6 +179,41 @@ class _Maker:
                 made = (self.fused("side sum", fusion, batched) for fusion in side_sums(number, along))
                 suffix = f" ({name}, batched)" if batched else f" ({name})"
                 yield from (replace(case, name=f"{case.name}{suffix}") for case in made if case)
+
+    def middles(self, rows: Iterable[Between] = MIDDLES) -> Iterator[Case]:
+        """Each kind of function in the first slot between steps, without and with a batch; then with all around it."""
+        program = self.pattern.program
+        if program is None:
+            return
+        for batched in (False, True)[: 1 + self.roles.batches]:
+            suffix = ", batched" if batched else ""
+            yield from (self._between(program, row, f"{row.name}{suffix}", batched) for row in rows)
+        row = replace(next(iter(rows)), name="between a prologue and an epilogue")
+        yield self._between(program, row, row.name, False, torch.relu)
+
+    def _between(
+        self, program: Program, row: Between, name: str, batched: bool, around: Callable[..., Any] = lambda x: x
+    ) -> Case:
+        lengths = self.roles.lengths(self.for_slots, batched)
+        run, step = Steps(program, frozenset(lengths)), program.middles[0]
+        operands = shapes_of(self.pattern, lengths, self.dtype).operands()
+        extras = row.extras(tuple(lengths[a] for a in run.axes(step.axes)), self.dtype)
+
+        def function(*inputs: torch.Tensor) -> Any:
+            own, more = inputs[: len(operands)], inputs[len(operands) :]
+            made = run(around(own[0]), *own[1:], middle=lambda at, s: row.run(s, *more) if at == step.name else s)
+            return around(made)
+
+        return Case(name, "middle", function, (*operands, *extras))
+
+    def windows(self) -> Iterator[Case]:
+        """Strides, dilations and paddings."""
+        if not self.pattern.windows:
+            return
+        shapes = shapes_of(self.pattern, {**self.usual}, self.dtype)
+        for arguments in WALKS:
+            name = ", ".join(f"{word}={value}" for word, value in arguments.items())
+            yield Case(name, "window", Convolution(self.pattern, arguments), shapes.operands())
 
     def dynamic(self) -> Iterator[Case]:
         """Sizes that are symbols."""

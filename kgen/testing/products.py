@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from kgen import errors
-from kgen.templates.contract import Pattern, Template
+from kgen.templates.contract import Template
+from kgen.templates.pattern import Pattern
 from kgen.testing.fusions import Shapes
+from kgen.testing.steps import Convolution, Steps, shape_of
 
 __all__ = ["Roles", "product_of", "reference_of", "shapes_of"]
 
@@ -20,10 +22,15 @@ __all__ = ["Roles", "product_of", "reference_of", "shapes_of"]
 DIVISOR = 6
 
 
+# How long axes are at most where there are windows, by their role: problems are as large as the product of many axes.
+FEW = {"taps": 3, "positions": 3, "images": 2, "rows": 24, "columns": 42, "depth": 24}
+
+
 @dataclass(frozen=True, slots=True)
 class Roles:
     """What each axis of a template is: "depth" where no result has it, "batch" where all operands have it and the result too,
-    "rows" where the first operand has it, else "columns"."""
+    "rows" where the first operand has it, else "columns". Where there are windows, their axes are "taps" and "positions", the
+    last positions "rows", and what else of the result the tensor has "images"."""
 
     template: Template
 
@@ -32,7 +39,16 @@ class Roles:
         return self.template.implements
 
     def of(self, axis: str) -> str:
+        windows = self.pattern.windows
+        if any(axis in pair for pair in windows):
+            return "taps" if axis not in self.pattern.results[0] else "rows" if axis == windows[-1][0] else "positions"
         inside = [axis in axes for axes in self.pattern.operands]
+        if (
+            windows
+            and axis in self.pattern.results[0]
+            and any(windows[0][0] in axes and axis in axes for axes in self.pattern.operands)
+        ):
+            return "images"
         if axis not in self.pattern.results[0]:
             return "depth"
         if all(inside) and len(inside) > 1:
@@ -41,13 +57,14 @@ class Roles:
 
     def longest(self, axis: str) -> int:
         """How long the template takes an axis."""
-        return self.template.longest.get(axis, sys.maxsize)
+        own = self.template.longest.get(axis, sys.maxsize)
+        return min(own, FEW[self.of(axis)]) if self.pattern.windows else own
 
     def lengths(self, by_role: Mapping[str, int], batched: bool = False) -> dict[str, int]:
         """Lengths by axis, no longer than the template takes, and with divisors where it takes less. Without a batch its axes
         are left out, as a plain matrix product has it; an operator has all."""
         roles = {axis: self.of(axis) for axis in self.pattern.axes}
-        whole = batched or bool(self.pattern.operator)
+        whole = batched or (bool(self.pattern.operator) and self.pattern.program is None)
         return {axis: self._length(axis, by_role[role]) for axis, role in roles.items() if whole or role != "batch"}
 
     def _length(self, axis: str, wanted: int) -> int:
@@ -57,11 +74,13 @@ class Roles:
     @property
     def batches(self) -> bool:
         """Whether there is a batch that may be left out."""
-        return not self.pattern.operator and any(self.of(axis) == "batch" for axis in self.pattern.axes)
+        return (not self.pattern.operator or self.pattern.program is not None) and any(
+            self.of(axis) == "batch" for axis in self.pattern.axes
+        )
 
 
 def shapes_of(pattern: Pattern, lengths: Mapping[str, int], dtype: torch.dtype) -> Shapes:
-    shapes = [tuple(lengths[a] for a in axes if a in lengths) for axes in (*pattern.operands, pattern.results[0])]
+    shapes = [shape_of(pattern, axes, lengths) for axes in (*pattern.operands, pattern.results[0])]
     last = [a for a in pattern.operands[-1] if a in lengths]
     elsewhere = {a for axes in pattern.operands[:-1] for a in axes}
     own = [k for k, axis in enumerate(last) if axis in pattern.results[0] and axis not in elsewhere]
@@ -73,6 +92,10 @@ def product_of(template: Template, present: Iterable[str], all_results: bool = F
 
     Raises BadTemplate for an operator that needs more than tensors: its author has to bring problems."""
     pattern = template.implements
+    if pattern.program is not None:
+        return Steps(pattern.program, frozenset(present))
+    if pattern.windows:
+        return Convolution(pattern)
     if not pattern.operator:
         return _contraction(pattern, set(present))
     call = _operator(template)

@@ -19,8 +19,6 @@ from kgen.tuning.unusable import usable
 LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
 # Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
 LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
-# How much more of it a GPU's library reaches on products of so many operations (H100, 2026-11-24, bench.regret: Llama's MLP).
-LARGE_GAIN, LARGE = 0.1, 450e9
 STREAM_RATE = 0.9
 # How much of the shorter of computing and streaming a GPU's library does not do during the other.
 APART = 0.05
@@ -246,7 +244,6 @@ def _call(problem: Problem, streaming: float) -> float:
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
         aligned = _alignment(problem)
-        share += LARGE_GAIN * min(1.0, problem.flops / len(problem.members) / LARGE)
         share *= NARROW_SHARE if _is_narrow(problem) else PATCH_SHARE if _reads_patches(problem) else 1.0
         share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         streaming /= STREAMED_SHARE[aligned]

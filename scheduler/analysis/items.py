@@ -148,7 +148,7 @@ def product_item(graph: ir.Graph, node: ir.Product, position: float) -> Item:
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
     value, *factors = (node.lhs, node.rhs) if ir.is_contraction(node) else node.operands
-    axes = () if ir.is_contraction(node) else tuple((name, v.expr()) for name, v in node.axes)
+    axes = () if ir.is_contraction(node) else node.axes
     made = accumulators(graph, node)
     return Item(node, position, outer, inner or (ix.var("y0", 1),), value, store, factors=tuple(factors), axes=axes, made=made)
 

@@ -148,6 +148,10 @@ class Fuser:
         if refused:
             self._say(a, b, *refused)
             return
+        unordered = self._out_of_order(a, b)
+        if unordered:
+            self.verdicts.append(Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.NOT_IN_ORDER, detail=unordered))
+            return
         flows, joint = self._together(a, b, buffer)
         if isinstance(joint, Reason):
             self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
@@ -190,6 +194,14 @@ class Fuser:
         refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
         return (refused[0].outcome, refused[0].reason) if refused else None
 
+    def _out_of_order(self, a: Group, b: Group) -> str | None:
+        """Why no template keeps the order of updates on the tiles of a contraction, where the device has one."""
+        if is_product(a) == is_product(b) or a.device in self.unordered:
+            return None
+        others = b.items if is_product(a) else a.items
+        update = next((item for item in others if item.is_update and item.in_order), None)
+        return None if update is None else self.capabilities.why_not(update.outs[0], Request(ordered=True))
+
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
         parts = {name for name in a.members.made if self.graph.buffers[name].is_part}
@@ -217,9 +229,7 @@ class Fuser:
         any_order = group.device in self.unordered
 
         def is_free(item: Item) -> bool:
-            if not item.in_order or (any_order and isinstance(item.node, ir.Scatter)):
-                return True
-            return item.is_update and self.capabilities.may(item.outs[0], Request(ordered=True))
+            return not item.in_order or item.is_update or (any_order and isinstance(item.node, ir.Scatter))
 
         if not group.inner or not all(item.inner and is_free(item) for item in group.items):
             return group

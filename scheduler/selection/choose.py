@@ -15,7 +15,7 @@ from kgen.scheduler.selection.memo import layouts, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
-from kgen.templates.contract import Config
+from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Device, Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.answer import Answer, Place, place
@@ -50,9 +50,21 @@ def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    return collapsed(_in_order(kernel, graph))
+
+
+def _in_order(kernel: Kernel, graph: ir.Graph) -> Kernel:
     sizes = Sizes(graph.size_hints)
     kernel = unflattened(linearized(kernel, graph))
-    return collapsed(ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes))
+    return ordered(kernel, list(distinct_touches(kernel, graph, sizes)), sizes)
+
+
+def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """The kernel as a template's axes want its loops: as few as can be, or, where some walk through one dimension together, as
+    they are, for the last taps and the channels may lie in memory as one loop."""
+    if not template.implements.windows:
+        return prepared(kernel, graph)
+    return once(("in order", kernel, layouts(kernel, graph)), lambda: _in_order(kernel, graph))
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
@@ -66,11 +78,10 @@ def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None)
 def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: str | None) -> tuple[list[Problem], list[str]]:
     found: list[Problem] = []
     refusals: list[str] = []
-    ready = prepared(kernel, graph)
     for template in registry.every(device.kind):
         if only not in (None, template.name):
             continue
-        problem = problem_of(template, ready, graph, device)
+        problem = problem_of(template, _for_template(template, kernel, graph), graph, device)
         reason = problem if isinstance(problem, str) else template.refuse(problem)
         if isinstance(problem, str) or reason is not None:
             refusals.append(f"{template.name}: {reason}")
@@ -82,7 +93,8 @@ def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: str | None)
 def chosen_problem(kernel: Kernel, graph: ir.Graph, device: Device) -> Problem:
     """The problem of a kernel that has its template."""
     assert kernel.choice is not None
-    problem = problem_of(registry.find(kernel.choice.template), prepared(kernel, graph), graph, device)
+    template = registry.find(kernel.choice.template)
+    problem = problem_of(template, _for_template(template, kernel, graph), graph, device)
     assert isinstance(problem, Problem)
     return problem
 

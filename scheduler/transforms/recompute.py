@@ -197,7 +197,7 @@ class _Elements(Search):
 
     def _compare(self, around: Around) -> None:
         """Refuses a product if something that is made of its elements is no smooth function of them. Only what was made of an
-        element and a reduction of its row may be rounded."""
+        element and a reduction of its row may be rounded, or to the product's own type: the library's result is, too."""
         if around.node.rounded is not None:
             around.refuse(around.node, Reason.UNEQUAL)
         for name in sorted((around.early | around.late) & self.made.keys()):
@@ -210,7 +210,8 @@ class _Elements(Search):
             kinds[value] = self._kind(value, around)
             for child in vs.children(value):
                 kinds[value] |= kinds[child]
-            if kinds[value] & ELEMENT and not _is_smooth(value, kinds):
+            own = value.op == "round_to" and value.attr == self.graph.buffers[around.node.out].dtype
+            if kinds[value] & ELEMENT and not own and not _is_smooth(value, kinds):
                 return False
         return True
 

@@ -10,6 +10,7 @@ from kgen.scheduler.transforms.library_fusion import LibraryFusion
 from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
 from kgen.scheduler.transforms.operand_reduction import OperandReduction
 from kgen.scheduler.transforms.output_split import OutputSplit
+from kgen.scheduler.transforms.recognition import Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
@@ -20,6 +21,7 @@ from kgen.scheduler.transforms.tile_partials import TilePartials
 from kgen.scheduler.transforms.tuning_queries import GroupedMatmuls, Measurements
 
 TRANSFORMS: tuple[Transform, ...] = (
+    Recognition(),
     Offer(),
     ConcatSplit(),
     Prologues(),
@@ -39,4 +41,5 @@ TRANSFORMS: tuple[Transform, ...] = (
     LibraryFusion(),
     ColumnReduction(),
     SplitReduction(),
+    Untaken(),
 )

@@ -22,6 +22,9 @@ from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
+# Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
+FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
+
 
 @dataclass(slots=True)
 class Slots:
@@ -50,6 +53,7 @@ class Slots:
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
             raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
+        self._told_apart(indices, FILLING)
         fixed = self._digits(batch, indices, one.loops)
         array = next((made for *key, made in self.problem.kernel.packed if key == [operand, number]), None)
         if array is not None:
@@ -58,6 +62,14 @@ class Slots:
         if one.load is not None and None not in strides:
             return self._strided(one, name, fixed, [s for s in strides if s is not None])
         return self._filled(one, name, fixed, self._along(one, own))
+
+    def _told_apart(self, indices: Sequence[str], names: frozenset[str]) -> None:
+        """Inside of a generated loop the author's variable of the same name is another one."""
+        hidden = next((index for index in indices if index in names), None)
+        if hidden is not None:
+            raise ValueError(
+                f"{self.problem.template.name}: an index called {hidden} is hidden by a generated loop's: rename it"
+            )
 
     def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
         """The array of a `kgen.ir.plan.Packing`, in which batches follow each other."""
@@ -139,6 +151,7 @@ class Slots:
         of the batch axes, then the first row, the first column, the numbers of rows and of columns, and the tiles' leading
         dimension."""
         axes = self.problem.template.results[result].axes
+        self._told_apart(indices, WALKING)
         batch, (rows, columns) = axes[:-2], axes[-2:]
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
         loops = self.problem.loops
@@ -150,6 +163,28 @@ class Slots:
         aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
         walks = walks_of(self.problem, self.config, columns)
         return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
+
+    # ---- between the steps of a program ------------------------------------------------------------------------------
+
+    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
+        middle, loops = self.problem.middles[step], self.problem.loops
+        self._told_apart(indices, WALKING)
+        batch, (rows, columns) = middle.axes[:-2], middle.axes[-2:]
+        scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
+        fixed = self._digits(batch, scalars, loops)
+        slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
+        made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
+        value = vs.replace_steps(middle.value, lambda _: vs.load(made, (ix.ZERO,), kind))
+        statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
+        body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
+        self.parameters.made_names.add(f"p_{clean(made)}")
+        return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
+
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+        return CPP_TYPES[self.problem.accumulator].storage
 
     def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
         """Loops of axes of which the function has one index, a C++ variable."""

@@ -152,12 +152,19 @@ class PointEmitter:
         return found
 
     def _find(self, value: Value) -> str | None:
-        if value.op == "load" and value.attr[0] in self.locals:
-            return self.locals[value.attr[0]][0]
+        made = self._made(value)
+        if made is not None:
+            return made[0]
         for scope in (self.outer, self.fixed):
             if value in scope.names:
                 return scope.names[value]
         return self.inner.names.get(value) if self.scope is self.inner else None
+
+    def _made(self, value: Value) -> tuple[str, Axes] | None:
+        """The name and the axes of what another statement, or a step of the template's, has made."""
+        if value.op == "step":
+            return self.locals[value.attr]
+        return self.locals.get(value.attr[0]) if value.op == "load" else None
 
     def _scope_of(self, axes: Axes) -> Scope:
         if "x" not in axes and self.fixed is not self.outer:
@@ -297,8 +304,9 @@ class PointEmitter:
         """The axes along which a value differs."""
         for v in () if value in self._axes else vs.topological([value]):
             if v not in self._axes:
-                if v.op == "load" and v.attr[0] in self.locals:
-                    self._axes[v] = self.locals[v.attr[0]][1]
+                made = self._made(v)
+                if made is not None:
+                    self._axes[v] = made[1]
                     continue
                 found = NONE.union(*(self._axes[c] for c in vs.children(v))) if v.args or vs.index_exprs(v) else NONE
                 for e in vs.index_exprs(v):

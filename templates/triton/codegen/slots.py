@@ -183,6 +183,18 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
+    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Makes of the tile `name` of a step's sums what the next step sees of them."""
+        middle = self.problem.middles[step]
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
+        emitter.suffix, emitter.behind = f"_{step}", True
+        emitter.locals[middle.step] = (name, emitter.level)
+        text = emitter._tile(middle.value)
+        if middle.normalised in emitter.masked():
+            text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
+        emitter.outer.lines.append(f"{name} = {text}")
+        return emitter.finish()
+
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""
         block = self.problem.template.block(axis)
@@ -282,6 +294,11 @@ class Slots:
             if stored:
                 emitter._store(out, s.store[0], name)
         return [f"{first} = {folded.first(indices[at])}", *emitter.finish()]
+
+    @property
+    def accumulator(self) -> str:
+        """The text of the type of sums."""
+        return TRITON_TYPES[self.problem.accumulator].compute
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""

@@ -25,7 +25,7 @@ ADDITIONS = 220 * 1.7e9
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
-READ = 25
+READ = 15
 # How much longer an epilogue takes whose next operands are loaded ahead while it sums up columns: there are too few registers
 # for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
 CROWDED = 2.0

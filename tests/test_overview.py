@@ -1,4 +1,4 @@
-"""docs/architecture.md is true: what it names exists, and its walk is the one that a relu takes."""
+"""The documents are true: what they name exists, and the way of a relu in docs/overview.md is the one that it takes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ import pytest
 import torch
 
 from kgen import backend
+from tools import draw_overview
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "architecture.md"
+DOCUMENT = ROOT / "docs" / "overview.md"
+# Decisions are dated: what they name may be gone.
+DOCUMENTS = [
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "decisions"),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 NAME = re.compile(r"`([\w/]+\.py):([\w.]+)`")
-PATH = re.compile(r"`((?:kgen|lowering|scheduler|templates|tests|docs)/[\w./]*)`")
+PATH = re.compile(r"`((?:kgen|lowering|scheduler|templates|tests|docs|tools|bench|examples)/[\w./]*)`")
+LINK = re.compile(r"\[[^]\n]*\]\(([^)#\s]*)(?:#([\w-]+))?\)")
+LONGEST = {"docs/overview.md": 150, "CONTRIBUTING.md": 60}
 
 
 def walk() -> list[tuple[str, str]]:
@@ -41,15 +50,47 @@ def defined(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(("file", "name"), sorted(set(NAME.findall(DOCUMENT.read_text()))))
-def test_what_the_document_names_exists(file, name):
-    assert (ROOT / file).is_file()
-    assert name in defined(ROOT / file)
+@pytest.fixture(params=DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def document(request):
+    return request.param
 
 
-def test_the_paths_of_the_document_exist():
-    for path in PATH.findall(DOCUMENT.read_text()):
-        assert (ROOT / path).exists(), path
+def test_what_a_document_names_exists(document):
+    named = sorted(set(NAME.findall(document.read_text())))
+    assert not [f"{file}:{name}" for file, name in named if not (ROOT / file).is_file() or not has(ROOT / file, name)]
+
+
+def has(path: Path, name: str) -> bool:
+    """Whether a file defines a function, a class, or a global of that name."""
+    return name in defined(path) or re.search(rf"^{re.escape(name)}\b", path.read_text(), re.MULTILINE) is not None
+
+
+def test_the_paths_of_a_document_exist(document):
+    assert not [path for path in PATH.findall(document.read_text()) if not (ROOT / path).exists()]
+
+
+def test_the_links_of_a_document_lead_somewhere(document):
+    for path, title in LINK.findall(document.read_text()):
+        if not path.startswith("http"):
+            target = (document.parent / path).resolve() if path else document
+            assert target.exists(), path
+            assert not title or title in titles(target), f"{path}#{title}"
+
+
+def titles(path: Path) -> set[str]:
+    """The anchors of a document's headings."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_some_documents_stay_short(name):
+    assert len((ROOT / name).read_text().splitlines()) <= LONGEST[name]
+
+
+def test_the_figure_is_the_one_that_its_script_draws():
+    assert draw_overview.main(["--check"]) == 0
+    assert [one.name for one in draw_overview.STAGES] == ["capture", *(stage.__name__ for stage in backend.STAGES)]
 
 
 def test_the_table_lists_the_stages_in_order():

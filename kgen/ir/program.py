@@ -1,0 +1,128 @@
+"""Programs: what a template computes where that is more than one contraction. Names of axes, of operands and of steps only; the
+loops and values that a program is applied to are those of an `ir.Operation`.
+
+A step takes operands of the program (by number) or results of earlier steps (by name). `Contract` is the sum of products over
+the axes that its result lacks; `Softmax` normalises along one axis, and of a row that is -inf as a whole it makes NaN, or zeros
+where the operation says so. Each step but the last and each operand is used once. What a `Contract` makes passes through a
+*middle slot* before the next step sees it: any function of the one element, of the indices, and of memory.
+
+A program over one operator's loops has axes of other lengths than another one: equality of two programs is that of their
+`canonical` forms, in which axes and steps are named in the order in which they appear.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+Axes = tuple[str, ...]
+Ref = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """``name[axes] = sum of left * right`` over the axes of these that `axes` lacks."""
+
+    name: str
+    left: Ref
+    right: Ref
+    axes: Axes
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.left, self.right
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """``name[axes] = exp(of - m) / sum(exp(of - m))`` along `over`, where m is the maximum along it."""
+
+    name: str
+    of: str
+    over: str
+    axes: Axes
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.of,)
+
+
+Step = Contract | Softmax
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order, the last one a `Contract` that makes the result."""
+
+    operands: tuple[Axes, ...]
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def result(self) -> Axes:
+        return self.steps[-1].axes
+
+    @cached_property
+    def axes(self) -> Axes:
+        """All axes, in the order in which operands and results name them."""
+        return _distinct(a for axes in (*self.operands, *(s.axes for s in self.steps)) for a in axes)
+
+    @cached_property
+    def middles(self) -> tuple[Contract, ...]:
+        """The steps whose results pass through a slot."""
+        return tuple(s for s in self.steps[:-1] if isinstance(s, Contract))
+
+    def step(self, name: str) -> Step:
+        return next(s for s in self.steps if s.name == name)
+
+    def axes_of(self, ref: Ref) -> Axes:
+        """The axes of an operand, or of a step's result."""
+        return self.operands[ref] if isinstance(ref, int) else self.step(ref).axes
+
+    def reduced(self, step: Contract) -> Axes:
+        """The axes that a step sums over."""
+        inside = _distinct((*self.axes_of(step.left), *self.axes_of(step.right)))
+        return tuple(a for a in inside if a not in step.axes)
+
+    def reader(self, step: Step) -> Step:
+        """The step that reads what another one makes."""
+        return next(s for s in self.steps if step.name in s.reads)
+
+    @cached_property
+    def canonical(self) -> Program:
+        """The program with the names that all equal ones have."""
+        axes = dict(zip(self.axes, string.ascii_lowercase, strict=False))
+        names = {s.name: f"step{k}" for k, s in enumerate(self.steps)}
+        return Program(tuple(_renamed(o, axes) for o in self.operands), tuple(_canonical(s, axes, names) for s in self.steps))
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal programs; for people, too."""
+        return "; ".join(map(self._text, self.canonical.steps))
+
+    def _text(self, step: Step) -> str:
+        if isinstance(step, Softmax):
+            return f"{step.name} = softmax({step.of}, {step.over})"
+        canonical = self.canonical
+        operands = (_called(ref, canonical.axes_of(ref)) for ref in step.reads)
+        return f"{step.name}[{''.join(step.axes)}] = sum {' * '.join(operands)}"
+
+
+def _distinct(names: Iterable[str]) -> Axes:
+    return tuple(dict.fromkeys(names))
+
+
+def _renamed(axes: Axes, names: Mapping[str, str]) -> Axes:
+    return tuple(names[a] for a in axes)
+
+
+def _canonical(step: Step, axes: Mapping[str, str], names: Mapping[str, str]) -> Step:
+    if isinstance(step, Softmax):
+        return Softmax(names[step.name], names[step.of], axes[step.over], _renamed(step.axes, axes))
+    left, right = (ref if isinstance(ref, int) else names[ref] for ref in step.reads)
+    return replace(step, name=names[step.name], left=left, right=right, axes=_renamed(step.axes, axes))
+
+
+def _called(ref: Ref, axes: Axes) -> str:
+    return ref if isinstance(ref, str) else f"operand{ref}[{''.join(axes)}]"

@@ -1,0 +1,104 @@
+"""Patterns of several steps, and patterns with windows, as functions of tensors: what users would write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kgen import errors
+from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.templates.pattern import Pattern
+
+__all__ = ["Convolution", "Steps", "shape_of"]
+
+# Of a step's name and result: what its slot makes of it.
+Middle = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A program as einsums and softmaxes, over those of its axes that are `present`."""
+
+    program: Program
+    present: frozenset[str]
+
+    def __call__(self, *operands: torch.Tensor, middle: Middle = lambda _, made: made) -> torch.Tensor:
+        made: dict[Ref, torch.Tensor] = dict(enumerate(operands))
+        slots = {step.name for step in self.program.middles}
+        for step in self.program.steps:
+            found = self._run(step, made)
+            made[step.name] = middle(step.name, found) if step.name in slots else found
+        return made[self.program.steps[-1].name]
+
+    def axes(self, axes: Iterable[str]) -> Axes:
+        return tuple(a for a in axes if a in self.present)
+
+    def _run(self, step: Contract | Softmax, made: Mapping[Ref, torch.Tensor]) -> torch.Tensor:
+        if isinstance(step, Softmax):
+            return torch.softmax(made[step.of], self.axes(step.axes).index(step.over))
+        left, right, result = ("".join(self.axes(axes)) for axes in (*map(self.program.axes_of, step.reads), step.axes))
+        return torch.einsum(f"{left},{right}->{result}", *(made[ref] for ref in step.reads))
+
+
+def shape_of(pattern: Pattern, axes: Axes, lengths: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of a tensor over some axes: those of a window are one dimension."""
+    taps = {tap: position for position, tap in pattern.windows if tap in axes and position in axes}
+    ends = {position: tap for tap, position in taps.items()}
+    return tuple(lengths[a] + (lengths[ends[a]] - 1 if a in ends else 0) for a in axes if a in lengths and a not in taps)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A pattern with windows as the convolution that it is. Raises BadTemplate for one that is none."""
+
+    pattern: Pattern
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        single = [self._batch, self._channels, self._made]
+        if len(self.pattern.windows) > 3 or any(len(axes) != 1 for axes in single):
+            problem = "its windows are those of no convolution: give check_template problems with them"
+            raise errors.BadTemplate(template=str(self.pattern.operands), problem=problem)
+
+    @property
+    def _windowed(self) -> int:
+        return next(k for k, axes in enumerate(self.pattern.operands) if self.pattern.windows[0][0] in axes)
+
+    @property
+    def _positions(self) -> Axes:
+        return tuple(position for position, _ in self.pattern.windows)
+
+    @property
+    def _taps(self) -> Axes:
+        return tuple(tap for _, tap in self.pattern.windows)
+
+    @property
+    def _batch(self) -> Axes:
+        image, result = self.pattern.operands[self._windowed], self.pattern.results[0]
+        return tuple(a for a in image if a in result and a not in self._positions)
+
+    @property
+    def _channels(self) -> Axes:
+        image, taps = self.pattern.operands[self._windowed], self.pattern.operands[1 - self._windowed]
+        return tuple(a for a in image if a in taps and a not in self._taps)
+
+    @property
+    def _made(self) -> Axes:
+        return tuple(a for a in self.pattern.operands[1 - self._windowed] if a in self.pattern.results[0])
+
+    def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
+        image, filters = (operands[k] for k in (self._windowed, 1 - self._windowed))
+        own = tuple(a for a in self.pattern.operands[self._windowed] if a not in self._taps)
+        image = _permuted(image, own, (*self._batch, *self._channels, *self._positions))
+        filters = _permuted(filters, self.pattern.operands[1 - self._windowed], (*self._made, *self._channels, *self._taps))
+        call = (F.conv1d, F.conv2d, F.conv3d)[len(self.pattern.windows) - 1]
+        result = call(image, filters, **self.arguments)
+        return _permuted(result, (*self._batch, *self._made, *self._positions), self.pattern.results[0])
+
+
+def _permuted(tensor: torch.Tensor, axes: Sequence[str], wanted: Sequence[str]) -> torch.Tensor:
+    return tensor.permute([axes.index(a) for a in wanted])

@@ -1,0 +1,395 @@
+"""Recognises programs of templates in the loop IR: contractions, what is between them, and the softmax that joins them, however
+they were written.
+
+    bmm     = contraction(q, k)                      out = operation(q, k, v, score(step0))
+    where   = pointwise(mask, bmm * scale)
+    amax    = max(where)
+    exp     = pointwise(exp(where - amax))      ->
+    sum     = sum(exp)
+    out     = contraction(exp / sum, v)
+
+The search begins at a contraction and goes backwards along the steps of a program (`kgen/ir/program.py`). Elementwise nodes on
+the way are inlined, through any view, so that one value says what the contraction multiplies; values are interned, so what a
+reduction reduces is the same computation if it is the same value. Nothing here knows what a program is for.
+
+A program takes the place of its last contraction only where nobody else needs what its other contractions make: the point is
+that these are never stored. What was rounded to 16 bits between two nodes is not rounded in a kernel, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.plan import Kernel
+from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.ir.values import Value
+from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.options import Options
+from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
+from kgen.scheduler.selection.choose import products_of
+from kgen.scheduler.selection.size_buckets import forget_first_sizes
+from kgen.scheduler.transforms.softmax_form import Weights, weights_in
+from kgen.templates import registry
+from kgen.verdict import FusionDemand, Verdict
+
+PROGRAM = "program"
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A place where a program stands: the node that may take the place of whoever makes `out`."""
+
+    out: str
+    operation: ir.Operation
+
+
+# Nodes that have no effect but their results.
+COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
+# Elementwise nodes, one reading the other, that are looked through.
+MOST_NODES = 48
+
+
+class Recognition(Transform):
+    """Puts operations in the place of the nodes that mean a program of some template. Whoever makes one keeps these nodes: what
+    no template takes is made of them."""
+
+    name = PROGRAM
+
+    def prepare(self, graph: ir.Graph, options: Options) -> None:
+        """Calls that mean programs depend on sizes as contractions do."""
+        if programs_for(graph, options):
+            forget_first_sizes(graph, [n.meaning for n in graph.nodes if isinstance(n, ir.Attention) and n.meaning is not None])
+
+    def apply(self, draft: Draft) -> None:
+        open_ = [place for place in _places(draft.graph, draft.options) if draft.decisions.is_open(PROGRAM, place.out)]
+        if open_:
+            draft.graph = applied(draft.graph, *open_)
+            draft.nodes = draft.graph.nodes
+
+    def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
+        return (candidate.target,)
+
+
+class Untaken(Transform):
+    """Gives up programs that no template takes and no call computes. Whatever else is in their kernels goes first: this
+    transform is asked last."""
+
+    name = "untaken program"
+
+    def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
+        products = products_of(kernel)
+        if isinstance(chosen, Kernel) or len(products) > 1:
+            return {}
+        made = (n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None)
+        return {Candidate(PROGRAM, out): chosen for out in products if any(out in ir.outs(node) for node in made)}
+
+
+def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
+    """The programs that templates implement on the devices of a graph. These may divide behind a sum, and add up in the order
+    of their tiles."""
+    wanted = options.templates and options.programs and options.fusion and options.scales and not options.stable
+    if not wanted or not registry.programs():
+        return []
+    kinds = {options.device(graph, name).kind for name in graph.buffers}
+    return [program for kind in sorted(kinds) for program in registry.programs(kind)]
+
+
+def _places(graph: ir.Graph, options: Options) -> list[Recognised]:
+    """Places with nothing that the user wants apart. They are looked for once: attempts begin with the same list of nodes."""
+
+    def found() -> list[Recognised]:
+        places = recognised(graph, programs_for(graph, options))
+        return [place for place in places if not _is_forbidden(place.operation.origin.operators, options.demands)]
+
+    return once((PROGRAM, id(graph.nodes)), found)
+
+
+def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
+    return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
+
+
+def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
+    """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
+    may be a step of another: when that is applied, nobody reads the one any more, and it goes."""
+    programs = list(programs)
+    if not programs:
+        return []
+    reader = Reader.of(graph)
+    found: list[Recognised] = []
+    for node in graph.nodes:
+        one = None
+        if isinstance(node, ir.Attention) and node.meaning is not None:
+            known = any(node.meaning.operator == program.key for program in programs)
+            one = Recognised(ir.outs(node.meaning)[0], node.meaning) if known else None
+        elif ir.is_contraction(node):
+            places = (_in_place(reader, node, program) for program in programs)
+            one = next((place for place in places if place is not None), None)
+        found += [one] if one is not None else []
+    return found
+
+
+def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
+    """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
+    else reads stay."""
+    made = {place.out: place.operation for place in places}
+    nodes = [next((made[out] for out in ir.outs(node) if out in made), node) for node in graph.nodes]
+    return replace(graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers))
+
+
+def _needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Without computations that nobody reads."""
+    read = ir.visible(graph)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, COMPUTATIONS) and read.isdisjoint(ir.outs(node)):
+            continue
+        read.update(ir.reads(node))
+        kept.append(node)
+    return kept[::-1]
+
+
+def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
+    """The program whose last step the contraction is."""
+    if node.scale is not None or node.addend is not None or not _is_plain(node):
+        return None
+    for match in _Search(reader, program).last(node):
+        operation = _operation(node, program, match)
+        gone = [] if operation is None else reader.only_for(node, operation)
+        outs = {out for one in gone for out in ir.outs(one)}
+        if operation is not None and match.inside <= outs and reader.is_current(ir.reads(operation), node.out):
+            origin = reduce(ir.Origin.joined, (one.origin for one in reversed(gone)), ir.Origin()).joined(node.origin)
+            named = replace(origin, name=node.origin.name, line=node.origin.line)
+            return Recognised(node.out, replace(operation, origin=named))
+    return None
+
+
+def _overwritten(node: ir.Node) -> tuple[str, ...]:
+    """Versions of buffers that a node changes."""
+    call = ir.call_of(node)
+    return (node.target,) if isinstance(node, ir.Scatter) else tuple(old for old, _ in call.mutates) if call else ()
+
+
+def _is_plain(node: ir.Contraction) -> bool:
+    """Whether it is a sum of products of floating-point numbers, and rounded only where it is stored."""
+    return node.operands is not None and node.operands.is_floating_point and node.operands.itemsize > 1 and node.rounded is None
+
+
+# ---- reading a graph ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who makes and who reads the buffers of a graph, which of them hold elementwise functions of contractions or reductions,
+    and values in terms of these and of memory."""
+
+    makers: Mapping[str, ir.Node]
+    readers: Mapping[str, list[ir.Node]]
+    visible: frozenset[str]
+    derived: frozenset[str]
+    owners: Mapping[str, str]  # of the storage
+    places: Mapping[str, int]  # of who makes a buffer, among the nodes
+    writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
+    known: dict[Value, Value | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> Reader:
+        makers: dict[str, ir.Node] = {}
+        readers: dict[str, list[ir.Node]] = {}
+        derived: set[str] = set()
+        known: dict[str, str] = {}
+        owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
+        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in _overwritten(node)]
+        for node in graph.nodes:
+            for name in ir.reads(node):
+                readers.setdefault(name, []).append(node)
+            makers |= dict.fromkeys(ir.outs(node), node)
+            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
+            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
+        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
+
+    def is_current(self, names: Iterable[str], last: str) -> bool:
+        """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
+        made = {name: self.places.get(name, -1) for name in names}
+        return not any(
+            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
+        )
+
+    def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
+        """The computations that nobody needs when another node stands in the place of `node`, the last ones first."""
+        kept = {*self.visible, *ir.reads(instead)}
+        gone: list[ir.Node] = [node]
+        for one in gone:  # grows on the way
+            for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
+                readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
+                unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
+                if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
+                    gone.append(maker)
+        return gone[1:]
+
+    def inlined(self, value: Value, depth: int = 0) -> Value:
+        """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
+        memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
+        return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
+
+    def _through(self, load: Value, depth: int) -> Value | None:
+        if load not in self.known:
+            self.known[load] = self._inlined(load, depth) if depth < MOST_NODES else None
+        return self.known[load]
+
+    def _inlined(self, load: Value, depth: int) -> Value | None:
+        name, index, dtype = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value])):
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
+        return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
+
+    def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
+        """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""
+        name, index, _ = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Reduction) or node.op != op or load.args:
+            return None
+        if [v.extent for v in node.rvars] != [v.extent for v in along]:
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        mapping |= {v: w.expr() for v, w in zip(node.rvars, along, strict=True)}
+        return self.inlined(vs.substitute(node.value, mapping))
+
+    def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
+        """The softmax that a value is, along loops."""
+        return weights_in(value, lambda load, op: self.reduced(load, op, along) if load.op == "load" else None)
+
+
+# ---- steps ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What was found of a program: operands with their types, functions in slots, the loops that each step sums over, results
+    of the contractions in front of the last one, and whether rows that are masked as a whole give zeros."""
+
+    operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
+    slots: Mapping[str, Value] = field(default_factory=dict)
+    sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
+    inside: frozenset[str] = frozenset()
+    safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Goes backwards along the steps of one program."""
+
+    reader: Reader
+    program: Program
+
+    def last(self, node: ir.Contraction) -> Iterator[_Match]:
+        step = self.program.steps[-1]
+        assert isinstance(step, Contract)
+        return self._contraction(step, node, {}, _Match(sums={step.name: node.reduced}))
+
+    def _contraction(
+        self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
+    ) -> Iterator[_Match]:
+        """A step that a node computes, whose loops are given by those of the last one, with its factors in either order."""
+        values = vs.substitute_all([node.lhs, node.rhs], mapping)
+        for left, right in (values, values[::-1]):
+            for found in self._factor(step.left, left, node, step, match):
+                yield from self._factor(step.right, right, node, step, found)
+
+    def _factor(self, ref: Ref, value: Value, node: ir.Contraction, reader: Contract, match: _Match) -> Iterator[_Match]:
+        if isinstance(ref, int):
+            assert node.operands is not None
+            yield replace(match, operands={**match.operands, ref: (value, node.operands)})
+            return
+        step, value = self.program.step(ref), self.reader.inlined(value)
+        if isinstance(step, Contract):
+            yield from self._middle(step, value, match)
+            return
+        along, before = match.sums[reader.name], self.program.step(step.of)
+        filled = ix.lower_bound(ix.product(v.extent for v in along)) >= 1  # weights of nothing are no sum of nothing
+        weights = self.reader.weights(value, along) if filled and self.program.reduced(reader) == (step.over,) else None
+        if weights is not None and isinstance(before, Contract):
+            yield from self._middle(before, weights.of, replace(match, safe=weights.safe))
+
+    def _middle(self, step: Contract, value: Value, match: _Match) -> Iterator[_Match]:
+        """A function of one contraction's element."""
+        for load in vs.loads([value]):
+            node = self.reader.makers.get(load.attr[0])
+            if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
+                yield from self._with(step, node, load, value, match)
+
+    def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
+        own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
+        mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
+        made = vs.step_result(step.name, load.dtype)
+        for factor, op in ((node.scale, "mul"), (node.addend, "add")):
+            if factor is not None:
+                made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
+        [function] = vs.replace_loads([value], lambda one: made if one is load else None)
+        if any(one.attr[0] == node.out for one in vs.loads([function])):
+            return  # it reads other elements as well
+        inside = replace(
+            match, slots={**match.slots, step.name: function}, sums={**match.sums, step.name: tuple(own.values())},
+            inside=match.inside | {node.out},
+        )  # fmt: skip
+        yield from self._contraction(step, node, {**mapping, **{v: w.expr() for v, w in own.items()}}, inside)
+
+
+# ---- the operation --------------------------------------------------------------------------------------------------
+
+
+def _operation(node: ir.Contraction, program: Program, match: _Match) -> ir.Operation | None:
+    """The node, if each loop is of some axis and each value depends on loops of its own axes alone."""
+    values = [match.operands[k][0] for k in range(len(program.operands))]
+    loops = _loops(node, program, match, values)
+    if loops is None:
+        return None
+    slots = [match.slots[step.name] for step in program.middles]
+    wanted = [*program.operands, *(step.axes for step in program.middles)]
+    if not all(_is_over(value, loops, axes) for value, axes in zip((*values, *slots), wanted, strict=True)):
+        return None
+    kinds = [match.operands[k][1] for k in range(len(program.operands))]
+    axes = tuple((axis, ix.position_in(own)) for axis, own in loops.items())
+    inner = tuple(v for step in reversed(program.steps) if isinstance(step, Contract) for v in match.sums[step.name])
+    arguments = (("safe", match.safe),) if any(isinstance(step, Softmax) for step in program.steps) else ()
+    return ir.Operation(
+        (node.out,), node.out_vars, inner, (*values, *slots), (*kinds, *(slot.dtype for slot in slots)), axes, program.key,
+        arguments, None, node.origin, program=program,
+    )  # fmt: skip
+
+
+def _is_over(value: Value, loops: Mapping[str, tuple[Var, ...]], axes: Axes) -> bool:
+    return value.variables() <= {v for axis in axes for v in loops[axis]}
+
+
+def _loops(
+    node: ir.Contraction, program: Program, match: _Match, operands: Sequence[Value]
+) -> dict[str, tuple[Var, ...]] | None:
+    """The loops of each axis: of the result, or summed over by the step that does so; in all operands that know the loop, and
+    in as few others as can be."""
+    summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
+    loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
+    places = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
+    for v, step in places:
+        needed = {k for k, value in enumerate(operands) if v in value.variables()}
+        inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
+        fitting = [a for a in program.axes if inside[a] >= needed and summed.get(a, "") == step]
+        if not fitting:
+            return None
+        loops[min(fitting, key=lambda a: len(inside[a]))].append(v)
+    return {axis: tuple(own) for axis, own in loops.items()}
+
+
+__all__ = ["Recognised", "Recognition", "Untaken", "applied", "recognised"]

@@ -1,0 +1,162 @@
+"""The patterns of templates: one contraction, one operator, or a small program of contractions and what is between them.
+
+contraction("b,m,k", "b,k,n -> b,m,n")                          # a sum of products
+contraction("b,h+r,w+s,c", "r,s,c,k -> b,h,w,k")                # with windows: h + r is one dimension of the tensor
+operator("mylib::gated", "m,k", "n,k -> m,n")                   # an operator of torch.ops
+program(                                                        # several steps, by name
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=softmax("scores", over="n"),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen import errors
+from kgen.ir.program import Axes, Contract, Program, Ref, Softmax, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What a template computes: a sum of products over the axes that no result has, what `operator` does, or a `program`, whose
+    text is the `operator` then. `reference` computes the same in plain torch, for checks; by default the operator itself does.
+    `windows` are pairs of axes (position, tap) that walk through one dimension of an operand together."""
+
+    operands: tuple[Axes, ...]
+    results: tuple[Axes, ...]
+    operator: str = ""
+    reference: Callable[..., Any] | None = None
+    program: Program | None = None
+    windows: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def axes(self) -> Axes:
+        return tuple(dict.fromkeys(a for axes in (*self.operands, *self.results) for a in axes))
+
+    @property
+    def batch(self) -> Axes:
+        """Axes of the result that all operands have."""
+        return tuple(a for a in self.results[0] if all(a in axes for axes in self.operands))
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Steps of its program whose results the last one needs."""
+        return () if self.program is None else tuple(step.name for step in self.program.steps[:-1])
+
+    @property
+    def middles(self) -> tuple[str, ...]:
+        """Steps whose results pass through a slot of the template's."""
+        return () if self.program is None else tuple(step.name for step in self.program.middles)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """A step of a program: `of` made into weights along `over`."""
+
+    of: str
+    over: str
+
+
+def contraction(first: str, rest: str) -> Pattern:
+    """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
+    empty in a problem, so one pattern covers matrices and batches of them. ``h+r`` are two axes that walk through one dimension
+    of the tensor, as the positions and taps of a convolution do. In a `program` a factor may be the name of an earlier step."""
+    operands, results, windows = _axes((first, rest))
+    if len(operands) != 2 or len(results) != 1:
+        raise errors.BadTemplate(template="contraction", problem="it has two operands and one result")
+    return Pattern(operands, results, windows=windows)
+
+
+def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None) -> Pattern:
+    """``operator("mylib::gated", "m,k", "n,k -> m,n")``: an operator of ``torch.ops``, a user's custom operator among them,
+    with the axes of its tensors in the order of its schema. Several results, all over the same axes, are separated by a
+    semicolon, and stored by one call; numbers among the operator's arguments are attributes of ``problem.arguments``."""
+    operands, results, windows = _axes(axes)
+    if "::" not in name:
+        raise errors.BadTemplate(template=name, problem="the name of an operator is written 'namespace::name'")
+    if len(set(results)) != 1:
+        raise errors.BadTemplate(template=name, problem=f"its results are over different axes, {results}")
+    if windows:
+        raise errors.BadTemplate(template=name, problem="an operator's tensors have no windows")
+    return Pattern(operands, results, name, reference)
+
+
+def softmax(of: str, over: str) -> Normalised:
+    """A step of a `program`: ``exp(x - max(x)) / sum(exp(x - max(x)))`` of the step `of` along the axis `over`."""
+    return Normalised(of, over)
+
+
+def program(**steps: Pattern | Normalised) -> Pattern:
+    """Steps in order, each by its name, the last one a contraction; its operands are those of all steps, in their order.
+
+    What a contraction makes passes through a slot before the next step sees it: ``{{ scores.apply("s", "b", "rm", "rn") }}``.
+    Raises BadTemplate for steps that do not fit together."""
+    operands: list[Axes] = []
+    made: dict[str, Step] = {}
+    unread: set[str] = set()
+    for name, one in steps.items():
+        step = _softmax(name, one, made) if isinstance(one, Normalised) else _contract(name, one, made, operands)
+        again = [ref for ref in step.reads if isinstance(ref, str) and ref not in unread]
+        if again:
+            raise errors.BadTemplate(template=name, problem=f"it reads {again[0]}, which another step has read")
+        unread = {*unread.difference(ref for ref in step.reads if isinstance(ref, str)), name}
+        made[name] = step
+    *_, last = made.values()
+    if unread != {last.name} or not isinstance(last, Contract):
+        raise errors.BadTemplate(template="program", problem="the last step is a contraction that needs all others")
+    whole = Program(tuple(operands), tuple(made.values()))
+    return Pattern(whole.operands, (whole.result,), whole.key, program=whole)
+
+
+def _softmax(name: str, one: Normalised, made: dict[str, Step]) -> Step:
+    if one.of not in made or one.over not in made[one.of].axes:
+        raise errors.BadTemplate(template=name, problem=f"no earlier step {one.of} has an axis {one.over}")
+    return Softmax(name, one.of, one.over, made[one.of].axes)
+
+
+def _contract(name: str, one: Pattern, made: dict[str, Step], operands: list[Axes]) -> Step:
+    """The step, whose own operands are added to those of the program."""
+    if one.operator or one.windows:
+        raise errors.BadTemplate(template=name, problem="a step is a plain contraction, or a softmax")
+    refs: list[Ref] = []
+    for axes in one.operands:
+        if len(axes) == 1 and axes[0] in made:
+            refs.append(axes[0])
+        elif any(len(axis) > 1 for axis in axes):
+            raise errors.BadTemplate(template=name, problem=f"there is no earlier step {axes[0]}")
+        else:
+            refs.append(len(operands))
+            operands.append(axes)
+    return Contract(name, refs[0], refs[1], one.results[0])
+
+
+def letters(axes: Sequence[str]) -> Axes:
+    """The axes of an operand, those of windows one by one."""
+    return tuple(axis for names in axes for axis in names.split("+"))
+
+
+def _axes(parts: Sequence[str]) -> tuple[tuple[Axes, ...], tuple[Axes, ...], tuple[tuple[str, str], ...]]:
+    """The axes of operands and results in ``("m,k", "k,n -> m,n")``, and the windows among them."""
+    left, arrow, right = ", , ".join(parts).rpartition("->")
+    named = [_names(part) for part in left.split(", , ")]
+    operands, results = tuple(letters(names) for names in named), tuple(_names(part) for part in right.split(";"))
+    if not arrow or not all((*operands, *results)):
+        raise errors.BadTemplate(template=" ".join(parts), problem="this is no pattern such as 'm,k', 'k,n -> m,n'")
+    pairs = [tuple(name.split("+")) for names in named for name in names if "+" in name]
+    windows = tuple((pair[0], pair[-1]) for pair in pairs)
+    if any(len(pair) != 2 or pair[0] not in results[0] or pair[1] in results[0] for pair in pairs):
+        problem = "a window is 'h+r', of an axis that the result has and one that it lacks"
+        raise errors.BadTemplate(template=" ".join(parts), problem=problem)
+    steps = {names[0] for names in operands if len(names) == 1 and names[0].islower()}  # earlier ones of a program
+    wrong = [a for axes in (*operands, *results) for a in axes if a not in steps and (len(a) != 1 or not a.islower())]
+    if wrong:  # its length in a kernel is the capital letter, its mask is told from others by the letter
+        raise errors.BadTemplate(template=" ".join(parts), problem=f"axis {wrong[0]!r} is no lower-case letter")
+    return operands, results, windows
+
+
+def _names(part: str) -> Axes:
+    return tuple(name.strip() for name in part.split(",") if name.strip())

@@ -1,0 +1,65 @@
+"""Windows of a tensor: loops of the result and loops of the sum that walk through one dimension together, as the positions and
+the taps of a convolution do. Offsets are linear by now; which dimension a loop walks through follows from the strides.
+
+A wrong guess would be no error: a template's slots work out addresses from loops, whatever axes these are called by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kgen.ir import index as ix
+from kgen.ir import nodes as ir
+from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.values import Value
+
+# The largest stride or dilation that is looked for where sizes are symbols.
+MOST_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Loops of the result, loops of the sum, and by how many elements of the dimension each of them moves."""
+
+    positions: tuple[Var, ...]
+    taps: tuple[Var, ...]
+    steps: Mapping[Var, int]
+
+
+def windows_of(value: Value, graph: ir.Graph, outer: Sequence[Var], inner: Sequence[Var]) -> list[Window]:
+    """The windows through which a value reads its tensor, by the order of its dimensions."""
+    found = (_of_load(load, graph, outer, inner) for load in vs.loads([value]) if load.attr[0] in graph.buffers)
+    return next((windows for windows in found if windows), [])
+
+
+def _of_load(load: Value, graph: ir.Graph, outer: Sequence[Var], inner: Sequence[Var]) -> list[Window]:
+    offset, buffer = load.attr[1][0], graph.buffers[load.attr[0]]
+    walks: dict[int, dict[Var, int]] = {}
+    for v in (*outer, *inner):
+        place = _walks(ix.stride_of(offset, v), buffer)
+        if place is not None:
+            walks.setdefault(place[0], {})[v] = place[1]
+    windows = []
+    for _, steps in sorted(walks.items()):
+        positions, taps = (tuple(v for v in loops if v in steps) for loops in (outer, inner))
+        if positions and taps:
+            windows.append(Window(positions, taps, steps))
+    return windows
+
+
+def _walks(stride: Expr | None, buffer: ir.Buffer) -> tuple[int, int] | None:
+    """The dimension that a loop walks through, and its steps: the fewest that make its stride."""
+    if stride is None or not stride.terms or buffer.strides is None:
+        return None
+    steps = [(_multiple(stride, own), k) for k, own in enumerate(buffer.strides) if buffer.sizes[k] != 1]
+    fewest = min(((count, k) for count, k in steps if count is not None), default=None)
+    return None if fewest is None else (fewest[1], fewest[0])
+
+
+def _multiple(stride: Expr, unit: Expr) -> int | None:
+    """How many times a stride has another one in it."""
+    whole, part = stride.as_int(), unit.as_int()
+    if whole is not None and part:
+        return whole // part if whole % part == 0 and whole // part > 0 else None
+    return next((count for count in range(1, MOST_STEPS + 1) if unit * count is stride), None) if unit.terms else None
