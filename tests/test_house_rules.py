@@ -39,10 +39,13 @@ ALLOWED = {
     "re.match('graph_(\\\\d+)_', p.name)": "a folder for people",
     "name.endswith('>')": "a column of a table",
     "name.startswith('BLOCK_')": "a knob",
-    "name.split()": "several slots in one argument",
+    "tile.name.split()": "several slots in one argument",
+    "name.startswith('_')": "a member of an author's class",
+    "name.split('+')": "axes of a window in a pattern",
+    "'+' in name": "axes of a window in a pattern",
+    "names.split('+')": "axes of a window in a pattern",
     "stem[:1]": "the name of a variable in a script, which may not begin with a digit",
     "stem.rpartition('_v')": "a fresh name is not made of a fresh name",
-    "move.map.removeprefix('map_')": "a variable in a kernel, for people",
 }
 
 

@@ -329,6 +329,14 @@ def test_layers_are_recognised_one_by_one():
     torch.testing.assert_close(evaluate_graph(made, args)[0], evaluate_graph(graph, args)[0], rtol=1e-4, atol=1e-4)
 
 
+def test_graphs_without_contractions_load_no_templates(monkeypatch):
+    def loaded(*_: object) -> list[Any]:
+        raise AssertionError("templates are loaded")
+
+    monkeypatch.setattr("kgen.templates.registry.programs", loaded)
+    assert plans(lambda x: x.sum(-1), r(8, 9), options=Options()).forward.kernels
+
+
 # ---- from end to end ------------------------------------------------------------------------------------------------
 
 

@@ -38,11 +38,11 @@ ALLOWED = (
     jn.Keyword, jn.List, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
 )  # fmt: skip
 # Modules that use regular expressions. None decides from generated text how a kernel is built: they read names and types
-# (`tensor_map`, `unit`, `slots`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`, which
+# (`tensor_map`, `unit`, `render`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`, which
 # repairs it, and `triton_worker`, which checks its parameters).
 READERS = {
     "kgen/build/tensor_map.py", "kgen/build/unit.py", "kgen/build/toolchain.py", "kgen/build/triton.py", "kgen/build/ptx.py",
-    "kgen/build/triton_worker.py", "templates/slots.py",
+    "kgen/build/triton_worker.py", "templates/render.py",
 }  # fmt: skip
 
 

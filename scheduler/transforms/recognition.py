@@ -95,9 +95,10 @@ class Untaken(Transform):
 
 def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
     """The programs that templates implement on the devices of a graph. These may divide behind a sum, and add up in the order
-    of their tiles."""
+    of their tiles. A graph in which none can end loads no templates."""
     wanted = options.templates and options.programs and options.fusion and options.scales and not options.stable
-    if not wanted or not registry.programs():
+    ends = any(ir.is_contraction(node) or isinstance(node, ir.Attention) for node in graph.nodes)
+    if not (wanted and ends) or not registry.programs():
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
     return [program for kind in sorted(kinds) for program in registry.programs(kind)]
