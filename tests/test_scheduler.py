@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kgen import errors
 from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.capture import rng
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule
@@ -311,6 +312,7 @@ def _nest(f: Callable[..., Any], *args: Tensor) -> Nest:
 
 @pytest.mark.parametrize(("kind", "lanes"), [("rand", 32), ("randbits", 16)])
 def test_random_numbers_fill_a_register_of_blocks(kind: str, lanes: int) -> None:
+    assert kind in rng.KINDS or kind == "randbits"
     dtype = torch.int64 if kind == "randbits" else torch.float32
     plan = plans(
         lambda seeds: torch.ops.kgen.rand([4096], seeds, 0, kind, dtype) + 1, torch.zeros(1, dtype=torch.int64)
