@@ -313,7 +313,7 @@ def _nest(f: Callable[..., Any], *args: Tensor) -> Nest:
 @pytest.mark.parametrize(("kind", "lanes"), [("rand", 32), ("randbits", 16)])
 def test_random_numbers_fill_a_register_of_blocks(kind: str, lanes: int) -> None:
     assert kind in rng.KINDS or kind == "randbits"
-    dtype = torch.int64 if kind == "randbits" else torch.float32
+    dtype = rng.KINDS[kind]
     plan = plans(
         lambda seeds: torch.ops.kgen.rand([4096], seeds, 0, kind, dtype) + 1, torch.zeros(1, dtype=torch.int64)
     ).forward
