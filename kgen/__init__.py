@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.templates.contract import result as result
     from kgen.templates.contract import template as template
     from kgen.templates.contract import workspace as workspace
+    from kgen.templates.loop_contract import LoopKernel as LoopKernel
+    from kgen.templates.loop_contract import loops as loops
     from kgen.templates.pattern import contraction as contraction
     from kgen.templates.pattern import operator as operator
     from kgen.templates.pattern import program as program

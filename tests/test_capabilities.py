@@ -274,7 +274,7 @@ def test_templates_are_type_checked(tmp_path: Path) -> None:
         (package / path.name).symlink_to(path)
     files = {name: code for kind, name, code, _ in SNIPPETS if kind == "file" and name.endswith(".py")}
     files |= {"new_template.py": (ROOT / "examples" / "new_template.py").read_text(), "wrong.py": WRONG}
-    assert {"product.py", "plain.py"} < files.keys()
+    assert {"gated.py", "plain.py"} < files.keys()
     for name, code in files.items():
         (tmp_path / name).write_text(code)
     (tmp_path / "mypy.ini").write_text(CONFIG)
