@@ -161,11 +161,11 @@ def _refusal(plan: Schedule, name: str) -> Verdict:
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
     """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
-    search = Search(graph, tiles, nodes)
-    each = search.traced
+    unpicked = Search(graph, tiles, nodes)
+    each = unpicked.traced
     while True:  # to pick an element of what lies in memory is better left to who needs it
         picked = with_picks(graph, nodes, frozenset(each))
-        search = Search(graph, tiles, picked.nodes) if picked.columns else search
+        search = Search(graph, tiles, picked.nodes) if picked.columns else unpicked
         stored = {name for name, traced in each.items() if traced.product in search.stored}
         if not stored:
             break
