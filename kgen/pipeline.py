@@ -124,7 +124,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
-            pack_operands(plan, lambda out: options.device(graph, out))
+            pack_operands(plan, lambda out: options.device(plan.graph, out))
     for one in unusable.current():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))

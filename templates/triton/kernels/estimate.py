@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
@@ -198,7 +200,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
     crowded = CROWDED if config.get("AHEAD") and problem.reduces_tiles else 1.0
-    work = area * (_epilogue_cost(problem) + READ * _reads(problem)) / ADDITIONS * waiting * crowded
+    work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
     share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
     parts = config.get("PARTS", 1)
@@ -231,6 +233,12 @@ def _epilogue_cost(problem: Problem) -> int:
 def _reads(problem: Problem) -> int:
     """Tiles that an epilogue reads for each of its own."""
     return len({load.attr[:2] for load in tiles_read(problem)})
+
+
+@once
+def _numbers_read(problem: Problem) -> int:
+    """Tiles of numbers among them: masks are neither widened nor long on their way."""
+    return len({load.attr[:2] for load in tiles_read(problem) if load.attr[2] is not torch.bool})
 
 
 @once
