@@ -30,8 +30,8 @@ def config(**knobs: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in knobs.items())
 
 
-# The first kernel that is asked about in 18 holds whole rows of 1024, which persistent programs refuse: their measured times are
-# of the kernel that is made when rows are given up, and no longer stand beside those of the others.
+# The first kernel that is asked about in 18 holds whole rows of 1024, which persistent programs refuse: their measured times
+# are of the kernel that is made when rows are given up, and no longer stand beside those of the others.
 OTHER_KERNELS = {"18"}
 
 
