@@ -30,8 +30,8 @@ def config(**knobs: Any) -> str:
     return " ".join(f"{name}={value}" for name, value in knobs.items())
 
 
-# The first kernel that is asked about in 18 holds whole rows of 1024, which persistent programs refuse: their measured times
-# are of the kernel that is made when rows are given up, and no longer stand beside those of the others.
+# The first kernel that is asked about in 18 has full-row tiles of 1024, which persistent programs refuse: their measured times
+# are of the kernel that is made when these are given up, and no longer stand beside those of the others.
 OTHER_KERNELS = {"18"}
 
 
@@ -43,9 +43,9 @@ def test_regret() -> None:
         favourite = min(known, key=lambda c: c.seconds)
         found[number] = favourite.measured / min(c.measured for c in known)
     assert len(found) == len(MEASURED)
-    alike = {number: regret for number, regret in found.items() if number not in OTHER_KERNELS}
-    assert max(alike.values()) < 1.1, alike
-    assert geomean(list(alike.values())) < 1.02
+    compared = {number: regret for number, regret in found.items() if number not in OTHER_KERNELS}
+    assert max(compared.values()) < 1.1, compared
+    assert geomean(list(compared.values())) < 1.02
 
 
 def test_one_step_hides_no_loads() -> None:
@@ -79,7 +79,7 @@ def test_a_program_waits_for_stores_to_rows_of_odd_length() -> None:
 
 @pytest.mark.parametrize("number", ["1", "12", "13"])
 def test_the_library_with_its_activation(number: str) -> None:
-    """Estimated within a tenth of what it took, and no slower than the fastest templates with warps that are all alike, as
+    """Estimated within a tenth of what it took, and no slower than the fastest templates with warps that are all compared, as
     measured."""
     found = {c.name: c for c in cost_model.candidates(BY_NUMBER[number], MEASURED[number])}
     library = found["library"]

@@ -235,7 +235,7 @@ def _reads(problem: Problem) -> int:
     return len({load.attr[:2] for load in tiles_read(problem)})
 
 
-@once
+@once_at_sizes
 def _numbers_read(problem: Problem) -> int:
     """Tiles of numbers among them: masks are neither widened nor long on their way."""
     return len({load.attr[:2] for load in tiles_read(problem) if load.attr[2] is not torch.bool})
