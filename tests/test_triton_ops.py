@@ -374,7 +374,7 @@ def test_kernels_given_as_text_run_interpreted():
     source = """
 import triton
 import triton.language as tl
-from kgen.templates.triton import library as lib
+from kgen.templates.triton.device import library as lib
 
 @triton.jit
 def kernel(x, y):

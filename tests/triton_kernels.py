@@ -33,7 +33,7 @@ from kgen.templates.triton.codegen.table import (
 HEADER = """import triton
 import triton.language as tl
 
-from kgen.templates.triton import library as lib
+from kgen.templates.triton.device import library as lib
 
 
 @triton.jit
