@@ -405,10 +405,15 @@ def is_product(node: Node) -> TypeIs[Product]:
     return isinstance(node, Contraction | Operation)
 
 
+def meaning_of(node: Node) -> Operation | None:
+    """What a call means as a program, where somebody has said so; None of other nodes."""
+    return node.meaning if isinstance(node, Attention) else None
+
+
 def combines(node: Node) -> bool:
     """Whether a node makes elements out of several ones: a reduction, a scan, a contraction, an operator of a template's, a
     call that means a program."""
-    meant = isinstance(node, Attention) and node.meaning is not None
+    meant = meaning_of(node) is not None
     return meant or isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
 
 

@@ -32,7 +32,9 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.analysis.dependencies import overwritten
+from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import products_of
@@ -67,7 +69,7 @@ class Recognition(Transform):
     def prepare(self, graph: ir.Graph, options: Options) -> None:
         """Calls that mean programs depend on sizes as contractions do."""
         if programs_for(graph, options):
-            forget_first_sizes(graph, [n.meaning for n in graph.nodes if isinstance(n, ir.Attention) and n.meaning is not None])
+            forget_first_sizes(graph, [meant for meant in map(ir.meaning_of, graph.nodes) if meant is not None])
 
     def apply(self, draft: Draft) -> None:
         open_ = [place for place in _places(draft.graph, draft.options) if draft.decisions.is_open(PROGRAM, place.out)]
@@ -97,7 +99,7 @@ def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
     """The programs that templates implement on the devices of a graph. These may divide behind a sum, and add up in the order
     of their tiles. A graph in which none can end loads no templates."""
     wanted = options.templates and options.programs and options.fusion and options.scales and not options.stable
-    ends = any(ir.is_contraction(node) or isinstance(node, ir.Attention) for node in graph.nodes)
+    ends = any(ir.is_contraction(node) or ir.meaning_of(node) is not None for node in graph.nodes)
     if not (wanted and ends) or not registry.programs():
         return []
     kinds = {options.device(graph, name).kind for name in graph.buffers}
@@ -111,7 +113,7 @@ def _places(graph: ir.Graph, options: Options) -> list[Recognised]:
         places = recognised(graph, programs_for(graph, options))
         return [place for place in places if not _is_forbidden(place.operation.origin.operators, options.demands)]
 
-    return once((PROGRAM, id(graph.nodes)), found)
+    return once_for(graph.nodes, PROGRAM, found)
 
 
 def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
@@ -127,10 +129,10 @@ def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]
     reader = Reader.of(graph)
     found: list[Recognised] = []
     for node in graph.nodes:
-        one = None
-        if isinstance(node, ir.Attention) and node.meaning is not None:
-            known = any(node.meaning.operator == program.key for program in programs)
-            one = Recognised(ir.outs(node.meaning)[0], node.meaning) if known else None
+        one, meant = None, ir.meaning_of(node)
+        if meant is not None:
+            known = any(meant.operator == program.key for program in programs)
+            one = Recognised(ir.outs(meant)[0], meant) if known else None
         elif ir.is_contraction(node):
             places = (_in_place(reader, node, program) for program in programs)
             one = next((place for place in places if place is not None), None)
@@ -143,19 +145,7 @@ def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
     else reads stay."""
     made = {place.out: place.operation for place in places}
     nodes = [next((made[out] for out in ir.outs(node) if out in made), node) for node in graph.nodes]
-    return replace(graph, nodes=_needed(graph, nodes), buffers=dict(graph.buffers))
-
-
-def _needed(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """Without computations that nobody reads."""
-    read = ir.visible(graph)
-    kept: list[ir.Node] = []
-    for node in reversed(nodes):
-        if isinstance(node, COMPUTATIONS) and read.isdisjoint(ir.outs(node)):
-            continue
-        read.update(ir.reads(node))
-        kept.append(node)
-    return kept[::-1]
+    return replace(graph, nodes=needed(graph, nodes, COMPUTATIONS), buffers=dict(graph.buffers))
 
 
 def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
@@ -171,12 +161,6 @@ def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recogni
             named = replace(origin, name=node.origin.name, line=node.origin.line)
             return Recognised(node.out, replace(operation, origin=named))
     return None
-
-
-def _overwritten(node: ir.Node) -> tuple[str, ...]:
-    """Versions of buffers that a node changes."""
-    call = ir.call_of(node)
-    return (node.target,) if isinstance(node, ir.Scatter) else tuple(old for old, _ in call.mutates) if call else ()
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -208,7 +192,7 @@ class Reader:
         derived: set[str] = set()
         known: dict[str, str] = {}
         owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
-        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in _overwritten(node)]
+        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in overwritten(node)]
         for node in graph.nodes:
             for name in ir.reads(node):
                 readers.setdefault(name, []).append(node)
