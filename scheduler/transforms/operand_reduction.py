@@ -23,6 +23,7 @@ from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.protocol import Attempt, Candidate, Forming, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.transforms.column_reduction import placed
+from kgen.scheduler.transforms.pricing import given_for
 from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -51,9 +52,9 @@ class OperandReduction(Transform):
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
         if not side_sums(kernel):
             return {}
-        out, options = product_of(kernel), attempt.options
-        how = Given(options.demands, options.only, out not in attempt.draft.without_library, stable=options.stable)
-        apart = why_apart(kernel, chosen, attempt.graph, options.device(attempt.graph, out), how)
+        out = product_of(kernel)
+        device = attempt.options.device(attempt.graph, out)
+        apart = why_apart(kernel, chosen, attempt.graph, device, given_for(attempt, out))
         return {} if apart is None else {Candidate(self.name, out): apart}
 
     def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:

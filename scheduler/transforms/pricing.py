@@ -1,4 +1,4 @@
-"""What a contraction's kernel is expected to take, whatever the user demands."""
+"""What decides about a contraction's kernel, and what it is expected to take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from kgen.scheduler.selection.size_buckets import Best
 from kgen.tuning.answer import Answer, Place
 
 
+def given_for(attempt: Attempt, out: str) -> Given:
+    """What decides about the template of a contraction besides the cost model."""
+    draft, options = attempt.draft, attempt.options
+    vendor, source = out not in draft.without_library, draft.measured_as.get(out, out)
+    return Given(options.demands, options.only, vendor, attempt.answers.get(source, {}), options.stable)
+
+
 def estimate(attempt: Attempt, kernel: Kernel) -> Best | None:
-    """The best to be had of a kernel by the cost model; None where no template has it."""
+    """The best to be had of a kernel by the cost model, whatever the user demands; None where no template has it."""
     return _best(attempt, kernel, {})
 
 

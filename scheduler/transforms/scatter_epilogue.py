@@ -15,6 +15,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Batch, Kernel, Statement
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
+from kgen.scheduler.transforms.pricing import given_for
 from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
@@ -43,10 +44,9 @@ class ScatterEpilogue(Transform):
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
         if not updates(kernel):
             return {}
-        out, options = product_of(kernel), attempt.options
-        how = Given(options.demands, options.only, out not in attempt.draft.without_library, stable=options.stable)
-        device = options.device(attempt.graph, out)
-        found = why_updates_apart(kernel, chosen, attempt.graph, device, how)
+        out = product_of(kernel)
+        device = attempt.options.device(attempt.graph, out)
+        found = why_updates_apart(kernel, chosen, attempt.graph, device, given_for(attempt, out))
         return {Candidate(self.name, update): verdict for update, verdict in found.items()}
 
     def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:

@@ -16,11 +16,12 @@ from kgen.ir.plan import Kernel
 from kgen.scheduler.kernels.workspaces import provide_workspaces
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
-from kgen.scheduler.selection.choose import Given, choose_template, product_of, products_of, read_by_prologue
+from kgen.scheduler.selection.choose import choose_template, product_of, products_of, read_by_prologue
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.scheduler.transforms.offered import offered
 from kgen.scheduler.transforms.operand_padding import NONE, from_memory, sides_by_result
+from kgen.scheduler.transforms.pricing import given_for
 from kgen.scheduler.transforms.recompute import recomputed
 from kgen.templates.base import Request
 from kgen.tuning.answer import Answer, Place, place
@@ -106,13 +107,6 @@ def _from_memory(node: ir.Product) -> ir.Product:
 # ---- which template ---------------------------------------------------------------------------------------------------
 
 
-def given(attempt: Attempt, out: str) -> Given:
-    """What decides about the template of a contraction besides the cost model."""
-    draft, options = attempt.draft, attempt.options
-    vendor, source = out not in draft.without_library, draft.measured_as.get(out, out)
-    return Given(options.demands, options.only, vendor, attempt.answers.get(source, {}), options.stable)
-
-
 class Selection(Transform):
     """Gives each contraction its template, or leaves it to the library."""
 
@@ -128,7 +122,7 @@ class Selection(Transform):
             if not isinstance(step, Kernel) or not step.contracts:
                 continue
             out = product_of(step)
-            how = given(attempt, out)
+            how = given_for(attempt, out)
             chosen = choose_template(step, attempt.graph, attempt.options.device(attempt.graph, out), how)
             objections = _objections(step, chosen, attempt)
             if objections:
