@@ -85,10 +85,10 @@ class Draft:
     those of the input, with programs in place of what was recognised. `nodes` are what the transforms made of them.
 
     `before` are the nodes before any contraction was changed, and `answers` measurements so far. `taken` are contractions, by
-    their first results, that templates compute; `single` ones
-    share no kernel with another contraction, and updates in `apart` none with any. What `held` names has to be made in the
-    kernel of the contraction it says. Contractions that are `asked` are not measured again; those in `measured_as` have the
-    measurements of another one, and no library call computes those in `without_library`."""
+    their first results, that templates compute; `single` ones share no kernel with another contraction, and updates in `apart`
+    none with any. What `held` names has to be made in the kernel of the contraction it says. Contractions that are `asked` are
+    not measured again; those in `measured_as` have the measurements of another one, and no library call computes those in
+    `without_library`."""
 
     graph: ir.Graph
     nodes: list[ir.Node]

@@ -87,32 +87,32 @@ class Part:
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
+def _remembering(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]], Callable[Concatenate[Problem, P], T]]:
+    """Makes decorators of functions of a problem: what they return is kept in that attribute of the problem, by arguments."""
+
+    def decorated(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+        @wraps(compute)
+        def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            kept: dict[Hashable, Any] = getattr(problem, where)
+            key = (compute, *args, *kwargs.items())
+            if key not in kept:
+                kept[key] = compute(problem, *args, **kwargs)
+            found: T = kept[key]
+            return found
+
+        return known
+
+    return decorated
+
+
 def once(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
     """Of a function of a problem that asks for no sizes: computes it once, whatever the hints are."""
-
-    @wraps(compute)
-    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (compute, *args, *kwargs.items())
-        if key not in problem.known:
-            problem.known[key] = compute(problem, *args, **kwargs)
-        found: T = problem.known[key]
-        return found
-
-    return known
+    return _remembering("known")(compute)
 
 
 def once_at_sizes(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
     """Of a function of a problem that asks for sizes: computes it once for these hints."""
-
-    @wraps(compute)
-    def known(problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (compute, *args, *kwargs.items())
-        if key not in problem.known_here:
-            problem.known_here[key] = compute(problem, *args, **kwargs)
-        found: T = problem.known_here[key]
-        return found
-
-    return known
+    return _remembering("known_here")(compute)
 
 
 class Problem:

@@ -62,8 +62,7 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
 
 def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
     """The names that a node gives to buffers, those of what never leaves registers included."""
-    mine = ir.is_product(node) and node.vendor is None
-    return (*ir.outs(node), *(accumulators(graph, node) if mine and ir.is_product(node) else ()))
+    return (*ir.outs(node), *(accumulators(graph, node) if ir.is_product(node) and node.vendor is None else ()))
 
 
 def _places(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[float]:

@@ -17,7 +17,7 @@ Stored once, as the library call would read it, it often joins the kernel that m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
@@ -60,7 +60,17 @@ class OperandCopies(Transform):
     name = OPERAND_COPIES
 
     def settle(self, attempt: Attempt) -> Changes:
-        return _settled(attempt, self.concerns)
+        """Which operands to copy for contractions that were not asked yet, where some are worth copying."""
+        plan, known = attempt.plan, sides_by_result(attempt.decisions)
+        if not attempt.options.copies:
+            return Changes()
+        again, parts = computations(plan.graph, recomputed(attempt.decisions)), parts_by_result(attempt.decisions)
+        found: dict[Candidate, str] = {}
+        for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and self.concerns(one)):
+            out = product_of(kernel)
+            if out not in known and out not in again and parts.get(out, 1) == 1:
+                found[Candidate(self.name, out)] = _sides(kernel, attempt)
+        return Changes(found) if any(found.values()) else Changes()
 
     def concerns(self, kernel: Kernel) -> bool:
         """Whether a kernel's operands are asked about here."""
@@ -68,6 +78,8 @@ class OperandCopies(Transform):
 
 
 class OperandMaterialisation(OperandCopies):
+    """Applies what was chosen for any kernel, and asks about those that compute operands."""
+
     def apply(self, draft: Draft) -> None:
         wanted = {out: sides for out, sides in sides_by_result(draft.decisions).items() if sides != NONE}
         if not wanted:
@@ -89,24 +101,11 @@ class OperandMaterialisation(OperandCopies):
 
 
 class OperandPadding(OperandCopies):
+    """Asks about all kernels that were not asked before."""
+
     def report(self, attempt: Attempt) -> list[Verdict]:
         made = {out for step in attempt.plan.steps for out in writes(step)}
         return said(sides_by_result(attempt.decisions), attempt.graph, made)
-
-
-def _settled(attempt: Attempt, concerns: Callable[[Kernel], bool]) -> Changes:
-    """Which operands to copy for contractions that were not asked yet, where some are worth copying, of kernels that this
-    `concerns`."""
-    plan, options, known = attempt.plan, attempt.options, sides_by_result(attempt.decisions)
-    if not options.copies:
-        return Changes()
-    again, parts = computations(plan.graph, recomputed(attempt.decisions)), parts_by_result(attempt.decisions)
-    found: dict[Candidate, str] = {}
-    for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and concerns(one)):
-        out = product_of(kernel)
-        if out not in known and out not in again and parts.get(out, 1) == 1:
-            found[Candidate(OPERAND_COPIES, out)] = _sides(kernel, attempt)
-    return Changes(found) if any(found.values()) else Changes()
 
 
 def _sides(kernel: Kernel, attempt: Attempt) -> str:

@@ -55,7 +55,7 @@ RECOMPUTE = "recompute"
 
 
 def recomputed(decisions: Decisions) -> frozenset[str]:
-    """The contractions that are computed twice."""
+    """The contractions that are recomputed."""
     return frozenset(decisions.settled(RECOMPUTE, bool))
 
 
@@ -241,12 +241,12 @@ def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
 
 
 def computations(graph: ir.Graph, again: Iterable[str]) -> dict[str, str]:
-    """Both computations of the contractions that are computed twice, with the contractions."""
+    """Both computations of the contractions that are recomputed, with the contractions."""
     return {name: product for product in sorted(again) for name in (product, first_of(graph, product))}
 
 
 def stored(plan: Schedule, again: Iterable[str]) -> dict[str, Verdict]:
-    """Contractions that are to be computed twice, but of which fusion stores elements, or which share a kernel with others."""
+    """Contractions that are to be recomputed, but of which fusion stores elements, or which share a kernel with others."""
     kernels = [one for step in plan.kernels for one in members(step)]
     return {p: verdict for p in sorted(again) if (verdict := _stored(plan, kernels, p)) is not None}
 

@@ -1,4 +1,4 @@
-"""Whether products had better be computed twice (`recompute.py`). Once a schedule is settled, those whose rows are
+"""Whether contractions had better be recomputed (`recompute.py`). Once a schedule is settled, those whose rows are
 reduced and read again are tried: the graph is scheduled with them twice, and what that is estimated to take, or was measured
 to, is compared with what it took before. Where nothing can be won there is no trial.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.memo import once_for
 from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
@@ -61,13 +62,13 @@ class Recompute(Transform):
         return {Candidate(self.name, product): replace(chosen, producer=product, outcome=Outcome.STORED)}
 
     def tried(self, attempt: Attempt) -> Changes:
-        trial = trial_of(attempt)
+        trial = _trial(attempt)
         settings = {Candidate(self.name, product): True for product in trial.around}
         return Changes(settings, {Candidate(self.name, one.producer): one for one in trial.refusals})
 
     def judged(self, attempt: Attempt, settled: Attempt) -> Mapping[Candidate, Verdict]:
         again = recomputed(attempt.decisions)
-        found = judged(attempt, trial_of(settled), again) if again else {}
+        found = judged(attempt, _trial(settled), again) if again else {}
         return {Candidate(self.name, product): verdict for product, verdict in found.items()}
 
 
@@ -80,8 +81,13 @@ class Trial:
     refusals: tuple[Verdict, ...]
 
 
+def _trial(settled: Attempt) -> Trial:
+    """`trial_of`, asked again by each attempt that is compared with the settled plan."""
+    return once_for(settled, "trial", lambda: trial_of(settled))
+
+
 def trial_of(settled: Attempt) -> Trial:
-    """Those of the contractions that may be computed twice and could gain by it."""
+    """Those of the contractions that may be recomputed and could gain by it."""
     options, around, seconds = settled.options, dict[str, Around](), dict[str, float]()
     refusals: list[Verdict] = []
     wanted = options.fusion and options.twice and options.only is None
@@ -99,7 +105,7 @@ def trial_of(settled: Attempt) -> Trial:
 
 
 def judged(attempt: Attempt, trial: Trial, again: frozenset[str]) -> dict[str, Verdict]:
-    """Of the contractions that the plan computes twice, those for which that is slower. What is to be said of the others
+    """Of the contractions that the plan recomputes, those for which that is slower. What is to be said of the others
     becomes a verdict of the plan."""
     refused: dict[str, Verdict] = {}
     for product in sorted(again):
