@@ -36,7 +36,7 @@ from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
 from kgen.report import debug
 from kgen.report.provenance import trace_origins
 from kgen.report.record import record
-from kgen.scheduler import Decisions, Options, pack_operands
+from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
@@ -151,7 +151,7 @@ def render(work: tuple[GraphModule, Schedule], info: GraphInfo, config: Config) 
 def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[TritonKernel], None] | None = None) -> UnitPlan:
     """The texts of a plan. `begin` gets each GPU kernel as soon as it is there."""
     device = partial(options.device, plan.graph)
-    decisions = Decisions(plan.graph, device, register_bytes(), options.gpu, config.loop_reordering)
+    decisions = StepChoices(plan.graph, device, register_bytes(), options.gpu, config.loop_reordering)
     context = Context(plan.graph, decisions, config.numerics == "eager")
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:

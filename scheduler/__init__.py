@@ -1,14 +1,14 @@
 """The scheduler: which loops become one kernel, in which order, and where buffers live. `schedule` is the stage."""
 
 from kgen.device import Gpu
-from kgen.scheduler.decisions import Decisions
 from kgen.scheduler.kernels.operand_packing import pack_operands
 from kgen.scheduler.schedule import Options, schedule
 from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.scheduler.step_choices import StepChoices
 from kgen.scheduler.tiling.loops import choose_loops
 from kgen.scheduler.tiling.tiles import choose_batch_tiles, choose_tiles
 
 __all__ = [
-    "Decisions", "Gpu", "Options", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",
+    "Gpu", "Options", "StepChoices", "choose_batch_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",
     "product_of", "schedule",
 ]  # fmt: skip

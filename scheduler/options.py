@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kgen.device import Device, Gpu
 from kgen.ir import nodes as ir
-from kgen.scheduler.tiling.tiles import Gpu
 from kgen.templates.capabilities import Capabilities
-from kgen.templates.problem import Device
 from kgen.tuning.answer import Oracle
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand

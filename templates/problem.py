@@ -12,8 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from kgen.device import Device as Device
-from kgen.device import is_rounded as is_rounded
+from kgen.device import Device, is_rounded
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs

@@ -9,7 +9,7 @@ from kgen.build.unit import Rendered
 from kgen.host.assemble import KernelCall
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Launch, Nest, Packing, Tiling
-from kgen.scheduler import Decisions, Gpu, Options
+from kgen.scheduler import Gpu, Options, StepChoices
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.render_step import Context, render_loops, render_step
 
@@ -19,7 +19,7 @@ __all__ = ["batch_call", "context", "cpp_function", "cpp_text", "gpu_call", "ste
 def context(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> Context:
     """What the steps of a graph are rendered with."""
     device = partial((options or Options()).device, graph)
-    return Context(graph, Decisions(graph, device, register_bytes, Gpu()))
+    return Context(graph, StepChoices(graph, device, register_bytes, Gpu()))
 
 
 def cpp_function(step: Launch | Packing, symbol: str, graph: ir.Graph, register_bytes: int = 64) -> Rendered:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import kgen
 from kgen.build import cpp, triton
+from kgen.device import Device
 from kgen.host import cudagraph, native
 from kgen.host import program as hp
 from kgen.host.compiled import HostGraph
@@ -34,7 +35,7 @@ from kgen.scheduler import chosen_problem
 from kgen.scheduler.selection import choose
 from kgen.scheduler.selection.size_buckets import Best, buckets_of
 from kgen.templates.contract import Config
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.template import MOST_STACK
 from kgen.tuning import model
 from kgen.verdict import Reason

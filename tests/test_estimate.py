@@ -13,9 +13,9 @@ import torch
 from bench import cost_model
 from bench.measure import geomean
 from bench.products import BY_NUMBER
+from kgen.device import Device
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import problems
-from kgen.templates.problem import Device
 from kgen.tuning import model
 from tests.kernels import plans
 

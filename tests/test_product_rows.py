@@ -14,11 +14,11 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.device import Device
 from kgen.ir.plan import Schedule, members
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import problems
 from kgen.templates.contract import Config
-from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason

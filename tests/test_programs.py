@@ -18,6 +18,7 @@ from torch import Tensor
 import kgen
 from kgen import contraction, errors, program, softmax
 from kgen.build import triton
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -30,7 +31,7 @@ from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import chosen_problem
 from kgen.scheduler.transforms.recognition import applied, recognised
 from kgen.templates import registry
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.tuning.only import Only, only

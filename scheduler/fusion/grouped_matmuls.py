@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
@@ -23,7 +24,7 @@ from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_b
 from kgen.templates import registry
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
-from kgen.templates.problem import Device, Problem, problem_of
+from kgen.templates.problem import Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict

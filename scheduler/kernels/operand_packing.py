@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Call, Kernel, Packing, Schedule
 from kgen.scheduler.selection.choose import chosen_problem, product_of
 from kgen.templates.cpp.codegen.packing import packing_of, why_not
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.verdict import Outcome, Reason, Verdict
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -15,7 +16,6 @@ from kgen.ir.index import Expr, Size
 from kgen.ir.plan import Batch, Call, Kernel, Schedule, Statement, Step, variants
 from kgen.scheduler.selection.choose import chosen_problem, product_of
 from kgen.templates.contract import Workspace
-from kgen.templates.problem import Device
 
 
 def provide_workspaces(plan: Schedule, device: Callable[[str], Device]) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
@@ -16,7 +17,7 @@ from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, c
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
-from kgen.templates.problem import Device, Problem, problem_of
+from kgen.templates.problem import Problem, problem_of
 from kgen.tuning import model
 from kgen.tuning.answer import Answer, Place, place
 from kgen.tuning.only import Only

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from kgen.device import Gpu as Gpu
+from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -25,7 +26,7 @@ from kgen.scheduler.analysis.memory import hides, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.tiling.loops import stride_along
-from kgen.scheduler.tiling.tiles import Gpu, persistent, shares
+from kgen.scheduler.tiling.tiles import persistent, shares
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill.

@@ -20,6 +20,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -31,7 +32,7 @@ from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draf
 from kgen.scheduler.selection.choose import problems, product_of, read_by_prologue, template_seconds
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.tuning import model
 from kgen.tuning.answer import place
 from kgen.verdict import Outcome, Reason, Verdict

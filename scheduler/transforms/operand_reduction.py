@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
@@ -24,7 +25,6 @@ from kgen.scheduler.protocol import Attempt, Candidate, Forming, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.transforms.column_reduction import placed
 from kgen.scheduler.transforms.pricing import given_for
-from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.ir.sizes import Sizes
@@ -29,7 +30,6 @@ from kgen.scheduler.transforms.recompute import (
 )
 from kgen.scheduler.transforms.split_k import leaves_idle
 from kgen.scheduler.transforms.tile_partials import reduction_of
-from kgen.templates.problem import Device
 from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 

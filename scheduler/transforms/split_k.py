@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -22,7 +23,7 @@ from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import least_seconds, problems, product_of
 from kgen.scheduler.transforms.accumulators import make_accumulators
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.tuning import model
 from kgen.tuning.answer import place
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -24,7 +25,7 @@ from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import layouts
 from kgen.scheduler.tiling.loops import unflattened
-from kgen.scheduler.tiling.tiles import Gpu, choose_tiles
+from kgen.scheduler.tiling.tiles import choose_tiles
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096

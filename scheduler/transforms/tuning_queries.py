@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Schedule, Step, members
 from kgen.ir.sizes import Sizes
@@ -16,7 +17,7 @@ from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.pricing import estimate
 from kgen.scheduler.transforms.split_k import may_cut, possible_parts
 from kgen.scheduler.transforms.subgraph_extraction import source_of
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 from kgen.tuning import model
 from kgen.tuning.answer import APART, Answer, Answers, Oracle, Place, Question, place
 

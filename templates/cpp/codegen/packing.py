@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import torch
 
+from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir.plan import Packing
-from kgen.templates.problem import Device, Problem
+from kgen.templates.problem import Problem
 
 __all__ = ["in_tiles", "packing_of", "why_not"]
 

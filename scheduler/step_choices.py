@@ -14,12 +14,12 @@ from kgen.scheduler.tiling.loops import choose_loops
 from kgen.scheduler.tiling.tiles import choose_batch_tiles, choose_tiles
 from kgen.templates.problem import Problem
 
-__all__ = ["Decisions"]
+__all__ = ["StepChoices"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
-    """The decisions for one graph. `device` tells the device of a buffer, `register_bytes` is the length of the CPU's vector
+class StepChoices:
+    """The choices for one graph. `device` tells the device of a buffer, `register_bytes` is the length of the CPU's vector
     registers; without `reorder` loops stay in the order of the program."""
 
     graph: ir.Graph
