@@ -254,9 +254,7 @@ class Template:
 
     def config(self, **values: int) -> Config:
         """A configuration: named knobs, the first value of every other one."""
-        unknown = sorted(set(values) - set(self.knobs))
-        if unknown:
-            raise errors.BadTemplate(template=self.name, problem=f"a configuration names {unknown}, which are no knobs")
+        check_knobs(self.name, self.knobs, values)
         return Config(tuple((name, values.get(name, k.values[0])) for name, k in self.knobs.items()))
 
     def resources(self, problem: Problem, config: Config) -> Resources:
@@ -311,8 +309,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     operands = {k: v for k, v in members.items() if isinstance(v, Operand)}
     results = {k: v for k, v in members.items() if isinstance(v, Result)}
     knobs = {k: v for k, v in members.items() if isinstance(v, Knob)}
-    if device not in DEVICES:
-        raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
+    check_device(device, fail)
     for what, found, wanted in (("operands", operands, implements.operands), ("results", results, implements.results)):
         axes = tuple(v.axes for v in found.values())
         if axes != wanted:
@@ -327,9 +324,7 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     _check_family(operands, results, fail)
     _check_sums(operands, implements, fail)
     _check_packs(operands, implements, device, fail)
-    path = Path(inspect.getfile(cls)).parent / source
-    if not path.is_file():
-        raise fail(f"there is no file {path}")
+    path = source_file(cls, source, fail)
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
     slots = (*knobs, *implements.axes, *implements.steps)
     used, rendered = _check_source(path, operands, list(results), slots, tuple(own), fail)
@@ -450,6 +445,27 @@ def _check_source(
     if unknown:
         raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
     return used, rendered
+
+
+def check_device(device: str, fail: Callable[[str], Exception]) -> None:
+    """Templates are for known kinds of devices."""
+    if device not in DEVICES:
+        raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
+
+
+def source_file(cls: type, source: str, fail: Callable[[str], Exception]) -> Path:
+    """The Jinja file beside the module that declares the class."""
+    path = Path(inspect.getfile(cls)).parent / source
+    if not path.is_file():
+        raise fail(f"there is no file {path}")
+    return path
+
+
+def check_knobs(template: str, knobs: Iterable[str], values: Iterable[str]) -> None:
+    """A configuration names knobs only. Raises BadTemplate."""
+    unknown = sorted(set(values) - set(knobs))
+    if unknown:
+        raise errors.BadTemplate(template=template, problem=f"a configuration names {unknown}, which are no knobs")
 
 
 def version_of(cls: type, path: Path) -> str:

@@ -11,7 +11,6 @@ names the template that it `replaces`; what it refuses goes to that one. The Jin
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
-from kgen.templates.contract import DEVICES, Config, Knob, version_of
+from kgen.templates.contract import Config, Knob, check_device, check_knobs, source_file, version_of
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names, sources, undeclared
 
 __all__ = ["LoopKernel", "LoopProblem", "LoopTemplate", "Loops", "loop_problem", "loops"]
@@ -165,9 +164,7 @@ class LoopTemplate:
     def config(self, problem: LoopProblem, values: Mapping[str, int] | None = None) -> Config:
         """A configuration: the given values, the scheduler's for the other knobs, the first value of knobs of the author's."""
         values = values or {}
-        unknown = sorted(set(values) - set(self.knobs))
-        if unknown:
-            raise errors.BadTemplate(template=self.name, problem=f"a configuration names {unknown}, which are no knobs")
+        check_knobs(self.name, self.knobs, values)
         wrong = [f"{name}={value}" for name, value in values.items() if not problem.admits(name, value)]
         if wrong:
             raise errors.BadTemplate(template=self.name, problem=f"kernel {problem.step.name} cannot have {' '.join(wrong)}")
@@ -209,8 +206,7 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     def fail(problem: str) -> errors.BadTemplate:
         return errors.BadTemplate(template=name, problem=problem)
 
-    if device not in DEVICES:
-        raise fail(f"device {device!r} is none of {', '.join(DEVICES)}")
+    check_device(device, fail)
     if not issubclass(cls, LoopKernel):
         raise fail("its class does not derive from kgen.LoopKernel, as those of loop kernels do")
     members = {k: v for base in reversed(cls.__mro__) for k, v in vars(base).items() if not k.startswith("_")}
@@ -221,9 +217,7 @@ def _checked(cls: type, implements: Loops, device: str, source: str, name: str) 
     empty = [k for k, one in knobs.items() if not one.values]
     if empty:
         raise fail(f"knob {empty[0]} has no values")
-    path = Path(inspect.getfile(cls)).parent / source
-    if not path.is_file():
-        raise fail(f"there is no file {path}")
+    path = source_file(cls, source, fail)
     _check_source(path, device, implements.kind, set(knobs), fail)
     return LoopTemplate(name, implements, device, path, knobs, cls(), _version(cls, path, device))
 
