@@ -43,7 +43,7 @@ class Item:
 
     @property
     def reduces(self) -> bool:
-        return isinstance(self.node, ir.Reduction | ir.Product)
+        return isinstance(self.node, ir.Reduction) or ir.is_product(self.node)
 
     @property
     def is_partial(self) -> bool:

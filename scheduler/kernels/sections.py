@@ -185,7 +185,7 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
             "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
             factors=item.factors, operands=kinds, unscaled=node.unscaled,
         )  # fmt: skip
-    if isinstance(node, ir.Operation):
+    if ir.is_product(node):
         return Statement(
             "contraction", item.outs, item.value, item.store, True, section, flags, node.operator,
             factors=item.factors, operands=node.dtypes, axes=item.axes, arguments=node.arguments,

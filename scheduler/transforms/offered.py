@@ -27,4 +27,4 @@ def offered_for_rows(graph: ir.Graph, options: Options) -> frozenset[str]:
 def _offerable(node: ir.Node) -> bool:
     if ir.is_contraction(node):
         return node.operands is not None
-    return isinstance(node, ir.Operation) and bool(ir.outs(node))
+    return ir.is_product(node) and bool(ir.outs(node))

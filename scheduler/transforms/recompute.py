@@ -112,7 +112,7 @@ def computed_twice(draft: Draft, again: frozenset[str]) -> list[ir.Node]:
 
 
 def _copy(graph: ir.Graph, node: ir.Node, around: Around) -> ir.Node:
-    assert isinstance(node, ir.Contraction | ir.Pointwise)
+    assert ir.is_contraction(node) or isinstance(node, ir.Pointwise)
     copy = replace(node, out=first_of(graph, node.out))
     if isinstance(copy, ir.Pointwise):
         copy = replace(copy, value=_from_first(copy.value, around))
