@@ -44,7 +44,7 @@ class Fuser:
     limits: dict[str, cost.Limits]  # by device
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
-    single: frozenset[str] = frozenset()  # results of products that share a kernel with no other product
+    single: frozenset[str] = frozenset()  # results of contractions that share a kernel with no other contraction
     siblings: bool = True  # groups that need nothing of each other may be one kernel
     held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
