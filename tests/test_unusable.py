@@ -167,3 +167,6 @@ def test_spilled_registers_count_where_a_limit_is_given() -> None:
     check_spills([kernel(most_stack=None), kernel(most_stack=256)], [kernel(stack=4096), kernel(stack=256)])
     with pytest.raises(errors.KernelSpills, match="728 bytes"):
         check_spills([kernel(most_stack=256)], [kernel(stack=728)])
+    check_spills([kernel(most_stack=256)], [kernel(stack=728)], 8)
+    with pytest.raises(errors.KernelSpills, match="5696 bytes"):
+        check_spills([kernel(most_stack=256)], [kernel(stack=5696)], 8)

@@ -22,6 +22,10 @@ from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
 from kgen.tuning import only
 
+# How many times as much of its registers a kernel may spill where it is measured. What spills more never wins, and ptxas makes
+# some of it wrong: a float32 matmul with 5,696 bytes of stack and 32 registers ended with a misaligned address on an H100.
+WHERE_MEASURED = 8
+
 
 @dataclass(slots=True)
 class Blueprint:
@@ -89,18 +93,17 @@ def _load_launches(blueprint: Blueprint) -> list[GpuKernel]:
         raise MixedCapabilities(devices=", ".join(f"cuda:{k} is {major}.{minor}" for k, (major, minor) in capabilities.items()))
     major, minor = capabilities[devices[0]]
     kernels = triton.compile_kernels(blueprint.launches, 10 * major + minor)
-    if only.current() is None:  # nobody measures how long they take
-        check_spills(blueprint.launches, kernels)
+    check_spills(blueprint.launches, kernels, 1 if only.current() is None else WHERE_MEASURED)
     for device in devices:
         check_shared(kernels, torch_adapter.gpu_facts(torch.device("cuda", device))["shared"], f"cuda:{device}")
     return [load_kernel(kernel, devices) for kernel in kernels]
 
 
-def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel]) -> None:
-    """Raises KernelSpills for the first kernel with more spilled registers than its author puts up with."""
+def check_spills(launches: Sequence[TritonKernel], kernels: Sequence[CompiledKernel], times: int = 1) -> None:
+    """Raises KernelSpills for the first kernel with more spilled registers than `times` what its author puts up with."""
     for launch, kernel in zip(launches, kernels, strict=True):
-        if launch.most_stack is not None and kernel.stack > launch.most_stack:
-            raise KernelSpills(kernel=kernel.name, stack=kernel.stack, most=launch.most_stack)
+        if launch.most_stack is not None and kernel.stack > times * launch.most_stack:
+            raise KernelSpills(kernel=kernel.name, stack=kernel.stack, most=times * launch.most_stack)
 
 
 def check_shared(kernels: Sequence[CompiledKernel], available: int, device: str) -> None:
