@@ -60,7 +60,7 @@ def _from_pipeline(name: str) -> Stage:
 
 STAGES: tuple[Stage, ...] = (
     replace_random,
-    *map(_from_pipeline, ("reinplace", "lower", "schedule", "render", "build")),
+    *map(_from_pipeline, ("expand", "reinplace", "lower", "schedule", "render", "build")),
 )  # fmt: skip
 
 EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)

@@ -15,7 +15,7 @@ from kgen import failures, lowering
 from kgen.build import cpp, triton
 from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.unit import Rendered, UnitPlan, plan_units
-from kgen.capture import torch_adapter
+from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
@@ -44,6 +44,11 @@ from kgen.tuning import only, unusable
 from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import Outcome, Reason, Verdict, demands
+
+
+def expand(gm: GraphModule, _info: GraphInfo, _config: Config) -> GraphModule:
+    """Higher-order operators that stand for ordinary ones become these."""
+    return higher_order.expand(gm)
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -304,6 +304,12 @@ def fake_result(node: torch.fx.Node) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     with detect_fake_mode(_leaves((args, kwargs))) or nullcontext():
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def fake_mode_of(node: torch.fx.Node) -> AbstractContextManager[Any]:
+    """The mode of the fake tensors that a node reads."""
+    values = [arg.meta.get("val") for arg in node.all_input_nodes]
+    return detect_fake_mode(_leaves(values)) or nullcontext()
 
 
 def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,141 @@
+"""`flex_attention` and its gradient as the operators that they stand for.
+
+FlexAttention reaches a compiler as one node whose score and mask functions are graphs for a single element. torch defines the
+node's meaning by an implementation of ordinary operators (`torch._higher_order_ops.flex_attention`): it maps both graphs over
+all scores. Traced with the graph's own fake tensors, that implementation takes the node's place. From there on the scores are
+values like any others. Block-sparse lists of a `BlockMask` drop out: they repeat what its mask function says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch._higher_order_ops.flex_attention import (
+    flex_attention,
+    flex_attention_backward,
+    sdpa_dense,
+    sdpa_dense_backward,
+)
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from kgen.capture import torch_adapter
+from kgen.capture.decompositions import table
+
+__all__ = ["expand"]
+
+aten = torch.ops.aten
+
+MEANINGS: Mapping[Any, Callable[..., Any]] = {
+    flex_attention: sdpa_dense,
+    flex_attention_backward: sdpa_dense_backward,
+}
+
+# Which argument of the gradient holds the tensors that the score function captures.
+CAPTURED = 12
+
+
+def expand(gm: GraphModule) -> GraphModule:
+    """The graph with every node of `MEANINGS` written out. It is a new one where there are such nodes."""
+    found = [node for node in gm.graph.nodes if node.target in MEANINGS]
+    if not found:
+        return gm
+    graph, copies = torch.fx.Graph(), dict[Node, Node]()
+    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
+    made = GraphModule(gm, graph)
+    for node in found:
+        _Expansion(made, copies[node]).run()
+    made.graph.eliminate_dead_code()
+    made.graph.lint()
+    made.recompile()
+    return made
+
+
+class _Expansion:
+    """The replacement of one node."""
+
+    def __init__(self, gm: GraphModule, node: Node) -> None:
+        self.gm, self.graph, self.node = gm, gm.graph, node
+
+    def run(self) -> None:
+        flat, spec = pytree.tree_flatten((self.node.args, self.node.kwargs))
+        given = list(dict.fromkeys(arg for arg in flat if isinstance(arg, Node) and not isinstance(self._value(arg), GraphModule)))
+        traced = self._traced(flat, spec, given)
+        with self.graph.inserting_before(self.node):
+            results = self._copied(traced, given)
+        self._replace(self.node, results)
+
+    def _value(self, node: Node) -> Any:
+        return operator.attrgetter(str(node.target))(self.gm) if node.op == "get_attr" else node.meta["val"]
+
+    def _traced(self, flat: list[Any], spec: Any, given: list[Node]) -> GraphModule:
+        """The meaning as a graph of functional aten operators, a function of the values of `given`."""
+
+        def meaning(*values: Any) -> Any:
+            known = dict(zip(given, values, strict=True))
+            whole = [known.get(arg, self._value(arg)) if isinstance(arg, Node) else arg for arg in flat]
+            args, kwargs = pytree.tree_unflatten(whole, spec)
+            return MEANINGS[self.node.target](*args, **kwargs)
+
+        values = [self._differentiable(self._value(node), node) for node in given]
+        with torch_adapter.fake_mode_of(self.node), torch.no_grad():
+            return make_fx(meaning, table(), _allow_non_fake_inputs=True)(*values)
+
+    def _differentiable(self, value: Any, node: Node) -> Any:
+        """A captured tensor as one that requires a gradient where the node has a gradient of it: the meaning asks for that."""
+        if self.node.target is not flex_attention_backward or not isinstance(value, torch.Tensor):
+            return value
+        captured, gradients = self.node.args[CAPTURED], self.node.meta["val"][-1]
+        wanted = any(one is node and grad is not None for one, grad in zip(captured, gradients, strict=True))
+        return value.detach().requires_grad_(wanted)
+
+    def _copied(self, traced: GraphModule, given: list[Node]) -> Any:
+        """Copies the traced nodes to before the node, and gives what they return."""
+        env: dict[Node, Any] = dict(zip(_placeholders(traced), given, strict=True))
+        for node in traced.graph.nodes:
+            if node.op == "get_attr":
+                env[node] = self._constant(operator.attrgetter(str(node.target))(traced))
+            elif node.target is aten.copy_.default:  # into memory that is new, and has no views
+                env[node] = env[node.args[0]] = self.graph.call_function(aten.copy.default, map_arg(node.args, env.__getitem__))
+            elif node.op == "call_function":
+                env[node] = self.graph.node_copy(node, env.__getitem__)
+            elif node.op == "output":
+                return map_arg(node.args[0], env.__getitem__)
+            else:
+                continue
+            env[node].meta = self._meta(node)
+        raise AssertionError("a graph without an output")
+
+    def _constant(self, value: torch.Tensor) -> Node:
+        name = next(name for k in itertools.count() if not hasattr(self.gm, name := f"_expanded_constant{k}"))
+        self.gm.register_buffer(name, value, persistent=False)
+        return self.graph.get_attr(name)
+
+    def _meta(self, node: Node) -> dict[str, Any]:
+        """Where the user's code called what is replaced, and the value of the new node."""
+        kept = {k: v for k, v in self.node.meta.items() if k not in ("val", "tensor_meta", "eager_input_vals")}
+        return {**kept, "val": node.meta["val"]} if "val" in node.meta else kept
+
+    def _replace(self, node: Node, results: Any) -> None:
+        """Puts results in the place of a node that stands for a tuple of them: whoever reads it picks one."""
+        for user in list(node.users):
+            result = results[user.args[1]]
+            if isinstance(result, Node):
+                user.replace_all_uses_with(result)
+                self.graph.erase_node(user)
+            elif result is None:
+                user.replace_all_uses_with(None)  # type: ignore[arg-type]
+                self.graph.erase_node(user)
+            else:
+                self._replace(user, result)
+        self.graph.erase_node(node)
+
+
+def _placeholders(gm: GraphModule) -> Iterator[Node]:
+    return (node for node in gm.graph.nodes if node.op == "placeholder")

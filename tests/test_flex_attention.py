@@ -1,0 +1,122 @@
+"""FlexAttention's nodes become ordinary operators: forward and gradients, masks, captured tensors, grouped heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as flex_module
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")]
+
+LENGTH = 48
+Function = Callable[..., Tensor]
+
+
+def causal(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    return m >= n
+
+
+def window(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    return (m - n).abs() < 9
+
+
+def softcap(s: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    return 3 * torch.tanh(s / 3)
+
+
+def alibi(slopes: Tensor) -> Function:
+    return lambda s, b, h, m, n: s + slopes[h] * (n - m)
+
+
+def relative(table: Tensor) -> Function:
+    return lambda s, b, h, m, n: s + table[h, (m - n).clamp(-8, 8) + 8]
+
+
+def documents(numbers: Tensor) -> Function:
+    return lambda b, h, m, n: (numbers[b, m] == numbers[b, n]) & (m >= n)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`score` makes the score function of the captured tensor, `mask` the mask function of document numbers."""
+
+    score: Callable[[Tensor], Function | None] = field(default=lambda captured: None)
+    captured: tuple[int, ...] = ()
+    mask: Callable[[Tensor], Function | None] = field(default=lambda numbers: None)
+    heads_of_keys: int = 4
+    keys: int = LENGTH
+    values: int = 16
+    scale: float | None = None
+
+
+CASES = {
+    "plain": Case(),
+    "scaled": Case(scale=0.3, values=24),
+    "causal": Case(mask=lambda _: causal),
+    "window": Case(mask=lambda _: window),
+    "documents": Case(mask=documents),
+    "softcap": Case(score=lambda _: softcap, mask=lambda _: causal),
+    "alibi": Case(score=alibi, captured=(4,)),
+    "relative": Case(score=relative, captured=(4, 17), mask=lambda _: causal),
+    "grouped": Case(score=alibi, captured=(4,), heads_of_keys=2),
+    "longer keys": Case(keys=80),
+}
+
+
+def arguments(case: Case, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(3)
+    shapes = [(2, 4, LENGTH, 16), (2, case.heads_of_keys, case.keys, 16), (2, case.heads_of_keys, case.keys, case.values)]
+    return [torch.randn(shape, dtype=dtype) for shape in (*shapes, case.captured)]
+
+
+def block_mask(case: Case) -> BlockMask | None:
+    mask = case.mask(torch.arange(LENGTH).expand(2, -1) // 20)
+    return None if mask is None else create_block_mask(mask, 2, None, LENGTH, case.keys, device="cpu", BLOCK_SIZE=16)
+
+
+def attention(case: Case, mask: BlockMask | None) -> Callable[..., Tensor]:
+    def run(q: Tensor, k: Tensor, v: Tensor, captured: Tensor) -> Tensor:
+        return flex_attention(
+            q, k, v, case.score(captured), mask, case.scale, enable_gqa=case.heads_of_keys != 4
+        )  # fmt: skip
+
+    return run
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="kgen", fullgraph=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward(name: str) -> None:
+    case = CASES[name]
+    fn, args = attention(case, block_mask(case)), arguments(case)
+    with torch.no_grad():
+        got = compiled(fn)(*args)
+        want = fn(*(a.double() if a.is_floating_point() else a for a in args))
+    assert got.stride() == fn(*args).stride()
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for a GPU here, though the graph of a CPU is the same."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    case = CASES[name]
+    fn = attention(case, block_mask(case))
+    found = []
+    for run, dtype in ((compiled(fn), torch.float32), (fn, torch.float64)):
+        args = [a.to(dtype).requires_grad_() for a in arguments(case)]
+        run(*args).square().sum().backward()
+        found.append([a.grad for a in args])
+    for got, want in zip(*found, strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            torch.testing.assert_close(got.double(), want, atol=2e-4, rtol=1e-4)
