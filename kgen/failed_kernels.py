@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch.fx import GraphModule
 
-from kgen import failures
+from kgen import failures, only
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, UnitPlan
 from kgen.config import Config
@@ -16,7 +16,6 @@ from kgen.failures import Failure, KernelsFailed
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
 from kgen.lowering.table import operator_name
 from kgen.report.provenance import computing_nodes
-from kgen.tuning import only
 from kgen.verdict import Reason
 
 __all__ = ["StepFailed", "failure_of", "naming", "say_what_failed"]

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from kgen import failures, lowering
+from kgen import failures, lowering, only, unusable
 from kgen.build import cpp, triton
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.torch_adapter import GraphInfo
@@ -24,7 +23,7 @@ from kgen.errors import InternalError, TemplateRefused
 from kgen.failed_kernels import StepFailed, failure_of, naming, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
-from kgen.host.assemble import KernelCall, assemble
+from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
@@ -33,6 +32,9 @@ from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Launch, Packing, Schedule, members
 from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
+from kgen.only import Only
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug
 from kgen.report.provenance import trace_origins
 from kgen.report.record import record
@@ -40,15 +42,8 @@ from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
-from kgen.tuning import only, unusable
-from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import Outcome, Reason, Verdict, demands
-
-
-def expand(gm: GraphModule, _info: GraphInfo, _config: Config) -> GraphModule:
-    """Higher-order operators that stand for ordinary ones become these."""
-    return higher_order.expand(gm)
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
@@ -56,7 +51,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
     debug.write_graph(gm, info, config)
-    return lowering.reinplace(gm)
+    return lowering.reinplace(higher_order.expand(gm))
 
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:

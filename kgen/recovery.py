@@ -17,7 +17,7 @@ from kgen.errors import ConfigurationFailed, KgenError
 from kgen.failures import Attempt, Failure, KernelsFailed
 from kgen.lowering.graph import source_line
 from kgen.lowering.table import operator_name
-from kgen.tuning.unusable import Unusable
+from kgen.unusable import Unusable
 from kgen.verdict import Reason, demands
 
 __all__ = ["attempt_after"]

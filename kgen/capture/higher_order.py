@@ -103,6 +103,8 @@ class _Expansion:
                 env[node] = self._constant(operator.attrgetter(str(node.target))(traced))
             elif node.target is aten.copy_.default:  # into memory that is new, and has no views
                 env[node] = env[node.args[0]] = self.graph.call_function(aten.copy.default, map_arg(node.args, env.__getitem__))
+            elif node.target is aten._to_copy.default and not isinstance(node.args[0], Node):  # a number, as vmap makes it one
+                env[node] = self.graph.call_function(aten.scalar_tensor.default, node.args, node.kwargs)
             elif node.op == "call_function":
                 env[node] = self.graph.node_copy(node, env.__getitem__)
             elif node.op == "output":

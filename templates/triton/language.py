@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kgen.host.assemble import KernelCall
+from kgen.rendered.kernel_call import KernelCall
 from kgen.templates.contract import Config
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate
 from kgen.templates.problem import Problem
