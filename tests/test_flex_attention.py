@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_module
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
+
+import kgen
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")]
 
@@ -105,7 +107,36 @@ def test_forward(name: str) -> None:
     torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+def _gradients() -> list[Any]:
+    quick = ("relative", "grouped", "documents")
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in CASES]
+
+
+def test_nothing_is_left_to_the_library() -> None:
+    case = CASES["documents"]
+    fn, args = attention(case, block_mask(case)), arguments(case)
+    kgen.coverage_reset()
+    with torch.no_grad():
+        compiled(fn)(*args)
+    assert kgen.coverage()["externs"] == {}
+
+
+def test_lengths_that_are_symbols_and_the_log_sum_exp() -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, AuxOutput]:
+        return flex_attention(q, k, v, softcap, return_aux=AuxRequest(lse=True))
+
+    torch._dynamo.reset()
+    fast = torch.compile(run, backend="kgen", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for length in (40, 56):
+            q, k, v = (torch.randn(2, 2, length, 16) for _ in range(3))
+            got, aux = fast(q, k, v)
+            want, wanted = run(q.double(), k.double(), v.double())
+            torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(aux.lse.double(), wanted.lse.double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", _gradients())
 def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch asks for a GPU here, though the graph of a CPU is the same."""
     monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)

@@ -65,7 +65,9 @@ class _Expansion:
 
     def run(self) -> None:
         flat, spec = pytree.tree_flatten((self.node.args, self.node.kwargs))
-        given = list(dict.fromkeys(arg for arg in flat if isinstance(arg, Node) and not isinstance(self._value(arg), GraphModule)))
+        given = list(
+            dict.fromkeys(arg for arg in flat if isinstance(arg, Node) and not isinstance(self._value(arg), GraphModule))
+        )
         traced = self._traced(flat, spec, given)
         with self.graph.inserting_before(self.node):
             results = self._copied(traced, given)
@@ -91,7 +93,8 @@ class _Expansion:
         """A captured tensor as one that requires a gradient where the node has a gradient of it: the meaning asks for that."""
         if self.node.target is not flex_attention_backward or not isinstance(value, torch.Tensor):
             return value
-        captured, gradients = self.node.args[CAPTURED], self.node.meta["val"][-1]
+        captured: Any = self.node.args[CAPTURED]
+        gradients = self.node.meta["val"][-1]
         wanted = any(one is node and grad is not None for one, grad in zip(captured, gradients, strict=True))
         return value.detach().requires_grad_(wanted)
 
