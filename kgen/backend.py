@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,7 +37,8 @@ Stage = Callable[[Any, GraphInfo, Config], Any]
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
     """Training graphs had this done before they were split (`rng.replace_random` on the joint graph)."""
-    return rng.replace_random(gm) if info.role == "inference" else gm
+    is_random = info.role == "inference" and any(node.target in rng.RULES for node in gm.graph.nodes)
+    return rng.replace_random(gm) if is_random else gm
 
 
 def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
@@ -73,7 +74,7 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledG
     attempt, frozen = Attempt(eager="all" in config.fallback), None
     while True:
         try:
-            with unusable.without(attempt.unusable):
+            with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
                 if attempt.eager:
                     return _through_stages(EAGER_STAGES, (gm, info), config, attempt)
                 frozen = frozen or _frozen(gm, info, config)

@@ -21,7 +21,7 @@ from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import InternalError, TemplateRefused
-from kgen.failed_kernels import StepFailed, failure_of, naming, say_what_failed
+from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import KernelCall, assemble
@@ -35,7 +35,7 @@ from kgen.ir.plan import Launch, Packing, Schedule, members
 from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
 from kgen.report import debug
 from kgen.report.provenance import trace_origins
-from kgen.report.record import record
+from kgen.report.record import RECORDERS, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
@@ -43,14 +43,15 @@ from kgen.templates.render_step import Context, render_step
 from kgen.tuning import only, unusable
 from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
-from kgen.verdict import Outcome, Reason, Verdict, demands
+from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    debug.write_graph(gm, info, config)
+    if config.debug:
+        debug.write_graph(gm, info, config)
     return lowering.reinplace(gm)
 
 
@@ -65,7 +66,8 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
-    debug.write_lowered(graph, info, config)
+    if config.debug:
+        debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
@@ -80,8 +82,9 @@ def _without_switches(config: Config, info: GraphInfo) -> Config:
 def scheduler_options(graph: ir.Graph, config: Config) -> Options:
     """What a configuration means to the scheduler on the graph's devices."""
     templates = config.templates and config.fusion
+    forced = only.current() if ir.any_combines(graph) else None
     return Options(
-        config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
+        config.fusion, DEMANDS.get(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
         stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
         interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
     )  # fmt: skip
@@ -120,16 +123,20 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     settled = _without_switches(config, info)
     options = scheduler_options(graph, settled)
-    plan = make_schedule(graph, replace(options, oracle=_tuner(options, settled)))
+    if ir.any_combines(graph):  # else there is nothing to tune
+        options = replace(options, oracle=_tuner(options, settled))
+    plan = make_schedule(graph, options)
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
             pack_operands(plan, lambda out: options.device(plan.graph, out))
-    for one in unusable.current():
+    for one in unusable.FOUND.get():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
-    plan.verdicts += failures.verdicts(info.failures)
-    debug.write_schedule(plan, info, config)
+    if info.failures:
+        plan.verdicts += failures.verdicts(info.failures)
+    if config.debug:
+        debug.write_schedule(plan, info, config)
     return gm, plan
 
 
@@ -155,8 +162,12 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
     context = Context(plan.graph, decisions, config.numerics == "eager")
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
-        with naming(step):
+        try:
             made = render_step(step, symbol, context)
+        except failures.NOT_OURS:
+            raise
+        except Exception as cause:
+            raise StepFailed(step, cause) from cause
         if not isinstance(made, KernelCall) or made.launch is None:
             return made
         kernel = made.launch if config.early_launch else made.launch.launched_in_turn()
@@ -192,5 +203,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     except InternalError as failure:
         say_what_failed(failure, (gm, plan), units, config)
         raise
-    debug.write_code(record(info, plan, units, blueprint, config), gm)
+    if config.debug or RECORDERS:
+        made_of = record(info, plan, units, blueprint, config)
+        if config.debug:
+            debug.write_code(made_of, gm)
     return made

@@ -18,7 +18,7 @@ from kgen.failures import Attempt, Failure, KernelsFailed
 from kgen.lowering.graph import source_line
 from kgen.lowering.table import operator_name
 from kgen.tuning.unusable import Unusable
-from kgen.verdict import Reason, demands
+from kgen.verdict import DEMANDS, Reason
 
 __all__ = ["attempt_after"]
 
@@ -58,7 +58,7 @@ class _Recovery:
         if not found or len(known) + len(found) > MAX_FAILURES:
             switch = self.next_rung()
             eager = switch is None
-            if eager and any(one.wanted for one in demands()):
+            if eager and any(one.wanted for one in DEMANDS.get()):
                 return None  # in eager nothing is fused
             found = [self.of_graph(switch)]
         for failure in found:

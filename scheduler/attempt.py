@@ -27,7 +27,7 @@ TABLE = "kgen.scheduler.transforms.table"
 def transforms_for(graph: ir.Graph) -> tuple[Transform, ...]:
     """The transforms that may have something to do. Where every element of the graph is made on its own, that is none of them,
     and their modules are not even loaded."""
-    if not any(map(ir.combines, graph.nodes)):
+    if not ir.any_combines(graph):
         return ()
     found: tuple[Transform, ...] = importlib.import_module(TABLE).TRANSFORMS
     return found

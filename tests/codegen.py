@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, Rendered, canonical_text
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.errors import InputMismatch, KernelBuildFailed
 from kgen.host import native
 from kgen.host.assemble import KernelCall, assemble
@@ -140,7 +140,7 @@ def _trace(job: _Job, functions: _Functions) -> None:
         made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
         job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))
     else:
-        options: dict[str, Any] = {"decompositions": table(), "keep_inference_input_mutations": True}
+        options: dict[str, Any] = {"decompositions": TABLE, "keep_inference_input_mutations": True}
         if row.backward:
             options["partition_fn"] = min_cut_rematerialization_partition
         job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)
