@@ -47,12 +47,19 @@ from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
-    """Turns functional copies into in-place writes where the old value is dead."""
+    """Turns functional copies into in-place writes where the old value is dead, and drops what is computed twice."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
     if config.debug:
         debug.write_graph(gm, info, config)
-    return lowering.reinplace(gm)
+    return lowering.reinplace(gm) if _writes_or_repeats(gm) else gm
+
+
+def _writes_or_repeats(gm: GraphModule) -> bool:
+    """Whether some call may be a write, or two may be equal."""
+    targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    names = (getattr(target, "__name__", "").partition(".")[0] for target in targets)
+    return len(set(targets)) < len(targets) or not lowering.REINPLACED.isdisjoint(names)
 
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:

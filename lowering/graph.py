@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from kgen import errors, failures
+from kgen.capture.operators import operator_name
 from kgen.capture.symbols import SymbolTable
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -25,8 +26,8 @@ from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, number_of, rounded
+from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
+from kgen.lowering.unbacked import UNBACKED
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
@@ -84,7 +85,8 @@ class _Lowering:
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
-        note_fused_calls(self.builder)
+        if any(isinstance(node, ir.Contraction) for node in graph.nodes):
+            note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
         return graph
 
@@ -141,14 +143,17 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not unbacked.is_binding(node):
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not node.meta.get(UNBACKED):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return
         args = torch.fx.map_arg(node.args, self._lookup)
         kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
         args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
-        result = unbacked.define(self.builder, node, self._apply(node, args, kwargs))
-        self.env[node] = self._settle(node, result)
+        result = self._apply(node, args, kwargs)
+        if not node.meta.get(UNBACKED):
+            self.env[node] = self._settle(node, result)
+            return
+        self.env[node] = self._settle(node, unbacked.define(self.builder, node, result))
         unbacked.check_bound(self.builder, node)
 
     def call_module(self, node: Node) -> None:
@@ -184,9 +189,9 @@ class _Lowering:
 
     def _apply(self, node: Node, args: Any, kwargs: Mapping[str, Any]) -> Any:
         name = operator_name(node.target)
-        rule = find(RULES, node.target) or self._template_rule(node)
+        rule = RULES.get(name) or RULES.get(name.rpartition(".")[0]) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
-        reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
+        reason = "forced by options" if forced else "no lowering" if rule is None else _unsupported(node)
         reason = self.context.failed.get(node.name, reason)
         if rule is None or reason:
             return fallback.extern(self.builder, node, args, kwargs, reason)
@@ -367,6 +372,12 @@ def _is_symbolic(value: Any) -> bool:
 
 def _has_symbolic_float(tree: Any) -> bool:
     return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in tree_leaves(tree))
+
+
+def _unsupported(node: Node) -> str:
+    """Why no kernel can do the node's work whatever its operator."""
+    values = (value for one in (node, *node.all_input_nodes) for value in tree_leaves(one.meta.get("val")))
+    return next(filter(None, (unsupported(value) for value in values if isinstance(value, torch.Tensor))), "")
 
 
 def _is_strided(value: Any) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import is_view
 from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.repeats import drop_repeats
-from kgen.lowering.views import is_view
 
 # Functional operators whose result is their first argument with some elements changed.
 WRITES = frozenset(
@@ -37,6 +37,15 @@ WRITES = frozenset(
         "index_fill",
         "put",
         "_unsafe_masked_index_put_accumulate",
+    ]
+)
+# Names of the operators that give this stage something to do, but for operators that are called twice.
+SUBJECTS = frozenset(
+    [
+        *(name.removeprefix("aten::") for name in WRITES),
+        "embedding_dense_backward",  # of `accumulate`
+        "auto_functionalized_v2",
+        "triton_kernel_wrapper_functional",
     ]
 )
 # A scatter of a whole region, and the view that reads the same region.

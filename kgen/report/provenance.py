@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import is_view, operator_name
 from kgen.ir import nodes as ir
-from kgen.lowering.table import operator_name
-from kgen.lowering.views import is_view
 
 __all__ = ["computing_nodes", "trace_origins"]
 
