@@ -20,8 +20,8 @@ from kgen.ir.plan import Nest, Tiling, address
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.form import Form, form_of
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
-from kgen.templates.loop_slots import TritonForm, TritonForms, lines, render_slots
-from kgen.templates.render import clean
+from kgen.templates.loop_slots import TritonForm, TritonForms
+from kgen.templates.render import clean, lines, render_slots
 from kgen.templates.triton.codegen.emit import Emitter
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.kernels.loops import (

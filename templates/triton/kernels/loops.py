@@ -13,8 +13,8 @@ from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Tiling
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
-from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows, lines, render_slots
-from kgen.templates.render import clean
+from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
+from kgen.templates.render import clean, lines, render_slots
 from kgen.templates.triton.codegen.emit import Emitter, Section
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
