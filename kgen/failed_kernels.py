@@ -9,12 +9,11 @@ from torch.fx import GraphModule
 from kgen import failures
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, UnitPlan
-from kgen.capture.operators import operator_name
+from kgen.capture.operators import computing_nodes, operator_name
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
-from kgen.report.provenance import computing_nodes
 from kgen.tuning import only
 from kgen.verdict import Reason
 

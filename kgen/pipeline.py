@@ -9,17 +9,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from kgen import failures, lowering
-from kgen.build import cpp, triton
+from kgen.build import cpp, toolchain, triton
 from kgen.build.gpu_kernel import TritonKernel
+from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import Rendered, UnitPlan, plan_units
 from kgen.capture import torch_adapter
 from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.operators import trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
+from kgen.device import Gpu, gpu_from
 from kgen.errors import InternalError, TemplateRefused
 from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
@@ -32,9 +36,7 @@ from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Launch, Packing, Schedule, members
-from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
 from kgen.report import debug
-from kgen.report.provenance import trace_origins
 from kgen.report.record import RECORDERS, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
@@ -91,10 +93,23 @@ def scheduler_options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
     forced = only.current() if ir.any_combines(graph) else None
     return Options(
-        config.fusion, DEMANDS.get(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
+        config.fusion, DEMANDS.get(), _gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
         stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
         interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
     )  # fmt: skip
+
+
+def _gpu_of(graph: ir.Graph) -> Gpu:
+    """The GPU that the graph's kernels are made for."""
+    device = next((b.device for b in graph.buffers.values() if b.device.type == "cuda"), None)
+    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
+
+
+def _machine_name(kind: str) -> str:
+    """The name under which measurements on this machine's devices are kept."""
+    if kind == "cuda":
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{toolchain.cpu_name()}, {torch.get_num_threads()} threads, {toolchain.isa().name}"
 
 
 def _tuner(whole: Options, config: Config) -> Tuner:
@@ -122,7 +137,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 
-    return Tuner(config, Kitchen(make, build, machine_name))
+    return Tuner(config, Kitchen(make, build, _machine_name))
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from kgen import failures
-from kgen.capture.operators import operator_name
+from kgen.capture.operators import operator_name, source_line
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, KgenError
 from kgen.failures import Attempt, Failure, KernelsFailed
-from kgen.lowering.graph import source_line
 from kgen.tuning.unusable import Unusable
 from kgen.verdict import DEMANDS, Reason
 

@@ -12,14 +12,14 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from kgen import errors, failures
-from kgen.capture.operators import operator_name
+from kgen.capture.operators import operator_name, origin_of
 from kgen.capture.symbols import SymbolTable
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.ir.nodes import Buffer, GraphInput, Origin
+from kgen.ir.nodes import Buffer, GraphInput
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
@@ -74,13 +74,13 @@ class _Lowering:
         self.position = 0
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
-        self.results = Results(self.builder, context.in_inputs, _origin)
+        self.results = Results(self.builder, context.in_inputs, origin_of)
 
     def run(self) -> ir.Graph:
         self.builder.owners = owners_of_results(self.gm)
         for node in self.gm.graph.nodes:
             self.builder.current = node
-            self.builder.origin = _origin(node)
+            self.builder.origin = origin_of(node)
             value = meta_value(node)
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
@@ -293,7 +293,7 @@ class _Lowering:
             if isinstance(narrow, Tensor) and narrow.dtype.itemsize < result.dtype.itemsize:
                 if result.value is not (self._in_memory(narrow) if asked else narrow).value:
                     continue
-                origin, self.builder.origin = self.builder.origin, _origin(source)
+                origin, self.builder.origin = self.builder.origin, origin_of(source)
                 stored = self.env[source] = self.builder.realize(narrow)
                 self.builder.origin = origin
                 return replace(result, value=(self._in_memory(stored) if asked else stored).value)
@@ -423,22 +423,3 @@ def _uses(node: Node) -> int:
         name = getattr(user.target, "__name__", str(user.target)).split(".")[0]
         total += max(1, _uses(user)) if user.op == "call_function" and name in _VIEWS else 1
     return total
-
-
-def _origin(node: Node) -> Origin:
-    operators = (operator_name(node.target),) if node.op == "call_function" else ()
-    return Origin(operators, node.name, source_line(node))
-
-
-def source_line(node: Node) -> str:
-    """The user's line that the node came from, as ``file:line code``."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.strip().splitlines()]
-    for at, line in reversed(list(enumerate(lines))):
-        if line.startswith("File "):
-            parts = line.split(",")
-            file = parts[0].removeprefix("File ").strip('"').rsplit("/", 1)[-1]
-            number = parts[1].strip().removeprefix("line ") if len(parts) > 1 else "?"
-            code = lines[at + 1] if at + 1 < len(lines) else ""
-            return f"{file}:{number} {code}"
-    return ""

@@ -29,6 +29,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp
+from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import PRELUDE, Rendered, canonical_text
 from kgen.capture.decompositions import TABLE
 from kgen.errors import InputMismatch, KernelBuildFailed
@@ -37,7 +38,6 @@ from kgen.host.assemble import KernelCall, assemble
 from kgen.ir.plan import Launch, Schedule, variants
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.machine import cpu_device, register_bytes
 from kgen.reference.evaluate import evaluate_graph
 from kgen.scheduler import Options, schedule
 from kgen.templates.render_step import render_step

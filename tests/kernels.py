@@ -11,9 +11,9 @@ from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
 
 from kgen.capture.decompositions import TABLE
+from kgen.capture.operators import trace_origins
 from kgen.ir.plan import Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.report.provenance import trace_origins
 from kgen.scheduler import Options, schedule
 
 
