@@ -28,13 +28,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bench.measure import geomean
 from bench.products import BY_NUMBER, Product
 from kgen.capture.decompositions import TABLE
+from kgen.cost import model
 from kgen.ir.plan import members
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.scheduler import Options, product_of, schedule
 from kgen.scheduler.selection.choose import problems
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.tuning import model
 
 # How the table writes a configuration.
 SHORT = (

@@ -35,7 +35,7 @@ from torch.nn import Module, Parameter
 from bench.contenders import copy_of, failure
 from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
 from bench.products import Given, gate_up, linear_residual, shorter, weight
-from kgen.tuning.only import only
+from kgen.only import only
 
 Function = Callable[..., Any]
 TEMPLATE = "cpp_matmul"

@@ -41,7 +41,7 @@ from bench.measure import machine_facts, synchronize
 from bench.products import BY_NUMBER, PRODUCTS, Product
 from bench.report import markdown
 from bench.results import Results, load, merged
-from kgen.tuning.only import only
+from kgen.only import only
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen import errors as errors
     from kgen import testing as testing
     from kgen.backend import compile as compile
+    from kgen.commands.explain import explain as explain
     from kgen.report.coverage import coverage as coverage
     from kgen.report.coverage import coverage_reset as coverage_reset
-    from kgen.report.explain import explain as explain
     from kgen.templates.base import KernelTemplate as KernelTemplate
     from kgen.templates.contract import host_value as host_value
     from kgen.templates.contract import knob as knob
@@ -44,7 +44,7 @@ _PUBLIC = {
     "coverage": "kgen.report.coverage:coverage",
     "coverage_reset": "kgen.report.coverage:coverage_reset",
     "errors": "kgen.errors",
-    "explain": "kgen.report.explain:explain",
+    "explain": "kgen.commands.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import errors
+from kgen import errors, only, unusable
 from kgen.build import cpp, toolchain
 from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
@@ -24,7 +24,6 @@ from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
-from kgen.tuning import only, unusable
 from kgen.tuning.store import stores
 
 __all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]

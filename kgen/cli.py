@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kgen import cache, config
+from kgen.commands import doctor
+from kgen.commands.explain import Explanation, explain, watching
+from kgen.commands.explain_text import bytes_text, write
+from kgen.commands.tuning_table import changes, measurements
 from kgen.counters import counters
 from kgen.errors import KgenError, TuningFileExists, UnknownTuningDevice
-from kgen.report import doctor
-from kgen.report.explain import Explanation, explain, watching
-from kgen.report.explain_text import bytes_text, write
-from kgen.report.tuning_table import changes, measurements
 from kgen.tuning import store
 from kgen.tuning.entry import Entry, diff
 from kgen.tuning.store import TuningFile

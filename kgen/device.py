@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Device", "Gpu", "gpu_from", "is_rounded"]
+__all__ = ["L2_RATE", "LINE", "Device", "Gpu", "gpu_from", "is_rounded"]
 
 # Operations a cycle of a GPU's SM on 16-bit floats added up in float32, by compute capability; what an H200 reaches of that,
 # and of its memory's rate.
 MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
 MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
+# Bytes a second that one SM of a GPU gets from the L2 cache, and bytes of a cache line.
+L2_RATE, LINE = 101e9, 128
 
 
 def is_rounded(kind: torch.dtype) -> bool:

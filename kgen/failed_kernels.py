@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.fx import GraphModule
 
-from kgen import failures
+from kgen import failures, only
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, UnitPlan
 from kgen.capture.operators import computing_nodes, operator_name
@@ -14,7 +14,6 @@ from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
-from kgen.tuning import only
 from kgen.verdict import Reason
 
 __all__ = ["StepFailed", "failure_of", "say_what_failed"]

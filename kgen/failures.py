@@ -18,10 +18,9 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch.fx import GraphModule
 
-from kgen import cache
+from kgen import cache, only
 from kgen.errors import CacheNotWritable, FallbackWarning, KgenError, UserError
-from kgen.tuning import only
-from kgen.tuning.unusable import Unusable
+from kgen.unusable import Unusable
 from kgen.verdict import Outcome, Reason, Verdict
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Attempt:
 
 
 def is_strict(config: Config) -> bool:
-    """Whether errors raise. Where one template is asked for (`kgen.tuning.only`), its failures are what is asked about."""
+    """Whether errors raise. Where one template is asked for (`kgen.only`), its failures are what is asked about."""
     return config.strict or only.current() is not None
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from kgen import failures, lowering
+from kgen import failures, lowering, only, unusable
 from kgen.build import cpp, toolchain, triton
-from kgen.build.gpu_kernel import TritonKernel
 from kgen.build.toolchain import cpu_device, register_bytes
-from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.capture.operators import trace_origins
@@ -28,7 +27,7 @@ from kgen.errors import InternalError, TemplateRefused
 from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
-from kgen.host.assemble import KernelCall, assemble
+from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
@@ -36,14 +35,15 @@ from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Launch, Packing, Schedule, members
+from kgen.only import Only
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug
 from kgen.report.record import RECORDERS, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
-from kgen.tuning import only, unusable
-from kgen.tuning.only import Only
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 

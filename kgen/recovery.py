@@ -16,7 +16,7 @@ from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, KgenError
 from kgen.failures import Attempt, Failure, KernelsFailed
-from kgen.tuning.unusable import Unusable
+from kgen.unusable import Unusable
 from kgen.verdict import DEMANDS, Reason
 
 __all__ = ["attempt_after"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kgen import errors
+from kgen.cost.tuning_query import Answers
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.scheduler.analysis.dependencies import needed
@@ -18,7 +19,6 @@ from kgen.scheduler.kernels.steps import distinct_names, local_buffers, steps_of
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Decisions, Draft, Forming, Transform
 from kgen.scheduler.selection.choose import demanded
-from kgen.tuning.answer import Answers
 from kgen.verdict import FusionDemand
 
 TABLE = "kgen.scheduler.transforms.table"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kgen.cost.tuning_query import Oracle
 from kgen.device import Device, Gpu
 from kgen.ir import nodes as ir
+from kgen.only import Only
 from kgen.templates.capabilities import Capabilities
-from kgen.tuning.answer import Oracle
-from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand
 
 

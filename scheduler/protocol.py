@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kgen import errors
+from kgen.cost.tuning_query import Answers
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.options import Options
-from kgen.tuning.answer import Answers
 from kgen.verdict import Verdict
 
 T = TypeVar("T")

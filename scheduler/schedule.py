@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from kgen import errors
+from kgen.cost.tuning_query import Answers
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Schedule
 from kgen.scheduler.analysis.memo import remembering
@@ -15,7 +16,6 @@ from kgen.scheduler.attempt import attempted, transforms_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Transform
 from kgen.templates import registry
-from kgen.tuning.answer import Answers
 from kgen.verdict import Verdict
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -36,6 +36,7 @@ import torch
 
 from kgen import errors
 from kgen.ir import ops
+from kgen.ir.plan import Config
 from kgen.templates import registry
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
 from kgen.templates.pattern import Pattern, contraction, letters, operator
@@ -141,25 +142,6 @@ def workspace(dtype: torch.dtype, length: Computed, *, zeroed: bool = False) -> 
 def host_value(compute: Computed) -> HostValue:
     """A number, ``compute(problem, config)``, an int or an expression over sizes, which no program need work out itself."""
     return HostValue(compute)
-
-
-@dataclass(frozen=True)
-class Config:
-    """Values of a template's knobs, as attributes: estimates ask for them thousands of times."""
-
-    values: tuple[tuple[str, int], ...]
-
-    def __post_init__(self) -> None:
-        self.__dict__.update(self.values)
-
-    def __getattr__(self, name: str) -> int:
-        raise AttributeError(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.__dict__.get(name, default)
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.values)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,8 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 from jinja2.ext import Extension
+
+from kgen.ir import nodes as ir
 
 if TYPE_CHECKING:
     from kgen.templates.contract import Config
@@ -58,6 +60,14 @@ def tidy(text: str) -> str:
 def clean(name: str) -> str:
     """A buffer's or a size's name as an identifier."""
     return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def source_lines(origins: Iterable[ir.Origin]) -> list[str]:
+    """Comments of a kernel: the operators, then the user's lines. In C++ a backslash at the end would continue a comment."""
+    origins = tuple(origins)
+    names = dict.fromkeys(op for o in origins for op in o.operators)
+    lines = [", ".join(names), *list(dict.fromkeys(o.line for o in origins if o.line))[:8]]
+    return [line.replace("\n", " ").replace("\\", "/") for line in lines]
 
 
 def template_sources(folder: Path) -> dict[str, str]:

@@ -9,10 +9,9 @@ from functools import cache
 from typing import Protocol
 
 from kgen import errors
-from kgen.build.unit import Rendered
-from kgen.host.assemble import KernelCall
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Choice, Launch, Nest, Packing, Tiling, members
+from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.templates import registry
 from kgen.templates.contract import Config
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate, loop_problem

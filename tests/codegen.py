@@ -30,18 +30,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp
 from kgen.build.toolchain import cpu_device, register_bytes
-from kgen.build.unit import PRELUDE, Rendered, canonical_text
+from kgen.build.unit import PRELUDE
 from kgen.capture.decompositions import TABLE
 from kgen.errors import InputMismatch, KernelBuildFailed
 from kgen.host import native
-from kgen.host.assemble import KernelCall, assemble
+from kgen.host.assemble import assemble
 from kgen.ir.plan import Launch, Schedule, variants
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
+from kgen.only import Only
 from kgen.reference.evaluate import evaluate_graph
+from kgen.rendered.kernel_call import KernelCall, Rendered, canonical_text
 from kgen.scheduler import Options, schedule
 from kgen.templates.render_step import render_step
-from kgen.tuning.only import Only
 from tests.rendering import context
 
 # Functions in one translation unit: the header costs half a second a unit, and fewer units leave a core idle at the end.

@@ -114,7 +114,7 @@ def _fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def templates_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the estimates say, and whether or not they can be relied on, no library call is as fast as a template."""
-    monkeypatch.setattr("kgen.tuning.model.vendor_seconds", lambda problem: 1e9)
+    monkeypatch.setattr("kgen.cost.model.vendor_seconds", lambda problem: 1e9)
     monkeypatch.setattr("kgen.templates.contract.Template.uncalibrated", lambda template, problem: None)
 
 

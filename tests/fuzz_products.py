@@ -46,9 +46,9 @@ from op_table import TOLERANCE
 
 from kgen.backend import kgen_backend
 from kgen.ir.plan import Kernel
+from kgen.only import only
 from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates.contract import Config
-from kgen.tuning.only import only
 
 GPU_TEMPLATES = (
     "triton_matmul", "triton_matmul_tiles", "triton_matmul_resident", "triton_matmul", "triton_matmul_persistent",

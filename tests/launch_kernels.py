@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from kgen.build import triton
-from kgen.build.gpu_kernel import TritonKernel
+from kgen.rendered.gpu_kernel import TritonKernel
 
 HEADER = """import triton
 import triton.language as tl

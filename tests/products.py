@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import kgen
-from kgen.build.gpu_kernel import TritonKernel
+from kgen.cost import model
 from kgen.host.interpret import Interpreted
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler.transforms import operand_padding, recompute_trial
 from kgen.templates import registry
 from kgen.templates.contract import Config, Resources, Template
-from kgen.tuning import model
 
 Pick = Callable[[Sequence[Config]], Sequence[Config]]
 

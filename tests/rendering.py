@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from kgen.build.unit import Rendered
-from kgen.host.assemble import KernelCall
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Launch, Nest, Packing, Tiling
+from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Gpu, Options, StepChoices
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.render_step import Context, render_loops, render_step

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kgen.build import toolchain
-from kgen.build.gpu_kernel import CompiledKernel
 from kgen.host import launch
+from kgen.rendered.gpu_kernel import CompiledKernel
 
 DRIVER_VERSION = 12030  # with everything that kgen uses
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kgen.cost import model
 from kgen.ir.plan import Kernel
 from kgen.scheduler import Options
 from kgen.scheduler.selection import choose
 from kgen.scheduler.selection.size_buckets import Best
 from kgen.templates.problem import Problem
-from kgen.tuning import model
 from tests.kernels import plans
 
 pytestmark = pytest.mark.none

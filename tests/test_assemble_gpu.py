@@ -18,10 +18,11 @@ from kgen.capture.aot_cache import NotSerializable
 from kgen.errors import KernelTooLarge, MixedCapabilities
 from kgen.host import launch, native
 from kgen.host import program as hp
-from kgen.host.assemble import Assembled, KernelCall, assemble
+from kgen.host.assemble import Assembled, assemble
 from kgen.host.compiled import Blueprint, HostGraph, _load_launches
 from kgen.ir import index as ix
 from kgen.ir.plan import Schedule
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Options
 
 pytestmark = pytest.mark.cpu

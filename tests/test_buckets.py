@@ -21,6 +21,7 @@ from torch import Tensor
 
 import kgen
 from kgen.build import cpp, triton
+from kgen.cost import model
 from kgen.device import Device
 from kgen.host import cudagraph, native
 from kgen.host import program as hp
@@ -37,7 +38,6 @@ from kgen.scheduler.selection.size_buckets import Best, buckets_of
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.template import MOST_STACK
-from kgen.tuning import model
 from kgen.verdict import Reason
 
 CPP: dict[str, Any] = {"cache": False}
@@ -469,7 +469,7 @@ def test_a_graph_from_disk_picks_as_well() -> None:
 @pytest.mark.cpu
 def test_a_second_process_loads_all_choices(tmp_path: Path) -> None:
     body = """
-        from kgen.tuning import model
+        from kgen.cost import model
         model.vendor_seconds = lambda problem: 1.0
         w, b = torch.randn(512, 512), torch.randn(512)
         run = torch.compile(lambda x: torch.relu(x @ w + b), backend="kgen", dynamic=True)

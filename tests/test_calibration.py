@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kgen.cost import model
 from kgen.ir.plan import Schedule, members
+from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options
-from kgen.tuning import model
-from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Reason
 from tests.kernels import plans
 

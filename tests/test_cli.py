@@ -11,7 +11,7 @@ import pytest
 
 from kgen import cache
 from kgen.cli import main
-from kgen.report import doctor
+from kgen.commands import doctor
 
 pytestmark = pytest.mark.cpu
 

@@ -12,7 +12,7 @@ import pytest
 
 from kgen import cache
 from kgen.cli import _parser, main
-from kgen.report.tuning_table import seconds_text
+from kgen.commands.tuning_table import seconds_text
 from kgen.tuning import text
 from kgen.tuning.entry import Entry, Key, merge
 from kgen.tuning.store import TuningFile, read_file

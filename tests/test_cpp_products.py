@@ -13,8 +13,8 @@ from torch import Tensor
 import kgen
 from kgen import pipeline
 from kgen.ir.plan import Kernel
+from kgen.only import only
 from kgen.report.record import Record, recording
-from kgen.tuning.only import only
 from tests.slow import slow_but
 
 pytestmark = pytest.mark.cpu

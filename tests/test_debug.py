@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import kgen
+from kgen.only import only
 from kgen.report.debug import kernels_text
 from kgen.report.standalone import Script
-from kgen.tuning.only import only
 
 pytestmark = pytest.mark.cpu
 

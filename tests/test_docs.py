@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 
 from kgen import verdict
+from kgen.cost import model
 from kgen.ir.plan import Schedule
 from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.templates.base import PUBLIC, KernelTemplate
 from kgen.templates.loop_contract import LoopProblem
 from kgen.templates.problem import Problem
-from kgen.tuning import model
 from tests.kernels import plans
 
 ROOT = Path(__file__).resolve().parent.parent

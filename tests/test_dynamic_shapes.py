@@ -19,6 +19,7 @@ from examples.gpt import GPT, TINY, random_batch
 from kgen import backend, pipeline
 from kgen.backend import kgen_backend
 from kgen.capture import torch_adapter
+from kgen.cost import model
 from kgen.counters import counters
 from kgen.host import program as hp
 from kgen.host.native import load
@@ -26,7 +27,6 @@ from kgen.ir import index as ix
 from kgen.ir.plan import Schedule
 from kgen.lowering import families
 from kgen.reference.evaluate import evaluate_graph
-from kgen.tuning import model
 from tests.dynamic_cases import MORE_KERNELS, SPECIALISED, Case, cases, inputs
 
 stats = torch._dynamo.utils.counters

@@ -13,10 +13,10 @@ import torch
 from bench import cost_model
 from bench.measure import geomean
 from bench.products import BY_NUMBER
+from kgen.cost import model
 from kgen.device import Device
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import problems
-from kgen.tuning import model
 from tests.kernels import plans
 
 MEASURED: dict[str, Any] = json.loads(cost_model.MEASURED.read_text())

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import kgen
-from kgen.report.explain import function_source, watching
-from kgen.report.explain_text import bytes_text
+from kgen.commands.explain import function_source, watching
+from kgen.commands.explain_text import bytes_text
+from kgen.only import only
 from kgen.report.record import recording
-from kgen.tuning.only import only
 from kgen.verdict import Outcome, Reason
 
 pytestmark = pytest.mark.cpu

@@ -15,12 +15,12 @@ from torch import Tensor
 
 import kgen
 from kgen import errors, failures, pipeline, recovery
+from kgen.commands.explain import Explanation, watching
 from kgen.failures import KernelsFailed
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.host.interpret import Interpreted
 from kgen.ir.plan import members
 from kgen.lowering import graph as lowering_graph
-from kgen.report.explain import Explanation, watching
 from kgen.verdict import Outcome, Reason
 
 pytestmark = pytest.mark.cpu

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
-from kgen.host.assemble import KernelCall
 from kgen.ir.plan import Batch, Schedule
 from kgen.ir.sizes import Sizes
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_batch_tiles
 from kgen.scheduler.fusion import combo_kernels
 from kgen.verdict import Reason

@@ -23,11 +23,11 @@ from kgen import config, errors
 from kgen.build import toolchain
 from kgen.build.toolchain import NARROW
 from kgen.capture.freeze import SMALL
+from kgen.cost import model
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
 from kgen.report.record import Record, recording
 from kgen.templates.cpp.codegen import packing
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 
 pytestmark = pytest.mark.cpu

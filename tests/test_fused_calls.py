@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
 from kgen.capture.decompositions import TABLE
+from kgen.cost import model
+from kgen.cost.tuning_query import FUSED, Answer, Place, Question, place
 from kgen.counters import counters
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule
@@ -26,8 +28,7 @@ from kgen.reference.evaluate import evaluate_graph
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options, schedule
 from kgen.tuning import measure as measuring
-from kgen.tuning import model, tuner
-from kgen.tuning.answer import FUSED, Answer, Place, Question, place
+from kgen.tuning import tuner
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Reason, Verdict

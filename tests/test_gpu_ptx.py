@@ -22,10 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import triton
-from kgen.build.gpu_kernel import TritonKernel
 from kgen.capture.decompositions import TABLE
 from kgen.errors import TritonNotFound
 from kgen.ir.plan import Call, Schedule
+from kgen.rendered.gpu_kernel import TritonKernel
 
 pytestmark = pytest.mark.ptx
 

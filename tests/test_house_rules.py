@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,33 @@ def test_bags_of_attributes_get_fewer() -> None:
         if isinstance(node, ast.Name | ast.Attribute) and last_name(node) == "SimpleNamespace"
     ]
     assert len(bags) <= MOST_BAGS, bags
+
+
+def layer_of() -> dict[str, int]:
+    """The layer of each package and top-level module of kgen, 0 on top."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [one["layers"] for one in contracts if one.get("containers") == ["kgen"]]
+    return {name.strip(): k for k, layer in enumerate(layers) for name in layer.split("|")}
+
+
+def modules_named(tree: ast.Module) -> Iterator[str]:
+    """The packages and modules of kgen whose names a file has as text, for imports at run time."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = re.fullmatch(r"kgen\.(\w+)[\w.]*", node.value)
+            if found is not None:
+                yield found[1]
+
+
+def test_imports_at_run_time_keep_to_the_layers() -> None:
+    """import-linter sees no import by name."""
+    layers = layer_of()
+    rising = [
+        f"{path}: {name}"
+        for path, tree in trees()
+        if path != "kgen/__init__.py"  # its public names
+        for name in modules_named(tree)
+        for own in [path.removeprefix("kgen/").split("/")[0].removesuffix(".py")]
+        if name in layers and name != own and layers[name] <= layers[own]
+    ]
+    assert rising == []

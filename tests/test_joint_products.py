@@ -16,10 +16,10 @@ import kgen
 from bench.cost_model import problems_of
 from bench.products import BY_NUMBER
 from kgen.build import triton
+from kgen.cost import model
 from kgen.ir.plan import Batch, Schedule, members
 from kgen.scheduler import Options
 from kgen.templates.contract import Resources
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
 

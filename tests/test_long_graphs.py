@@ -10,12 +10,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from kgen.host.assemble import KernelCall, assemble
+from kgen.host.assemble import assemble
 from kgen.ir.plan import Call, Schedule, variants
 from kgen.lowering.builder import Builder
 from kgen.lowering.graph import LoweringContext, lower
 from kgen.lowering.mutation import root_of
 from kgen.lowering.reinplace import reinplace
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler.schedule import schedule
 
 aten = torch.ops.aten

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from kgen import errors
-from kgen.host.assemble import KernelCall
+from kgen.commands.explain import watching
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
-from kgen.report.explain import watching
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, Options, choose_tiles
 from kgen.templates import registry, render_step
 from kgen.templates.loop_contract import LoopProblem, LoopTemplate, loop_problem

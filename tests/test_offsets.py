@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kgen.build.unit import MANY_ALIKE, Rendered, UnitPlan, plan_units
+from kgen.build.unit import MANY_ALIKE, UnitPlan, plan_units
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule, Statement
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from tests.kernels import plans
 from tests.rendering import cpp_function

@@ -17,14 +17,14 @@ from torch import Tensor
 
 import kgen
 from kgen import pipeline
+from kgen.cost.tuning_query import Answer
 from kgen.host.interpret import Interpreted
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, members
+from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Gpu, Options
 from kgen.scheduler.transforms.operand_padding import BOTH, LEFT, RIGHT, aligned_of
-from kgen.tuning.answer import Answer
-from kgen.tuning.only import only
 from kgen.verdict import Reason
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu]

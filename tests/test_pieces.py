@@ -13,13 +13,13 @@ from torch import Tensor
 
 import kgen
 from kgen import errors
+from kgen.commands.explain import watching
+from kgen.cost import model
 from kgen.ir.plan import Kernel
 from kgen.ir.verify import verify
-from kgen.report.explain import watching
 from kgen.scheduler import Options
 from kgen.scheduler.protocol import Candidate, Changes, Decisions
 from kgen.scheduler.transforms.subgraph_extraction import excerpt
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.kernels import plans
 from tests.slow import slow_but

@@ -17,13 +17,13 @@ from torch import Tensor
 import kgen
 from kgen import errors
 from kgen.build import triton
+from kgen.cost import model
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
+from kgen.only import only
 from kgen.report.record import recording
 from kgen.scheduler import Options
 from kgen.templates.contract import Config
-from kgen.tuning import model
-from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.products import forced
 from tests.rows_of_products import GPU, plan_of, r, wide

@@ -14,13 +14,13 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir.plan import Schedule, members
+from kgen.only import only
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import problems
 from kgen.templates.contract import Config
-from kgen.tuning import model
-from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
 from tests.products import compiled, forced

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import kgen
 from kgen.build import triton
+from kgen.cost import model
 from kgen.ir.plan import members
 from kgen.scheduler import Options
-from kgen.tuning import model
 from tests.kernels import plans
 from tests.products import compiled, forced
 

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from kgen.build import triton
 from kgen.capture.decompositions import TABLE
+from kgen.cost import model
 from kgen.host.interpret import Interpreted
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
@@ -27,7 +28,6 @@ from kgen.scheduler.protocol import Attempt
 from kgen.scheduler.transforms import recompute_trial
 from kgen.scheduler.transforms.recompute import Around
 from kgen.scheduler.transforms.subgraph_extraction import excerpt
-from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.codegen import gradients
 from tests.products import compiled

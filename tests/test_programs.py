@@ -26,6 +26,7 @@ from kgen.ir.plan import Kernel, members
 from kgen.ir.printer import print_graph, print_value
 from kgen.ir.program import Program
 from kgen.ir.verify import verify
+from kgen.only import Only, only
 from kgen.reference.evaluate import evaluate_graph
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import chosen_problem
@@ -34,7 +35,6 @@ from kgen.templates import registry
 from kgen.templates.problem import Problem
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
-from kgen.tuning.only import Only, only
 from kgen.verdict import FusionDemand, Reason
 from tests.codegen import rendered
 from tests.kernels import plans

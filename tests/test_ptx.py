@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import kgen.tuning.only
+import kgen.only
 from kgen.build import triton
 from kgen.build.ptx import with_scalar_adds
 from kgen.templates import registry
@@ -105,7 +105,7 @@ def test_padded_convolutions_under_every_configuration(images, channels, filters
                 return configs[number]
 
             torch._dynamo.reset()
-            with kgen.tuning.only.only(template.name, pick), torch.no_grad():
+            with kgen.only.only(template.name, pick), torch.no_grad():
                 got = torch.compile(f, backend="kgen")(x, w, b)
             if not seen:
                 break  # the template does not take it

@@ -34,7 +34,7 @@ from bench.regret.variants import (
     traced,
     ways,
 )  # fmt: skip
-from kgen.tuning.answer import Answer
+from kgen.cost.tuning_query import Answer
 
 GPU = problems(SIZES["gpu"])
 TINY = problems(SIZES["tiny"])

@@ -15,13 +15,13 @@ from products import compiled, error, forced
 from torch import Tensor
 
 import kgen
+from kgen.cost import model
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import problems
 from kgen.scheduler.transforms.scale_hoisting import parts_of
-from kgen.tuning import model
 from kgen.verdict import FusionDemand, Reason
 from tests.kernels import plans
 from tests.slow import slow_but

@@ -17,16 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kgen import errors
-from kgen.build.unit import Rendered, UnitPlan, plan_units
+from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import rng
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Launch, Nest, Schedule
 from kgen.ir.sizes import Sizes
+from kgen.only import Only
+from kgen.rendered.kernel_call import Rendered
 from kgen.scheduler import Options, choose_loops
 from kgen.scheduler.analysis.memory import plan_memory, reads, writes
 from kgen.scheduler.fusion.fuse import Fuser
-from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
 from tests.rendering import cpp_function

@@ -12,11 +12,11 @@ from slow import slow_but
 
 from bench.products import BY_NUMBER, PRODUCTS
 from kgen.config import Config
+from kgen.cost.tuning_query import Answer, Place, Question
 from kgen.ir import nodes as ir
 from kgen.scheduler import Gpu, Options
 from kgen.templates import registry
 from kgen.tuning import tuner
-from kgen.tuning.answer import Answer, Place, Question
 from kgen.tuning.tuner import Kitchen, Tuner
 from kgen.verdict import Verdict
 

@@ -17,13 +17,13 @@ import kgen
 from bench.products import BY_NUMBER
 from kgen import errors
 from kgen.build import triton
+from kgen.commands.explain import Explanation
+from kgen.cost import model
 from kgen.ir.plan import Kernel, Schedule
-from kgen.report.explain import Explanation
+from kgen.only import only
 from kgen.scheduler import Options
 from kgen.scheduler.transforms.operand_reduction import side_sums, without_sums
 from kgen.templates.contract import contraction, knob, operand, result, template
-from kgen.tuning import model
-from kgen.tuning.only import only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 from tests.kernels import plans
 from tests.slow import slow_but

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from kgen.build import triton
 from kgen.ir.plan import members
+from kgen.only import only
 from kgen.scheduler import Gpu, Options
 from kgen.templates import registry
-from kgen.tuning.only import only
 from tests.kernels import plans
 from tests.products import compiled, error, forced
 

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from kgen import pipeline
 from kgen.build import triton
-from kgen.build.gpu_kernel import TritonKernel
 from kgen.host.interpret import Interpreted
 from kgen.ir.plan import Schedule, members
+from kgen.only import Only, only
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Gpu, Options
 from kgen.scheduler.selection.choose import chosen_problem, product_of
 from kgen.templates.contract import Config
-from kgen.tuning.only import Only, only
 from kgen.verdict import Reason
 from tests.kernels import plans
 

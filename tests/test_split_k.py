@@ -12,8 +12,8 @@ from products import error
 from torch import Tensor
 
 from kgen.ir.plan import Kernel
+from kgen.only import only
 from kgen.report.record import Record, recording
-from kgen.tuning.only import only
 from tests.slow import slow_but
 
 pytestmark = [pytest.mark.interpret, pytest.mark.cpu]

@@ -16,9 +16,9 @@ from torch import Tensor
 import kgen
 from kgen.config import CODE_FIELDS
 from kgen.ir.plan import members
+from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options
-from kgen.tuning.only import only
 from kgen.verdict import Reason
 from tests.kernels import plans
 from tests.test_template_contract import DISTANCES, OPERATOR, Author, author  # noqa: F401  (a fixture)

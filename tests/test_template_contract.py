@@ -15,11 +15,11 @@ from template_author import JINJA, METHODS, MODULE
 
 import kgen
 from kgen import errors
+from kgen.only import only
 from kgen.scheduler import Options
 from kgen.templates import registry
 from kgen.testing import Case, Outcome, Spec, cases, check_template
 from kgen.testing.cases import plain
-from kgen.tuning.only import only
 from tests.kernels import plans
 
 ROOT = Path(__file__).resolve().parent.parent

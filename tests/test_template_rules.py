@@ -17,6 +17,8 @@ from jinja2 import nodes as jn
 
 from kgen.build import unit
 from kgen.ir.plan import members
+from kgen.only import Only
+from kgen.rendered.kernel_call import Rendered
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import chosen_problem, product_of
 from kgen.templates import registry, slots
@@ -26,7 +28,6 @@ from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.gluon_handles import Barriers, names
 from kgen.templates.triton.codegen.gluon_slots import GluonOperand, GluonResult, GluonSlots
 from kgen.templates.triton.codegen.template import render_template
-from kgen.tuning.only import Only
 from tests.kernels import plans
 
 pytestmark = pytest.mark.none
@@ -38,11 +39,12 @@ ALLOWED = (
     jn.Keyword, jn.List, jn.CondExpr, jn.Compare, jn.Operand, jn.And, jn.Or, jn.Not, jn.Concat,
 )  # fmt: skip
 # Modules that use regular expressions. None decides from generated text how a kernel is built: they read names and types
-# (`tensor_map`, `unit`, `render`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`, which
-# repairs it, and `triton_worker`, which checks its parameters).
+# (`tensor_map`, `kernel_call`, `render`), what tools and other people's sources say (`toolchain`, `triton`), and PTX (`ptx`,
+# which repairs it, and `triton_worker`, which checks its parameters).
+FOLDERS = ("kgen/build", "kgen/host", "kgen/rendered", "templates")
 READERS = {
-    "kgen/build/tensor_map.py", "kgen/build/unit.py", "kgen/build/toolchain.py", "kgen/build/triton.py", "kgen/build/ptx.py",
-    "kgen/build/triton_worker.py", "templates/render.py",
+    "kgen/rendered/tensor_map.py", "kgen/rendered/kernel_call.py", "kgen/build/toolchain.py", "kgen/build/triton.py",
+    "kgen/build/ptx.py", "kgen/build/triton_worker.py", "templates/render.py",
 }  # fmt: skip
 
 
@@ -65,7 +67,7 @@ def test_no_logic_in_jinja(name: str) -> None:
 
 
 def test_no_decision_by_regular_expression() -> None:
-    files = (path for folder in ("kgen/build", "kgen/host", "templates") for path in (ROOT / folder).rglob("*.py"))
+    files = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     assert {str(p.relative_to(ROOT)) for p in files if re.search(r"^import re$", p.read_text(), re.MULTILINE)} <= READERS
 
 
@@ -199,8 +201,8 @@ def test_what_units_link_is_said_by_who_renders_them() -> None:
     assert len(linked) == len(set(linked)) == 5
     assert len(objects("float", "float")) == 3
     text = declaration("float", "int8_t")
-    one, other = (unit.Rendered(f"{text}\nvoid {name}();", (), (), frozenset(), objects=linked) for name in "fg")
-    plain = unit.Rendered(f"// {text}\nvoid h();", (), (), frozenset())
+    one, other = (Rendered(f"{text}\nvoid {name}();", (), (), frozenset(), objects=linked) for name in "fg")
+    plain = Rendered(f"// {text}\nvoid h();", (), (), frozenset())
     both = unit._unit("k", [("f", "f", one), ("g", "g", other)])
     assert both.objects == linked
     assert unit._unit("k", [("h", "h", plain)]).objects == ()

@@ -18,13 +18,14 @@ from test_launch import call
 from triton_kernels import ptx_of
 
 from kgen.build import triton
-from kgen.build.tensor_map import MapFormat, TensorMap, map_block, map_rank, widths
 from kgen.errors import InvalidProgram, InvalidTensorMap, TensorMapRefused, TritonBuildFailed
 from kgen.host import launch, native
 from kgen.host import program as hp
-from kgen.host.assemble import Assembled, KernelCall
+from kgen.host.assemble import Assembled
 from kgen.host.compiled import Blueprint, HostGraph
 from kgen.ir.index import Expr, constant
+from kgen.rendered.kernel_call import KernelCall
+from kgen.rendered.tensor_map import MapFormat, TensorMap, map_block, map_rank, widths
 
 BF16 = "tensordesc<bf16[128, 64]>"
 FORMAT = MapFormat(9, 2, 3, (128, 64))  # BFLOAT16, swizzled by 128 bytes

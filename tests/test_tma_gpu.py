@@ -10,8 +10,8 @@ import tma_kernels as tma
 import torch
 
 from kgen.errors import TensorMapRefused
-from kgen.host.assemble import KernelCall
 from kgen.host.compiled import Blueprint, HostGraph
+from kgen.rendered.kernel_call import KernelCall
 
 pytestmark = pytest.mark.gpu
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kgen.only import Only
 from kgen.report.record import recording
 from kgen.report.traffic import bytes_minimal, bytes_moved, call_traffic, kernel_traffic, peak_memory
 from kgen.scheduler import Options
-from kgen.tuning.only import Only
 from tests.kernels import plans
 
 r = torch.randn

@@ -17,11 +17,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kgen.capture.rng import KINDS
-from kgen.host.assemble import KernelCall
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Blocks, Tiling
 from kgen.ir.sizes import Sizes
 from kgen.reference.evaluate_value import RANDOM
+from kgen.rendered.kernel_call import KernelCall
 from kgen.scheduler import Gpu, choose_tiles
 from kgen.templates.triton.codegen.interpret import patched
 from tests.kernels import plans

@@ -19,6 +19,8 @@ from torch import Tensor
 from kgen import pipeline
 from kgen.build import cpp
 from kgen.config import Config
+from kgen.cost import model
+from kgen.cost.tuning_query import APART, Question
 from kgen.counters import counters
 from kgen.errors import KernelBuildFailed
 from kgen.host.compiled import Blueprint
@@ -27,16 +29,15 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, Kernel, members
 from kgen.ir.verify import verify
+from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options, product_of
 from kgen.scheduler.selection.choose import problems
-from kgen.scheduler.selection.problem_keys import keys_of
 from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.tuning import measure as measuring
-from kgen.tuning import model, tuner
-from kgen.tuning.answer import APART, Question
-from kgen.tuning.only import only
+from kgen.tuning import tuner
+from kgen.tuning.problem_keys import keys_of
 from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Outcome, Reason

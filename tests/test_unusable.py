@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import kgen
-from kgen import errors, pipeline
+from kgen import errors, only, pipeline
+from kgen.commands.explain import watching
 from kgen.device import Gpu, gpu_from
 from kgen.host.compiled import Blueprint, HostGraph, check_shared, check_spills
 from kgen.host.interpret import Interpreted
 from kgen.ir.plan import members
-from kgen.report.explain import watching
-from kgen.tuning import only
 from kgen.verdict import Outcome, Reason
 
 OPTIONS = {"gpu_interpreter": True, "cache": False, "strict": False}

@@ -18,12 +18,12 @@ from torch import Tensor
 
 import kgen
 from kgen import pipeline
+from kgen.cost import model
 from kgen.ir.plan import Kernel, members
+from kgen.only import only
 from kgen.report.record import Record, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config
-from kgen.tuning import model
-from kgen.tuning.only import only
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.slow import slow_but
 

@@ -14,11 +14,11 @@ from codegen import rendered
 from torch import Tensor
 from warp_barriers import WaitsForever, run
 
-from kgen.build.gpu_kernel import TritonKernel
 from kgen.ir.plan import members
+from kgen.only import Only
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.scheduler import Gpu, Options
 from kgen.templates.contract import Config
-from kgen.tuning.only import Only
 from tests.kernels import plans
 
 pytestmark = pytest.mark.none

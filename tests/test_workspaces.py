@@ -12,9 +12,9 @@ from torch import Tensor
 
 import kgen
 from kgen import errors
+from kgen.only import only
 from kgen.templates import registry
 from kgen.templates.contract import Config
-from kgen.tuning.only import only
 
 SPLIT = '''
 import torch

@@ -11,11 +11,12 @@ import torch
 from codegen import plan_of
 from op_case import capture
 
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.tensor_map import TensorMap
-from kgen.host.assemble import Assembled, KernelCall, assemble
+from kgen.host.assemble import Assembled, assemble
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall
+from kgen.rendered.tensor_map import TensorMap
 
 COPY = """def copy(x, out):
     place = [tl.program_id(0) * {rows}, tl.program_id(1) * {columns}]

@@ -14,8 +14,8 @@ from scalar_cases import short, signature
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kgen.build.gpu_kernel import TritonKernel
 from kgen.ir import ops
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.templates.triton.codegen import interpret
 from kgen.templates.triton.codegen.table import (
     NARROW,

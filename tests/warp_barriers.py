@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kgen.build.gpu_kernel import TritonKernel
+from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.templates import triton as templates
 
 BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")

@@ -23,25 +23,25 @@ from bench.calibration import SIZES, Problem, problems
 from bench.contenders import failure
 from bench.patterns import outputs_of
 from kgen import config as configuration
-from kgen import pipeline
+from kgen import pipeline, unusable
 from kgen.build import cpp, triton
 from kgen.capture import torch_adapter
 from kgen.capture.decompositions import TABLE
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
+from kgen.cost import model
+from kgen.cost.tuning_query import Answer, Place, Question, place
 from kgen.errors import KernelSpills, KernelTooLarge
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, check_shared, check_spills
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Call, Choice, Launch, Schedule, members
+from kgen.only import Only, only
 from kgen.scheduler import chosen_problem, product_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import problem as templates
 from kgen.templates.contract import Config as Knobs
-from kgen.tuning import model, unusable
-from kgen.tuning.answer import Answer, Place, Question, place
-from kgen.tuning.only import Only, only
-from kgen.tuning.unusable import Unusable
+from kgen.unusable import Unusable
 from kgen.verdict import Verdict
 
 CHOSEN, LIBRARY = "chosen", "library"

@@ -26,10 +26,10 @@ from typing import IO
 
 from kgen import cache, config
 from kgen.build import child
-from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
-from kgen.build.tensor_map import MapFormat
 from kgen.counters import counters
 from kgen.errors import TritonBuildFailed, TritonNotFound
+from kgen.rendered.gpu_kernel import CompiledKernel, TritonKernel
+from kgen.rendered.tensor_map import MapFormat
 
 __all__ = ["begin", "compile_kernels", "prestart", "resource_usage", "version"]
 

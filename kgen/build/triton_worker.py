@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from kgen.build.ptx import with_scalar_adds
-from kgen.build.tensor_map import map_block, map_rank, widths
+from kgen.rendered.tensor_map import map_block, map_rank, widths
 
 _PARENT_CHECK_S = 5.0
 _LIBRARY = "kgen.templates.triton.device.library"  # what kernels import

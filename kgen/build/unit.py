@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kgen.build.cpp import Unit
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.host.assemble import KernelCall
 from kgen.ir.plan import Launch, Packing, Schedule, variants
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, Rendered, canonical_text
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
 
 
 # So many functions that differ in constant offsets alone become one. For fewer, the C++ compiler gets the numbers.
 MANY_ALIKE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """One kernel's text, and what it gets: buffers, then size symbols and literals. `names` are the identifiers that the text
-    made up: they do not count in its key. `general` renders the same kernel, under another symbol, with its constant offsets
-    among the literals. `objects` are the texts of what it links (`kgen.build.cpp.Unit`)."""
-
-    text: str
-    buffers: tuple[str, ...]
-    sizes: tuple[str | int, ...]
-    names: frozenset[str]
-    general: Callable[[str], Rendered] | None = None
-    objects: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,18 +97,6 @@ def _alike(functions: Iterable[Function]) -> dict[str, list[_GeneralCall]]:
 
 def _key(symbol: str, made: Rendered) -> str:
     return canonical_text(made.text.replace(symbol, "kernel"), made.names)
-
-
-def canonical_text(text: str, names: frozenset[str]) -> str:
-    """The text with comments dropped and made-up names replaced by their order of appearance."""
-    order: dict[str, str] = {}
-
-    def rename(match: re.Match[str]) -> str:
-        word = match.group()
-        return order.setdefault(word, f"n{len(order)}") if word in names else word
-
-    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "# ")))
-    return _WORD.sub(rename, body)
 
 
 def _units(functions: Mapping[str, Function], workers: int) -> list[Unit]:

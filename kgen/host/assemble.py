@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from kgen import errors
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.tensor_map import TensorMap, is_pointer, map_rank
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.host.registers import Registers
@@ -19,20 +17,9 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Size
 from kgen.ir.plan import Call, Launch, Schedule, members, variants
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCall:
-    """How a kernel is called: buffers in pointer order, size symbols and literals in integer order. `symbol` names a C++
-    function; a GPU kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any
-    order; `maps` are those of its signature that are TMA descriptors."""
-
-    symbol: str
-    buffers: tuple[str, ...]
-    sizes: tuple[str | int, ...]
-    grid: tuple[Expr, ...] = ()
-    launch: TritonKernel | None = None
-    maps: tuple[TensorMap, ...] = ()
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall
+from kgen.rendered.tensor_map import is_pointer, map_rank
 
 
 @dataclass(slots=True)

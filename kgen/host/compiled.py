@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import torch
 
+from kgen import only
 from kgen.build import cpp, triton
-from kgen.build.gpu_kernel import CompiledKernel, TritonKernel
 from kgen.capture import torch_adapter
 from kgen.capture.aot_cache import NotSerializable
 from kgen.errors import KernelSpills, KernelTooLarge, MixedCapabilities
@@ -20,7 +20,7 @@ from kgen.host.cudagraph import Recording, recorded
 from kgen.host.frozen import FrozenCall, Setup
 from kgen.host.launch import GpuKernel, load_kernel
 from kgen.host.native import load
-from kgen.tuning import only
+from kgen.rendered.gpu_kernel import CompiledKernel, TritonKernel
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.tensor_map import is_pointer, map_block, map_rank
 from kgen.errors import TensorMapRefused, TritonNotFound
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.tensor_map import is_pointer, map_block, map_rank
 
 __all__ = ["Interpreted"]
 

@@ -23,7 +23,7 @@ enum class Kind : uint8_t { Pointer, Int32, Int64, Map };
 
 constexpr int kMaxRank = 5;
 
-struct Format {  // MapFormat in kgen/build/tensor_map.py
+struct Format {  // MapFormat in kgen/rendered/tensor_map.py
   int32_t rank, element, element_bytes, swizzle, box[kMaxRank];
 };
 

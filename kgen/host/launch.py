@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.build import cpp
-from kgen.build.gpu_kernel import CompiledKernel
-from kgen.build.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank
 from kgen.errors import DriverNotFound, LaunchFailed
+from kgen.rendered.gpu_kernel import CompiledKernel
+from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank
 
 __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
 
@@ -27,7 +27,7 @@ _DIVISIBLE = 128
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
     """A kernel in the launcher. `scratch` has the bytes per block of each scratch parameter; `pointers` and `integers` count
-    what a launch gives for the kernel's own parameters, of which `maps` are TMA descriptors (kgen/build/tensor_map.py)."""
+    what a launch gives for the kernel's own parameters, of which `maps` are TMA descriptors (kgen/rendered/tensor_map.py)."""
 
     handle: int
     scratch: tuple[int, ...]

@@ -177,7 +177,7 @@ class Kernel:
 class Launch:
     """Launches GPU kernel `index` on the current stream of its slots' device, with the slots' data pointers (offset included)
     and the registers, in the order of its parameters. For a TMA descriptor these are a slot and the registers of
-    `kgen.build.tensor_map.TensorMap.numbers`; `maps` names the buffers of its descriptors in order, for messages. `grid` are
+    `kgen.rendered.tensor_map.TensorMap.numbers`; `maps` names the buffers of its descriptors in order, for messages. `grid` are
     the numbers of programs along x, y and z; when one is 0, nothing is launched."""
 
     index: int

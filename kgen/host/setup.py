@@ -8,9 +8,9 @@ from kgen.build import toolchain
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import Freezing
 from kgen.host import program as hp
-from kgen.host.assemble import KernelCall
 from kgen.host.frozen import Packed, Setup
 from kgen.ir.plan import Packing, Schedule
+from kgen.rendered.kernel_call import KernelCall
 
 __all__ = ["setup_of"]
 

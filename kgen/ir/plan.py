@@ -87,6 +87,25 @@ def _of_atom(atom: Atom) -> tuple[Any, ...]:
     return atom.order
 
 
+@dataclass(frozen=True)
+class Config:
+    """Values of a template's knobs, as attributes: estimates ask for them thousands of times."""
+
+    values: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.values)
+
+    def __getattr__(self, name: str) -> int:
+        raise AttributeError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.__dict__.get(name, default)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A registered template and the values of its knobs."""

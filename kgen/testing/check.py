@@ -18,6 +18,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Schedule, address, members
 from kgen.ir.sizes import Sizes
+from kgen.only import Pick, only
 from kgen.report.record import EagerRecord, Recorder, recording
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
@@ -25,7 +26,6 @@ from kgen.testing.case import Case, make
 from kgen.testing.cases import DTYPES, cases, cases_of_dtype, large, plain
 from kgen.testing.compare import Difference, compare, expected
 from kgen.testing.report import Outcome, Report, Result
-from kgen.tuning.only import Pick, only
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason as Why
 

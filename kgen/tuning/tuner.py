@@ -23,22 +23,23 @@ import torch
 
 from kgen.build import triton
 from kgen.config import Config
+from kgen.cost import model
+from kgen.cost.tuning_query import APART, FUSED, Answer, Place, Question, place
 from kgen.counters import counters
 from kgen.host.compiled import Blueprint
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch
-from kgen.scheduler.selection.problem_keys import keys_of
+from kgen.only import Only
 from kgen.scheduler.selection.size_buckets import Hints
 from kgen.scheduler.transforms.subgraph_extraction import excerpt
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
-from kgen.tuning import entry, model, store
-from kgen.tuning.answer import APART, FUSED, Answer, Place, Question, place
+from kgen.tuning import entry, store
 from kgen.tuning.arguments import arguments, exact_arguments, roundings
 from kgen.tuning.contest import Check, Contest, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
-from kgen.tuning.only import Only
+from kgen.tuning.problem_keys import keys_of
 from kgen.tuning.progress import Say, progress
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict

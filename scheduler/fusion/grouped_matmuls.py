@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
+from kgen.only import Only
 from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
@@ -25,8 +27,6 @@ from kgen.templates import registry
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Problem, problem_of
-from kgen.tuning import model
-from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 

@@ -6,11 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kgen.cost import model
+from kgen.cost.tuning_query import Answer, Place, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
+from kgen.only import Only
 from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.selection.memo import layouts, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
@@ -18,9 +21,6 @@ from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized,
 from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Problem, problem_of
-from kgen.tuning import model
-from kgen.tuning.answer import Answer, Place, place
-from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 

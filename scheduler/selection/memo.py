@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
+from kgen.cost import model
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Statement
@@ -18,7 +19,6 @@ from kgen.scheduler.selection.size_buckets import Best
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.problem import once as known_once
-from kgen.tuning import model
 
 
 def layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from kgen.cost.tuning_query import FUSED, Answer, Place
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.scheduler.analysis.dependencies import needed, reads_of
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Draft, Transform
-from kgen.tuning.answer import FUSED, Answer, Place
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 

@@ -20,7 +20,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from kgen.device import Device
+from kgen.cost import model
+from kgen.cost.tuning_query import place
+from kgen.device import LINE, Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -33,8 +35,6 @@ from kgen.scheduler.selection.choose import problems, product_of, read_by_prolog
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Problem
-from kgen.tuning import model
-from kgen.tuning.answer import place
 from kgen.verdict import Outcome, Reason, Verdict
 
 # How much faster a product has to be estimated with its copies.
@@ -242,7 +242,7 @@ def _straddles(buffer: ir.Buffer) -> bool:
     """Whether some rows begin in the middle of a line."""
     assert buffer.strides is not None
     steps = [stride for stride, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1 and stride != 1]
-    return any(ix.mod(stride * buffer.dtype.itemsize, model.LINE) != 0 for stride in steps)
+    return any(ix.mod(stride * buffer.dtype.itemsize, LINE) != 0 for stride in steps)
 
 
 def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
@@ -259,7 +259,7 @@ def _aligned(graph: ir.Graph, buffer: ir.Buffer) -> ir.Buffer | None:
     order = sorted(long, key=lambda d: sizes.of(strides[d]))
     if order[0] != rows[0]:
         return None
-    unit = model.LINE // buffer.dtype.itemsize
+    unit = LINE // buffer.dtype.itemsize
     made, step = [ix.ONE] * len(strides), ix.constant(-(-length // unit) * unit)
     for d in order[1:]:
         made[d], step = step, step * buffer.sizes[d]

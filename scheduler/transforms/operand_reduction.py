@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -25,7 +26,6 @@ from kgen.scheduler.protocol import Attempt, Candidate, Forming, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.transforms.column_reduction import placed
 from kgen.scheduler.transforms.pricing import given_for
-from kgen.tuning import model
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Loops of a kernel whose orders are all tried.

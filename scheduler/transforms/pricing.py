@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kgen.cost.tuning_query import Answer, Place
 from kgen.ir.plan import Kernel
 from kgen.scheduler.protocol import Attempt
 from kgen.scheduler.selection.choose import Given, best, problems, product_of
 from kgen.scheduler.selection.size_buckets import Best
-from kgen.tuning.answer import Answer, Place
 
 
 def given_for(attempt: Attempt, out: str) -> Given:

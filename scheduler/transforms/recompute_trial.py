@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step, members
@@ -30,7 +31,6 @@ from kgen.scheduler.transforms.recompute import (
 )
 from kgen.scheduler.transforms.split_k import leaves_idle
 from kgen.scheduler.transforms.tile_partials import reduction_of
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 
 # How much faster two computations have to be where they were measured, and where they are estimated: then a tile has little

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -17,7 +18,6 @@ from kgen.ir.plan import Batch, Kernel, Statement
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
 from kgen.scheduler.transforms.pricing import given_for
-from kgen.tuning import model
 from kgen.verdict import Outcome, Reason, Verdict
 
 # How much slower one kernel may look than two: estimates are no better, and one does not store the product.

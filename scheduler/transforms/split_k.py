@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kgen.cost import model
+from kgen.cost.tuning_query import place
 from kgen.device import Device
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -24,8 +26,6 @@ from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draf
 from kgen.scheduler.selection.choose import least_seconds, problems, product_of
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
-from kgen.tuning import model
-from kgen.tuning.answer import place
 
 # Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
 # tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from kgen.cost.tuning_query import Answer, Place, place
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.nodes import Origin
@@ -24,7 +25,6 @@ from kgen.scheduler.transforms.operand_padding import NONE, from_memory, sides_b
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.scheduler.transforms.recompute import recomputed
 from kgen.templates.base import Request
-from kgen.tuning.answer import Answer, Place, place
 from kgen.verdict import Outcome, Reason, Verdict
 
 TEMPLATE = "template"

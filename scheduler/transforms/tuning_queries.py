@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kgen.cost import model
+from kgen.cost.tuning_query import APART, Answer, Answers, Oracle, Place, Question, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Schedule, Step, members
@@ -18,8 +20,6 @@ from kgen.scheduler.transforms.pricing import estimate
 from kgen.scheduler.transforms.split_k import may_cut, possible_parts
 from kgen.scheduler.transforms.subgraph_extraction import source_of
 from kgen.templates.problem import Problem
-from kgen.tuning import model
-from kgen.tuning.answer import APART, Answer, Answers, Oracle, Place, Question, place
 
 
 class GroupedMatmuls(Transform):

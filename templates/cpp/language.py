@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kgen.build.unit import Rendered
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.template import render_template
 from kgen.templates.cpp.kernels.foreach import render_batch

@@ -1,7 +1,7 @@
 """Every way to compute a problem: the default choice, and each template that takes it under each of its configurations.
 
 A function is traced once. Each candidate goes through the pipeline's own stages from there, with the choice of the template
-taken away from the cost model (`kgen.tuning.only`), and then stands in for the compiled graph that torch.compile calls: what
+taken away from the cost model (`kgen.only`), and then stands in for the compiled graph that torch.compile calls: what
 surrounds the graph at run time is part of what is checked.
 """
 
@@ -24,12 +24,12 @@ from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
+from kgen.only import only
 from kgen.scheduler.selection.choose import problems, product_of
 from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.split_k import may_cut, possible_parts
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
-from kgen.tuning.only import only
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kgen.build.unit import Rendered
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.engine import declaration, objects
 from kgen.templates.cpp.codegen.epilogue_loops import Parameters
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile import Slots
-from kgen.templates.cpp.kernels.loops import source_lines
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean
+from kgen.templates.render import clean, source_lines
 
 # Where the function's head comes, which is known last.
 OPENING = "\0opening\0"

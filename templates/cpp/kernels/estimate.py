@@ -1,5 +1,5 @@
 """What a matrix product of the C++ engine takes, with constants fitted to measurements on an Intel Xeon with AMX
-(`bench/cpu_products.py`). The library's time, in the same units: `kgen.tuning.model`.
+(`bench/cpu_products.py`). The library's time, in the same units: `kgen.cost.model`.
 
 With many rows the operands are packed, then multiplied; with a few the time is that of reading them, where they lie. Between,
 rows are packed and columns read while they are multiplied (`include/kgen/dots.h`). The constants of pairs in registers, and of

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from kgen.build.unit import Rendered
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Atom, Expr, Size
 from kgen.ir.sizes import Sizes
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, template
 from kgen.templates.cpp.codegen.emit import Emitter
 from kgen.templates.cpp.codegen.expression import IndexText
@@ -21,14 +21,13 @@ from kgen.templates.cpp.kernels.loops import (
     point_cost,
     pointers_of,
     read_pointers,
-    source_lines,
     task_loops,
     with_prefetches,
 )
 from kgen.templates.form import Form, form_of
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import CppForm, CppForms
-from kgen.templates.render import lines, render_slots
+from kgen.templates.render import lines, render_slots, source_lines
 
 
 @template(implements=loops("multi_tensor"), device="cpu", source="foreach.cpp.jinja", name="cpp_multi_tensor")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kgen.build.unit import Rendered
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -13,6 +12,7 @@ from kgen.ir.index import Expr, Var
 from kgen.ir.plan import TILE, Nest, Statement
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import total_cost
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.cpp.codegen.constant_offsets import with_offsets_as_sizes
 from kgen.templates.cpp.codegen.emit import STRIP, Emitter, Section
@@ -33,7 +33,7 @@ from kgen.templates.loop_slots import (
     TurnedSlot,
     VectorLoop,
 )
-from kgen.templates.render import clean, lines, render_slots
+from kgen.templates.render import clean, lines, render_slots, source_lines
 
 # Waking a thread costs some microseconds: a share of work below this many elementary operations is not worth one.
 WAKE = 131072
@@ -477,14 +477,6 @@ def _join_call(name: str, nest: Nest, emitter: Emitter) -> str:
 def _comments(nest: Nest) -> tuple[str, ...]:
     """Provenance: operators, the user's lines, and the loops chosen."""
     return (*source_lines(nest.kernel.origins), loops_line(nest))
-
-
-def source_lines(origins: Iterable[ir.Origin]) -> list[str]:
-    """The operators, then the user's lines."""
-    origins = tuple(origins)
-    names = dict.fromkeys(op for o in origins for op in o.operators)
-    lines = [", ".join(names), *list(dict.fromkeys(o.line for o in origins if o.line))[:8]]
-    return [line.replace("\n", " ").replace("\\", "/") for line in lines]
 
 
 def loops_line(nest: Nest) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.build.unit import Rendered
 from kgen.ir.plan import Packing
+from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config, template
 from kgen.templates.cpp.codegen.engine import declaration, objects
 from kgen.templates.cpp.codegen.table import CPP_TYPES

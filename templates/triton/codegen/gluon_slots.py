@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kgen.build.tensor_map import TensorMap
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Statement
 from kgen.ir.values import Value
+from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.problem import Input
 from kgen.templates.slots import OperandSlot, ResultSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kgen.build.tensor_map import TensorMap
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import PART, Statement
 from kgen.ir.values import Value
+from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config, Result
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean

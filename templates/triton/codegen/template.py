@@ -6,24 +6,23 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.tensor_map import TensorMap
-from kgen.build.unit import canonical_text
-from kgen.host.assemble import KernelCall
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, canonical_text
+from kgen.rendered.tensor_map import TensorMap
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean, tidy
+from kgen.templates.render import clean, source_lines, tidy
 from kgen.templates.triton.codegen.gluon_handles import Barriers
 from kgen.templates.triton.codegen.gluon_handles import names as names_of
 from kgen.templates.triton.codegen.gluon_slots import GluonSlots
+from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.precision import exact_values
 from kgen.templates.triton.codegen.slots import Slots
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.codegen.tile import Parameters
-from kgen.templates.triton.kernels.loops import aligned, compile_options, source_lines
 
 WARPS, STAGES = 4, 3
 # Where a function's parameters come, which only its slots know.

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
-from kgen.build.tensor_map import TensorMap
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Statement
 from kgen.ir.values import Value
+from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config
 from kgen.templates.problem import Part, Problem
 from kgen.templates.render import clean

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kgen.build.tensor_map import MAX_RANK, TensorMap
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Value
+from kgen.rendered.tensor_map import MAX_RANK, TensorMap
 from kgen.templates.problem import Input, Problem, once
+from kgen.templates.triton.codegen.launch import ALIGNMENT, aligned
 from kgen.templates.triton.codegen.table import TRITON_TYPES
-from kgen.templates.triton.kernels.loops import ALIGNMENT, aligned
 
 # The longest side of a box; a contiguous one may be longer, for the compiler cuts it.
 MAX_SIDE = 256

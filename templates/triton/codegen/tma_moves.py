@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kgen.build.tensor_map import TensorMap
 from kgen.ir import index as ix
 from kgen.ir.index import Var
+from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.triton.codegen.expression import IndexText
 from kgen.templates.triton.codegen.tma_boxes import Boxes
 

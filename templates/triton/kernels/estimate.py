@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from kgen.device import L2_RATE, LINE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Input, Problem, once, once_at_sizes
 from kgen.templates.triton.codegen.tma_boxes import boxes, tiles_read
-from kgen.tuning.model import L2_RATE, LINE
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6

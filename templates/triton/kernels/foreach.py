@@ -10,28 +10,25 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from kgen.build.gpu_kernel import TritonKernel
-from kgen.build.unit import canonical_text
-from kgen.host.assemble import KernelCall
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Size
 from kgen.ir.plan import Nest, Tiling, address
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, canonical_text
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.form import Form, form_of
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import TritonForm, TritonForms
-from kgen.templates.render import clean, lines, render_slots
+from kgen.templates.render import clean, lines, render_slots, source_lines
 from kgen.templates.triton.codegen.emit import Emitter
+from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 from kgen.templates.triton.kernels.loops import (
     OF_LAUNCH,
     FunctionHead,
-    aligned,
-    compile_options,
     loop_line,
     program_axes,
-    source_lines,
 )
 
 # Masks that change at multiples of so many points let whole vectors through: of 16 bytes, of 8 where numbers are bytes.

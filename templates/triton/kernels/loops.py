@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.build.gpu_kernel import EARLY, TritonKernel
-from kgen.build.unit import canonical_text
-from kgen.host.assemble import KernelCall
 from kgen.ir import index as ix
-from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Tiling
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.kernel_call import KernelCall, canonical_text
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
-from kgen.templates.render import clean, lines, render_slots
+from kgen.templates.render import clean, lines, render_slots, source_lines
 from kgen.templates.triton.codegen.emit import Emitter, Section
+from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
 
-# Alignment, in bytes, of what torch allocates and of what the host makes sure of for inputs.
-ALIGNMENT = 16
 # Knobs that are no constants of the kernel: the launch has them.
 OF_LAUNCH = ("WARPS", "STAGES")
 
@@ -172,19 +169,6 @@ def _constants(tiling: Tiling, config: Config) -> tuple[tuple[str, object], ...]
     return (*((name, value) for name, value in blocks.items() if there[name]), *own)
 
 
-def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, object], ...]:
-    """For Triton's compiler; `checks`: the kernel traps where an index is out of range; `contracts`: a*b+c may be rounded once,
-    where eager rounds twice. All kernels wait for the one before (`lib.wait_for_previous`), so they may be launched early."""
-    plain = (("enable_fp_fusion", contracts), EARLY)
-    return (*plain, ("debug", True), ("sanitize_overflow", False)) if checks else plain
-
-
-def aligned(buffer: ir.Buffer) -> bool:
-    """Whether the first element lies at a multiple of ALIGNMENT: an own storage does, the host sees to inputs."""
-    offset = buffer.offset if isinstance(buffer.offset, int) else buffer.offset.as_int()
-    return offset is not None and offset * buffer.dtype.itemsize % ALIGNMENT == 0
-
-
 def _grid(tiling: Tiling) -> tuple[Expr, Expr, Expr]:
     if tiling.kernel.share is not None:
         return tiling.kernel.share.extent, ix.ONE, ix.ONE
@@ -231,13 +215,6 @@ def _axis(letter: str, loops: tuple[Var, ...], start: str, tail: str, tiling: Ti
 
 def _comments(tiling: Tiling) -> tuple[str, ...]:
     return (*source_lines(tiling.kernel.origins), loop_line(tiling))
-
-
-def source_lines(origins: tuple[ir.Origin, ...]) -> list[str]:
-    """Operators and the user's lines."""
-    lines = [", ".join(dict.fromkeys(op for o in origins for op in o.operators))]
-    lines += list(dict.fromkeys(o.line for o in origins if o.line))[:8]
-    return [line.replace("\n", " ") for line in lines]
 
 
 def loop_line(tiling: Tiling) -> str:

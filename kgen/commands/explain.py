@@ -15,11 +15,11 @@ from torch._dynamo import utils as dynamo_utils
 from torch.utils._pytree import tree_leaves
 
 from kgen.backend import kgen_backend
+from kgen.commands.explain_text import bytes_text, sections, write
 from kgen.failures import verdicts
 from kgen.ir.index import Var
 from kgen.ir.plan import Batch, Call, Launch, members, variants
 from kgen.report import traffic
-from kgen.report.explain_text import bytes_text, sections, write
 from kgen.report.record import EagerRecord, Record, Recorder, recording
 from kgen.verdict import Verdict
 

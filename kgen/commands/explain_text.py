@@ -16,7 +16,7 @@ except ImportError:  # rich is no requirement: plain text says the same
     rich_console = rich_table = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from kgen.report.explain import Explanation, GraphReport
+    from kgen.commands.explain import Explanation, GraphReport
 
 __all__ = ["Heading", "Lines", "Table", "bytes_text", "sections", "write"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kgen.build.tensor_map import MapFormat, map_rank
 from kgen.errors import InvalidTensorMap
+from kgen.rendered.tensor_map import MapFormat, map_rank
 
 __all__ = ["EARLY", "CompiledKernel", "TritonKernel"]
 
@@ -20,7 +20,7 @@ class TritonKernel:
 
     `key` is the canonical text (comments and made-up names dropped), which is what the cache key covers. `signature` is the
     Triton type of each run-time parameter in order: "*fp32", "*i1", ... for pointers, "tensordesc<bf16[128, 64]>" for TMA
-    descriptors (`kgen.build.tensor_map.TensorMap.type`; they need compute capability 9.0), "i32" or "i64" for sizes.
+    descriptors (`kgen.rendered.tensor_map.TensorMap.type`; they need compute capability 9.0), "i32" or "i64" for sizes.
     `divisible` says of each parameter whether it is a multiple of 16 (of a pointer: its address; of a descriptor: never).
     `options` are further compile options, such as ("enable_fp_fusion", False); their values are None, booleans, numbers or
     text. With more bytes of spilled registers than `most_stack`, another kernel had better compute the same.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from kgen.report.explain_text import Heading, Section, Table
+from kgen.commands.explain_text import Heading, Section, Table
 from kgen.tuning.entry import Change, Entry, Key
 
 __all__ = ["changes", "measurements", "seconds_text"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kgen.templates.contract import Config
+    from kgen.ir.plan import Config
 
 Pick = Callable[[Sequence["Config"]], "Config"]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 
+from kgen.device import L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.tuning.unusable import usable
+from kgen.unusable import usable
 
 # A launch, or waking the threads, with what it leaves idle at either end.
 LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
@@ -58,8 +59,6 @@ CUT_SUM, LONG_SUM = 8e-6, 4096
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
-# Bytes a second that reach one processor of a GPU from the L2 cache, and bytes of a line of it.
-L2_RATE, LINE = 101e9, 128
 # Sums that one program of a GPU makes, column by column.
 SUMS_OF_PROGRAM = 64
 

@@ -1,0 +1,55 @@
+"""A rendered step: the text of a C++ function, or the call of a GPU kernel; and what makes two texts one kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kgen.ir.index import Expr
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.rendered.tensor_map import TensorMap
+
+__all__ = ["KernelCall", "Rendered", "canonical_text"]
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """One kernel's text, and what it gets: buffers, then size symbols and literals. `names` are the identifiers that the text
+    made up: they do not count in its key. `general` renders the same kernel, under another symbol, with its constant offsets
+    among the literals. `objects` are the texts of what it links (`kgen.build.cpp.Unit`)."""
+
+    text: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str | int, ...]
+    names: frozenset[str]
+    general: Callable[[str], Rendered] | None = None
+    objects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """How a kernel is called: buffers in pointer order, size symbols and literals in integer order. `symbol` names a C++
+    function; a GPU kernel has a `launch` instead, and a `grid` of programs along x, y and z. Its parameters may stand in any
+    order; `maps` are those of its signature that are TMA descriptors."""
+
+    symbol: str
+    buffers: tuple[str, ...]
+    sizes: tuple[str | int, ...]
+    grid: tuple[Expr, ...] = ()
+    launch: TritonKernel | None = None
+    maps: tuple[TensorMap, ...] = ()
+
+
+def canonical_text(text: str, names: frozenset[str]) -> str:
+    """The text with comments dropped and made-up names replaced by their order of appearance."""
+    order: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        word = match.group()
+        return order.setdefault(word, f"n{len(order)}") if word in names else word
+
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "# ")))
+    return _WORD.sub(rename, body)
