@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -26,9 +25,32 @@ from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
 
-__all__ = ["Stage", "compile", "compile_graph", "kgen_backend", "replace_random", "run_eagerly"]
+if TYPE_CHECKING:
+    from kgen.build.unit import UnitPlan
+    from kgen.ir import nodes as ir
+    from kgen.ir.plan import Schedule
 
-Stage = Callable[[Any, GraphInfo, Config], Any]
+    Lowered = tuple[GraphModule, ir.Graph]
+    Scheduled = tuple[GraphModule, Schedule]
+    Rendered = tuple[GraphModule, Schedule, UnitPlan]
+
+__all__ = [
+    "STAGES", "Stage", "build", "compile", "compile_graph", "kgen_backend", "lower", "reinplace", "render", "replace_random",
+    "run_eagerly", "schedule",
+]  # fmt: skip
+
+In_contra = TypeVar("In_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Stage(Protocol[In_contra, Out_co]):
+    """From what the stage before it made to what the next one takes."""
+
+    __name__: str
+
+    def __call__(self, work: In_contra, info: GraphInfo, config: Config, /) -> Out_co: ...
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
@@ -42,28 +64,51 @@ def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphMo
 
 def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
     """Every operator by itself, in eager: for `fallback="all"`, and where nothing else compiles."""
+    from kgen.report.record import record_eager  # noqa: PLC0415  most processes need no more of it
+
     made = EagerGraph(gm, torch_adapter.output_strides(gm), info.failures)
-    importlib.import_module("kgen.report.record").record_eager(info, made.coverage, config)
+    record_eager(info, made.coverage, config)
     return made
 
 
-def _from_pipeline(name: str) -> Stage:
-    """A stage of `kgen.pipeline`, imported when it first runs: a process that finds its graphs in the cache never needs the
-    compiler, and importing it takes longer than loading them."""
-
-    def stage(work: Any, info: GraphInfo, config: Config) -> Any:
-        return getattr(importlib.import_module("kgen.pipeline"), name)(work, info, config)
-
-    stage.__name__ = name
-    return stage
+# The stages below are in `kgen.pipeline`, imported when one of them first runs: a process that finds its graphs in the cache
+# never needs the compiler, and importing it takes longer than loading them.
 
 
-STAGES: tuple[Stage, ...] = (
-    replace_random,
-    *map(_from_pipeline, ("reinplace", "lower", "schedule", "render", "build")),
-)  # fmt: skip
+def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    from kgen import pipeline  # noqa: PLC0415
 
-EAGER_STAGES: tuple[Stage, ...] = (replace_random, run_eagerly)
+    return pipeline.reinplace(gm, info, config)
+
+
+def lower(gm: GraphModule, info: GraphInfo, config: Config) -> Lowered:
+    from kgen import pipeline  # noqa: PLC0415
+
+    return pipeline.lower(gm, info, config)
+
+
+def schedule(work: Lowered, info: GraphInfo, config: Config) -> Scheduled:
+    from kgen import pipeline  # noqa: PLC0415
+
+    return pipeline.schedule(work, info, config)
+
+
+def render(work: Scheduled, info: GraphInfo, config: Config) -> Rendered:
+    from kgen import pipeline  # noqa: PLC0415
+
+    return pipeline.render(work, info, config)
+
+
+def build(work: Rendered, info: GraphInfo, config: Config) -> CompiledGraph:
+    from kgen import pipeline  # noqa: PLC0415
+
+    return pipeline.build(work, info, config)
+
+
+STAGES: tuple[
+    Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule], Stage[GraphModule, Lowered], Stage[Lowered, Scheduled],
+    Stage[Scheduled, Rendered], Stage[Rendered, CompiledGraph],
+] = (replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
 
 
 def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
@@ -75,25 +120,41 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledG
         try:
             with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
                 if attempt.eager:
-                    return _through_stages(EAGER_STAGES, (gm, info), config, attempt)
+                    return _Run(info, config, attempt).eager(gm)
                 frozen = frozen or _frozen(gm, info, config)
-                return _through_stages(STAGES, frozen, config, attempt)
+                return _Run(frozen[1], config, attempt).compiled(frozen[0])
         except Exception as cause:
-            following = importlib.import_module("kgen.recovery").attempt_after(cause, attempt, (gm, info), config)
+            from kgen.recovery import attempt_after  # noqa: PLC0415  only where something has failed
+
+            following = attempt_after(cause, attempt, (gm, info), config)
             if following is None:
                 raise
             attempt = following
 
 
-def _through_stages(
-    stages: Sequence[Stage], graph: tuple[GraphModule, GraphInfo], config: Config, attempt: Attempt
-) -> CompiledGraph:
-    work: Any = graph[0]
-    info = replace(graph[1], failures=attempt.failures) if attempt.failures else graph[1]
-    for stage in stages:
-        attempt.stage = stage.__name__
-        work = stage(work, info, config)
-    return work
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One way of a graph through stages; `attempt` notes which one it has come to."""
+
+    info: GraphInfo
+    config: Config
+    attempt: Attempt
+
+    def compiled(self, gm: GraphModule) -> CompiledGraph:
+        """The graph through all stages."""
+        one, two, lowering, scheduling, rendering, building = STAGES
+        lowered = self.through(lowering, self.through(two, self.through(one, gm)))
+        return self.through(building, self.through(rendering, self.through(scheduling, lowered)))
+
+    def eager(self, gm: GraphModule) -> CompiledGraph:
+        """The graph as calls of operators."""
+        return self.through(run_eagerly, self.through(replace_random, gm))
+
+    def through(self, stage: Stage[In, Out], work: In) -> Out:
+        """What a stage makes."""
+        self.attempt.stage = stage.__name__
+        failures = self.attempt.failures
+        return stage(work, replace(self.info, failures=failures) if failures else self.info, self.config)
 
 
 # ---- the two doors ------------------------------------------------------------------------------------------------------

@@ -93,6 +93,13 @@ def test_the_figure_is_the_one_that_its_script_draws():
     assert [one.name for one in draw_overview.STAGES] == ["capture", *(stage.__name__ for stage in backend.STAGES)]
 
 
+def test_each_stage_takes_what_the_one_before_it_makes():
+    """By its annotations; mypy checks that the bodies keep to them."""
+    types = [list(stage.__annotations__.values()) for stage in backend.STAGES]
+    assert [taken for taken, *_ in types[1:]] == [made for *_, made in types[:-1]]
+    assert not any("Any" in kind for kinds in types for kind in kinds)
+
+
 def test_the_table_lists_the_stages_in_order():
     table = DOCUMENT.read_text().partition("\n## The stages\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
