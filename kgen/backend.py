@@ -76,33 +76,33 @@ def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGra
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import reinplace as stage  # noqa: PLC0415
 
-    return pipeline.reinplace(gm, info, config)
+    return stage(gm, info, config)
 
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> Lowered:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import lower as stage  # noqa: PLC0415
 
-    return pipeline.lower(gm, info, config)
+    return stage(gm, info, config)
 
 
 def schedule(work: Lowered, info: GraphInfo, config: Config) -> Scheduled:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import schedule as stage  # noqa: PLC0415
 
-    return pipeline.schedule(work, info, config)
+    return stage(work, info, config)
 
 
 def render(work: Scheduled, info: GraphInfo, config: Config) -> Rendered:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import render as stage  # noqa: PLC0415
 
-    return pipeline.render(work, info, config)
+    return stage(work, info, config)
 
 
 def build(work: Rendered, info: GraphInfo, config: Config) -> CompiledGraph:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import build as stage  # noqa: PLC0415
 
-    return pipeline.build(work, info, config)
+    return stage(work, info, config)
 
 
 STAGES: tuple[
