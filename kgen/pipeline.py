@@ -49,7 +49,7 @@ from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
-    """Turns functional copies into in-place writes where the old value is dead, and drops what is computed twice."""
+    """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
     if config.debug:

@@ -19,30 +19,28 @@ from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.repeats import drop_repeats
 
 # Functional operators whose result is their first argument with some elements changed.
-WRITES = frozenset(
-    f"aten::{name}"
-    for name in [
-        "select_scatter",
-        "slice_scatter",
-        "diagonal_scatter",
-        "as_strided_scatter",
-        "index_put",
-        "_unsafe_index_put",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "index_reduce",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "put",
-        "_unsafe_masked_index_put_accumulate",
-    ]
+_WRITES = (
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "as_strided_scatter",
+    "index_put",
+    "_unsafe_index_put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "index_reduce",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "put",
+    "_unsafe_masked_index_put_accumulate",
 )
-# Names of the operators that give this stage something to do, but for operators that are called twice.
+WRITES = frozenset(f"aten::{name}" for name in _WRITES)
+# Names of the operators that give this stage something to do, besides repeated calls.
 SUBJECTS = frozenset(
     [
-        *(name.removeprefix("aten::") for name in WRITES),
+        *_WRITES,
         "embedding_dense_backward",  # of `accumulate`
         "auto_functionalized_v2",
         "triton_kernel_wrapper_functional",

@@ -1,4 +1,4 @@
-"""The memory plan: how each buffer lies in memory, when it dies, and whose memory a new one takes over."""
+"""The memory plan: the layout of each buffer, when it dies, and whose memory a new one takes over."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, 
     return replace(made, general=by_offset)
 
 
-def _places(nest: Nest) -> Iterator[Expr]:
-    """Where loads and stores lie in memory."""
+def _accesses(nest: Nest) -> Iterator[Expr]:
+    """The offsets of loads and stores."""
     for s in nest.kernel.statements:
         yield from s.store
         yield from (e for load in vs.loads(s.roots) for e in load.attr[1])
@@ -96,7 +96,7 @@ def _places(nest: Nest) -> Iterator[Expr]:
 
 def _has_offsets(nest: Nest) -> bool:
     """Whether a load or store adds a constant to its offset."""
-    return any(dict(place.terms).get((), 0) for place in _places(nest))
+    return any(dict(place.terms).get((), 0) for place in _accesses(nest))
 
 
 def _render_nest(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
@@ -205,8 +205,8 @@ def with_prefetches(
     tasks: Tasks, body: list[str], sections: list[Section], nest: Nest, emitter: Emitter, sizes: Sizes
 ) -> tuple[Tasks, list[str]]:
     """The task loops and the body with what asks for memory in advance; the sections get theirs as well."""
-    if tasks.flat and not any(isinstance(a, ix.Indirect) for place in _places(nest) for a in ix.free_atoms(place)):
-        return replace(tasks, before=lines(emitter.task.lines)), body  # along a run of memory, processors look ahead
+    if tasks.flat and not any(isinstance(a, ix.Indirect) for place in _accesses(nest) for a in ix.free_atoms(place)):
+        return replace(tasks, before=lines(emitter.task.lines)), body  # hardware prefetches such a run
     before, inside = pointed_prefetches(nest, emitter, sizes)
     ahead = [] if tasks.flat else [*run_prefetches(nest, emitter, sizes), *before]
     tasks = replace(tasks, before=lines([*emitter.task.lines, *ahead]))
