@@ -93,19 +93,19 @@ def scheduler_options(graph: ir.Graph, config: Config) -> Options:
     templates = config.templates and config.fusion
     forced = only.current() if ir.any_combines(graph) else None
     return Options(
-        config.fusion, DEMANDS.get(), _gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
+        config.fusion, DEMANDS.get(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
         stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
         interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
     )  # fmt: skip
 
 
-def _gpu_of(graph: ir.Graph) -> Gpu:
+def gpu_of(graph: ir.Graph) -> Gpu:
     """The GPU that the graph's kernels are made for."""
     device = next((b.device for b in graph.buffers.values() if b.device.type == "cuda"), None)
     return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
 
 
-def _machine_name(kind: str) -> str:
+def machine_name(kind: str) -> str:
     """The name under which measurements on this machine's devices are kept."""
     if kind == "cuda":
         return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
@@ -137,7 +137,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 
-    return Tuner(config, Kitchen(make, build, _machine_name))
+    return Tuner(config, Kitchen(make, build, machine_name))
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:
