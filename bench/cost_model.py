@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.measure import geomean
 from bench.products import BY_NUMBER, Product
-from kgen.capture.decompositions import table as decompositions
+from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.ir.plan import members
 from kgen.lowering import LoweringContext, lower, reinplace
@@ -62,7 +62,7 @@ def problems_of(product: Product) -> list[Problem]:
         FakeTensor(mode, torch.empty(g.shape, dtype=g.dtype, device="meta"), torch.device("cuda:0")) for g in product.inputs
     ]
     with mode:
-        gm = make_fx(product.fn, decomposition_table=decompositions())(*args)
+        gm = make_fx(product.fn, decomposition_table=TABLE)(*args)
     options = Options(twice=False)
     with _disable_current_modes(), patch.object(model, "vendor_seconds", lambda problem: math.inf):
         plan = schedule(lower(reinplace(gm), LoweringContext()), options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -58,7 +58,8 @@ class Stage(Protocol[In_contra, Out_co]):
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
     """Training graphs had this done before they were split (`rng.replace_random` on the joint graph)."""
-    return rng.replace_random(gm) if info.role == "inference" else gm
+    is_random = info.role == "inference" and any(node.target in rng.RULES for node in gm.graph.nodes)
+    return rng.replace_random(gm) if is_random else gm
 
 
 def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
@@ -75,33 +76,33 @@ def run_eagerly(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGra
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import reinplace as stage  # noqa: PLC0415
 
-    return pipeline.reinplace(gm, info, config)
+    return stage(gm, info, config)
 
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> Lowered:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import lower as stage  # noqa: PLC0415
 
-    return pipeline.lower(gm, info, config)
+    return stage(gm, info, config)
 
 
 def schedule(work: Lowered, info: GraphInfo, config: Config) -> Scheduled:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import schedule as stage  # noqa: PLC0415
 
-    return pipeline.schedule(work, info, config)
+    return stage(work, info, config)
 
 
 def render(work: Scheduled, info: GraphInfo, config: Config) -> Rendered:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import render as stage  # noqa: PLC0415
 
-    return pipeline.render(work, info, config)
+    return stage(work, info, config)
 
 
 def build(work: Rendered, info: GraphInfo, config: Config) -> CompiledGraph:
-    from kgen import pipeline  # noqa: PLC0415
+    from kgen.pipeline import build as stage  # noqa: PLC0415
 
-    return pipeline.build(work, info, config)
+    return stage(work, info, config)
 
 
 STAGES: tuple[
@@ -117,7 +118,7 @@ def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledG
     attempt, frozen = Attempt(eager="all" in config.fallback), None
     while True:
         try:
-            with unusable.without(attempt.unusable):
+            with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
                 if attempt.eager:
                     return _Run(info, config, attempt).eager(gm)
                 frozen = frozen or _frozen(gm, info, config)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from torch.fx import GraphModule
 
 from kgen import failures, only
 from kgen.build import cpp
 from kgen.build.unit import PRELUDE, UnitPlan
+from kgen.capture.operators import computing_nodes, operator_name
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, InternalError, KernelBuildFailed, KernelSpills, KernelTooLarge, TritonBuildFailed
 from kgen.failures import Failure, KernelsFailed
 from kgen.ir.plan import Choice, Launch, Packing, Schedule, members, variants
-from kgen.lowering.table import operator_name
-from kgen.report.provenance import computing_nodes
 from kgen.verdict import Reason
 
-__all__ = ["StepFailed", "failure_of", "naming", "say_what_failed"]
+__all__ = ["StepFailed", "failure_of", "say_what_failed"]
 
 Work = tuple[GraphModule, Schedule]
 
@@ -29,17 +27,6 @@ class StepFailed(Exception):
     def __init__(self, step: Launch | Packing, cause: Exception) -> None:
         super().__init__(f"{step.name}: {type(cause).__name__}: {cause}")
         self.step, self.cause = step, cause
-
-
-@contextmanager
-def naming(step: Launch | Packing) -> Iterator[None]:
-    """Turns an error of kgen's own into StepFailed."""
-    try:
-        yield
-    except failures.NOT_OURS:
-        raise
-    except Exception as cause:
-        raise StepFailed(step, cause) from cause
 
 
 def say_what_failed(failure: InternalError, work: Work, units: UnitPlan, config: Config) -> None:

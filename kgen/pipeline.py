@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from kgen import failures, lowering, only, unusable
-from kgen.build import cpp, triton
+from kgen.build import cpp, toolchain, triton
+from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.operators import trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
+from kgen.device import Gpu, gpu_from
 from kgen.errors import InternalError, TemplateRefused
-from kgen.failed_kernels import StepFailed, failure_of, naming, say_what_failed
+from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import assemble
@@ -31,27 +35,35 @@ from kgen.host.setup import setup_of
 from kgen.ir import nodes as ir
 from kgen.ir import verify
 from kgen.ir.plan import Launch, Packing, Schedule, members
-from kgen.machine import cpu_device, gpu_of, machine_name, register_bytes
 from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug
-from kgen.report.provenance import trace_origins
-from kgen.report.record import record
+from kgen.report.record import RECORDERS, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
 from kgen.tuning.tuner import Kitchen, Tuner
-from kgen.verdict import Outcome, Reason, Verdict, demands
+from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
 def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
-    """Turns functional copies into in-place writes where the old value is dead."""
+    """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
-    debug.write_graph(gm, info, config)
-    return lowering.reinplace(higher_order.expand(gm))
+    if config.debug:
+        debug.write_graph(gm, info, config)
+    targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    if not higher_order.MEANINGS.keys().isdisjoint(targets):
+        return lowering.reinplace(higher_order.expand(gm))
+    return lowering.reinplace(gm) if _writes_or_repeats(targets) else gm
+
+
+def _writes_or_repeats(targets: Sequence[Any]) -> bool:
+    """Whether some call may be a write, or two may be equal."""
+    names = (getattr(target, "__name__", "").partition(".")[0] for target in targets)
+    return len(set(targets)) < len(targets) or not lowering.REINPLACED.isdisjoint(names)
 
 
 def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, ir.Graph]:
@@ -65,7 +77,8 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
-    debug.write_lowered(graph, info, config)
+    if config.debug:
+        debug.write_lowered(graph, info, config)
     if config.verify:
         verify.verify(graph, "lower")
     return gm, graph
@@ -80,11 +93,25 @@ def _without_switches(config: Config, info: GraphInfo) -> Config:
 def scheduler_options(graph: ir.Graph, config: Config) -> Options:
     """What a configuration means to the scheduler on the graph's devices."""
     templates = config.templates and config.fusion
+    forced = only.current() if ir.any_combines(graph) else None
     return Options(
-        config.fusion, demands(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), only.current(),
+        config.fusion, DEMANDS.get(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
         stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
         interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
     )  # fmt: skip
+
+
+def gpu_of(graph: ir.Graph) -> Gpu:
+    """The GPU that the graph's kernels are made for."""
+    device = next((b.device for b in graph.buffers.values() if b.device.type == "cuda"), None)
+    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
+
+
+def machine_name(kind: str) -> str:
+    """The name under which measurements on this machine's devices are kept."""
+    if kind == "cuda":
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{toolchain.cpu_name()}, {torch.get_num_threads()} threads, {toolchain.isa().name}"
 
 
 def _tuner(whole: Options, config: Config) -> Tuner:
@@ -120,16 +147,20 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     gm, graph = work
     settled = _without_switches(config, info)
     options = scheduler_options(graph, settled)
-    plan = make_schedule(graph, replace(options, oracle=_tuner(options, settled)))
+    if ir.any_combines(graph):  # else there is nothing to tune
+        options = replace(options, oracle=_tuner(options, settled))
+    plan = make_schedule(graph, options)
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
             pack_operands(plan, lambda out: options.device(plan.graph, out))
-    for one in unusable.current():
+    for one in unusable.FOUND.get():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
-    plan.verdicts += failures.verdicts(info.failures)
-    debug.write_schedule(plan, info, config)
+    if info.failures:
+        plan.verdicts += failures.verdicts(info.failures)
+    if config.debug:
+        debug.write_schedule(plan, info, config)
     return gm, plan
 
 
@@ -155,8 +186,12 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
     context = Context(plan.graph, decisions, config.numerics == "eager")
 
     def one(step: Launch | Packing, symbol: str) -> Rendered | KernelCall:
-        with naming(step):
+        try:
             made = render_step(step, symbol, context)
+        except failures.NOT_OURS:
+            raise
+        except Exception as cause:
+            raise StepFailed(step, cause) from cause
         if not isinstance(made, KernelCall) or made.launch is None:
             return made
         kernel = made.launch if config.early_launch else made.launch.launched_in_turn()
@@ -192,5 +227,8 @@ def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config:
     except InternalError as failure:
         say_what_failed(failure, (gm, plan), units, config)
         raise
-    debug.write_code(record(info, plan, units, blueprint, config), gm)
+    if config.debug or RECORDERS:
+        made_of = record(info, plan, units, blueprint, config)
+        if config.debug:
+            debug.write_code(made_of, gm)
     return made

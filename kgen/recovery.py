@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from kgen import failures
+from kgen.capture.operators import operator_name, source_line
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.errors import ConfigurationFailed, KgenError
 from kgen.failures import Attempt, Failure, KernelsFailed
-from kgen.lowering.graph import source_line
-from kgen.lowering.table import operator_name
 from kgen.unusable import Unusable
-from kgen.verdict import Reason, demands
+from kgen.verdict import DEMANDS, Reason
 
 __all__ = ["attempt_after"]
 
@@ -58,7 +57,7 @@ class _Recovery:
         if not found or len(known) + len(found) > MAX_FAILURES:
             switch = self.next_rung()
             eager = switch is None
-            if eager and any(one.wanted for one in demands()):
+            if eager and any(one.wanted for one in DEMANDS.get()):
                 return None  # in eager nothing is fused
             found = [self.of_graph(switch)]
         for failure in found:

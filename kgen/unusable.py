@@ -25,23 +25,19 @@ class Unusable:
     compiled: bool
 
 
-_found: ContextVar[tuple[Unusable, ...]] = ContextVar("kgen_unusable", default=())
-
-
-def current() -> tuple[Unusable, ...]:
-    return _found.get()
+FOUND: ContextVar[tuple[Unusable, ...]] = ContextVar("kgen_unusable", default=())
 
 
 def usable(template: str, config: tuple[tuple[str, Any], ...]) -> bool:
     """Whether nothing is known against a configuration."""
-    return not any((one.choice.template, one.choice.config) == (template, config) for one in _found.get())
+    return not any((one.choice.template, one.choice.config) == (template, config) for one in FOUND.get())
 
 
 @contextmanager
 def without(found: tuple[Unusable, ...]) -> Iterator[None]:
     """Graphs compiled inside do not use these."""
-    token = _found.set(found)
+    token = FOUND.set(found)
     try:
         yield
     finally:
-        _found.reset(token)
+        FOUND.reset(token)

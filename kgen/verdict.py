@@ -189,29 +189,26 @@ def _spelled(operators: Iterable[str]) -> set[str]:
     return {name for op in operators for name in (op, op.rpartition(".")[0])}
 
 
-_demands: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands", default=())
-
-
-def demands() -> tuple[FusionDemand, ...]:
-    return _demands.get()
+# What `require_fused` and `forbid_fused` say of the graphs that are compiled now.
+DEMANDS: ContextVar[tuple[FusionDemand, ...]] = ContextVar("kgen_fusion_demands", default=())
 
 
 @contextmanager
 def require_fused(producer: str, consumer: str) -> Iterator[None]:
     """Graphs compiled inside must run operators `producer` and `consumer` (``"aten.mm"``) in one kernel, or raise
     `errors.FusionRequired` with the reason why not."""
-    token = _demands.set((*_demands.get(), FusionDemand(producer, consumer, True)))
+    token = DEMANDS.set((*DEMANDS.get(), FusionDemand(producer, consumer, True)))
     try:
         yield
     finally:
-        _demands.reset(token)
+        DEMANDS.reset(token)
 
 
 @contextmanager
 def forbid_fused(producer: str, consumer: str) -> Iterator[None]:
     """Graphs compiled inside keep the two operators in separate kernels."""
-    token = _demands.set((*_demands.get(), FusionDemand(producer, consumer, False)))
+    token = DEMANDS.set((*DEMANDS.get(), FusionDemand(producer, consumer, False)))
     try:
         yield
     finally:
-        _demands.reset(token)
+        DEMANDS.reset(token)

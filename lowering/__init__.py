@@ -2,6 +2,7 @@
 
 from kgen.lowering.graph import LoweringContext, lower
 from kgen.lowering.operation import OperatorAxes
+from kgen.lowering.reinplace import SUBJECTS as REINPLACED
 from kgen.lowering.reinplace import reinplace
 
-__all__ = ["LoweringContext", "OperatorAxes", "lower", "reinplace"]
+__all__ = ["REINPLACED", "LoweringContext", "OperatorAxes", "lower", "reinplace"]

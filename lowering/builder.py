@@ -1,21 +1,21 @@
-"""Builds an `ir.Graph`: the interface that lowering rules use to make nodes."""
+"""Builds an `ir.Graph`: the interface that lowering rules use to make nodes, and to say with which strides they are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, ExprLike, Var
+from kgen.ir.index import Expr, ExprLike
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.values import Value
-from kgen.lowering.node_values import NodeValues
 from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
 
 
@@ -273,6 +273,9 @@ class Builder:
         return tree
 
 
+# ---- strides ------------------------------------------------------------------------------------------------------------
+
+
 def _is_forward(stride: Expr | None) -> bool:
     """Whether a tensor may have this stride: torch has no negative ones, so a flipped array is a copy."""
     return stride is not None and ix.known_nonnegative(stride)
@@ -312,6 +315,43 @@ def dense_strides(buffer: Buffer) -> Sizes:
     return tuple(strides)
 
 
+def is_storable(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether a buffer may have these strides: no two elements in one place but along dimensions of stride 0."""
+    kept = without(sizes, [k for k, s in enumerate(strides) if s == 0])
+    return is_dense(kept, strides) or _has_gaps(kept, strides)
+
+
+def without(sizes: Sizes, repeated: list[int]) -> Sizes:
+    """The sizes with one element along some dimensions."""
+    return tuple(ix.ONE if k in repeated else s for k, s in enumerate(sizes))
+
+
+def is_dense(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether some order of the dimensions makes the strides those of a packed array."""
+    dims = [k for k, s in enumerate(sizes) if s != 1]
+    total = ix.ONE
+    left = set(dims)
+    while left:
+        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
+        if found is None:
+            return any(sizes[k] == 0 for k in dims)
+        left.remove(found)
+        total = total * sizes[found]
+    return True
+
+
+def _has_gaps(sizes: Sizes, strides: Sizes) -> bool:
+    """Whether the strides are known to be those of a part of a larger array, with no element in two places."""
+    span = ix.ONE
+    for k in reversed(stride_order(strides, sizes)):
+        if sizes[k] == 1:
+            continue
+        if not ix.known_nonnegative(strides[k] - span):
+            return False
+        span = span + strides[k] * (sizes[k] - 1)
+    return True
+
+
 def is_whole_buffer(graph: ir.Graph, tensor: Tensor) -> bool:
     return whole_buffer_name(graph, tensor) is not None
 
@@ -326,5 +366,39 @@ def whole_buffer_name(graph: ir.Graph, tensor: Tensor) -> str | None:
     return buffer.name if same else None
 
 
-def variables(sizes: Iterable[ExprLike]) -> tuple[Var, ...]:
-    return axes(sizes)
+# ---- what nodes became -----------------------------------------------------------------------------------------------
+
+
+class NodeValues(dict[Node, Any]):
+    """FX node -> what it became. Readers of a storage are found without a walk over the graph, so n writes take n steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._new: dict[Node, None] = {}  # nodes whose loads nobody has asked for yet
+        self._readers: dict[str, dict[Node, None]] = {}
+
+    def __setitem__(self, node: Node, item: Any) -> None:
+        super().__setitem__(node, item)
+        self._new[node] = None
+
+    def take_readers(self, root: str, root_of: Callable[[str], str]) -> list[Node]:
+        """The nodes that read the storage that buffer `root` owns. Each is given once for what it is now: the caller makes a
+        copy for a node that is wanted later on, and what is not wanted now never will be."""
+        for node in self._new:
+            for name in _buffers(self[node]):
+                self._readers.setdefault(root_of(name), {})[node] = None
+        self._new.clear()
+        return list(self._readers.pop(root, ()))
+
+
+def tensors(item: Any) -> Iterator[Tensor]:
+    """The tensors in what a node became."""
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, tuple | list | dict):
+        for part in item.values() if isinstance(item, dict) else item:
+            yield from tensors(part)
+
+
+def _buffers(item: Any) -> set[str]:
+    return {load.attr[0] for tensor in tensors(item) for load in vs.loads([tensor.value])}

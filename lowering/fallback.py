@@ -11,6 +11,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kgen import errors
+from kgen.capture.operators import operator_name
 from kgen.capture.tree_call import TreeCall
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -20,29 +21,12 @@ from kgen.ir.index import Expr
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
 from kgen.lowering.layout import as_traced
-from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, symbolic_float
 from kgen.lowering.unbacked import bindings
 
 
 class Refused(Exception):
     """Raised by a rule for arguments it does not cover; the operator then runs in eager with this reason."""
-
-
-def unsupported(node: Node) -> str:
-    """Why no kernel can do the node's work whatever its operator: complex numbers, sparse layouts, another device."""
-    for value in _values(node):
-        if value.device.type not in ("cpu", "cuda"):
-            return f"device {value.device.type}"
-        if value.dtype.is_complex or (
-            value.dtype.is_floating_point and value.dtype.itemsize < 2 and not _known_float8(value.dtype)
-        ):
-            return f"dtype {str(value.dtype).removeprefix('torch.')}"
-        if value.layout != torch.strided:
-            return f"layout {value.layout}"
-        if value.is_quantized or value.dtype.itemsize == 0:
-            return "quantized tensor"
-    return ""
 
 
 def refuse_on_gpu(graph: ir.Graph, nodes: Iterable[ir.Node], known: set[Value]) -> None:
@@ -66,18 +50,6 @@ def refuse_values_on_gpu(roots: Iterable[Value], known: set[Value]) -> None:
             raise Refused(f"{value.op} is not computed on a GPU")
         known.add(value)
         pending.extend(vs.children(value))
-
-
-def _known_float8(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def _values(node: Node) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-
-    for source in (node, *node.all_input_nodes):
-        found += [value for value in tree_leaves(source.meta.get("val")) if isinstance(value, torch.Tensor)]
-    return found
 
 
 def extern(

@@ -12,21 +12,22 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from kgen import errors, failures
+from kgen.capture.operators import operator_name, origin_of
 from kgen.capture.symbols import SymbolTable
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
-from kgen.ir.nodes import Buffer, GraphInput, Origin
+from kgen.ir.nodes import Buffer, GraphInput
 from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
-from kgen.lowering.table import find, operator_name
-from kgen.lowering.tensor import Tensor, number_of, rounded
+from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
+from kgen.lowering.unbacked import UNBACKED
 
 # A value used by several consumers is stored once it costs more than this (in additions); the scheduler may still keep it in
 # registers. Below it, computing it again is cheaper than a trip through memory.
@@ -73,18 +74,19 @@ class _Lowering:
         self.position = 0
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
         self.on_gpu: set[vs.Value] = set()  # values that kernels on a GPU can compute
-        self.results = Results(self.builder, context.in_inputs, _origin)
+        self.results = Results(self.builder, context.in_inputs, origin_of)
 
     def run(self) -> ir.Graph:
         self.builder.owners = owners_of_results(self.gm)
         for node in self.gm.graph.nodes:
             self.builder.current = node
-            self.builder.origin = _origin(node)
+            self.builder.origin = origin_of(node)
             value = meta_value(node)
             self.builder.result_strides = self.symbols.sizes(value.stride()) if _is_strided(value) else None
             getattr(self, node.op)(node)
         graph = self.builder.graph
-        note_fused_calls(self.builder)
+        if any(isinstance(node, ir.Contraction) for node in graph.nodes):
+            note_fused_calls(self.builder)
         graph.size_hints, graph.derived = self.symbols.size_hints(), dict(self.symbols.derived)
         return graph
 
@@ -141,14 +143,17 @@ class _Lowering:
             source = self.env[node.args[0]]  # type: ignore[index]
             self.env[node] = source[node.args[1]]
             return
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not unbacked.is_binding(node):
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not node.meta.get(UNBACKED):
             self.env[node] = fallback.symbolic(self.symbols, value)
             return
         args = torch.fx.map_arg(node.args, self._lookup)
         kwargs = torch.fx.map_arg(node.kwargs, self._lookup)
         args, kwargs = self._symbols_in(args), self._symbols_in(kwargs)
-        result = unbacked.define(self.builder, node, self._apply(node, args, kwargs))
-        self.env[node] = self._settle(node, result)
+        result = self._apply(node, args, kwargs)
+        if not node.meta.get(UNBACKED):
+            self.env[node] = self._settle(node, result)
+            return
+        self.env[node] = self._settle(node, unbacked.define(self.builder, node, result))
         unbacked.check_bound(self.builder, node)
 
     def call_module(self, node: Node) -> None:
@@ -184,9 +189,9 @@ class _Lowering:
 
     def _apply(self, node: Node, args: Any, kwargs: Mapping[str, Any]) -> Any:
         name = operator_name(node.target)
-        rule = find(RULES, node.target) or self._template_rule(node)
+        rule = RULES.get(name) or RULES.get(name.rpartition(".")[0]) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
-        reason = "forced by options" if forced else "no lowering" if rule is None else fallback.unsupported(node)
+        reason = "forced by options" if forced else "no lowering" if rule is None else _unsupported(node)
         reason = self.context.failed.get(node.name, reason)
         if rule is None or reason:
             return fallback.extern(self.builder, node, args, kwargs, reason)
@@ -288,7 +293,7 @@ class _Lowering:
             if isinstance(narrow, Tensor) and narrow.dtype.itemsize < result.dtype.itemsize:
                 if result.value is not (self._in_memory(narrow) if asked else narrow).value:
                     continue
-                origin, self.builder.origin = self.builder.origin, _origin(source)
+                origin, self.builder.origin = self.builder.origin, origin_of(source)
                 stored = self.env[source] = self.builder.realize(narrow)
                 self.builder.origin = origin
                 return replace(result, value=(self._in_memory(stored) if asked else stored).value)
@@ -369,6 +374,12 @@ def _has_symbolic_float(tree: Any) -> bool:
     return any(isinstance(leaf, Tensor) and number_of(leaf) for leaf in tree_leaves(tree))
 
 
+def _unsupported(node: Node) -> str:
+    """Why no kernel can do the node's work whatever its operator."""
+    values = (value for one in (node, *node.all_input_nodes) for value in tree_leaves(one.meta.get("val")))
+    return next(filter(None, (unsupported(value) for value in values if isinstance(value, torch.Tensor))), "")
+
+
 def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
@@ -412,22 +423,3 @@ def _uses(node: Node) -> int:
         name = getattr(user.target, "__name__", str(user.target)).split(".")[0]
         total += max(1, _uses(user)) if user.op == "call_function" and name in _VIEWS else 1
     return total
-
-
-def _origin(node: Node) -> Origin:
-    operators = (operator_name(node.target),) if node.op == "call_function" else ()
-    return Origin(operators, node.name, source_line(node))
-
-
-def source_line(node: Node) -> str:
-    """The user's line that the node came from, as ``file:line code``."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.strip().splitlines()]
-    for at, line in reversed(list(enumerate(lines))):
-        if line.startswith("File "):
-            parts = line.split(",")
-            file = parts[0].removeprefix("File ").strip('"').rsplit("/", 1)[-1]
-            number = parts[1].strip().removeprefix("line ") if len(parts) > 1 else "?"
-            code = lines[at + 1] if at + 1 < len(lines) else ""
-            return f"{file}:{number} {code}"
-    return ""

@@ -12,7 +12,7 @@ from torch.fx import Node
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.nodes import Sizes, TensorArg
-from kgen.lowering.builder import Builder, dense_strides, stride_order
+from kgen.lowering.builder import Builder, dense_strides, is_dense, is_storable, without
 from kgen.lowering.tensor import Tensor, axes
 
 # Their results do not depend on how the operands lie, and a copy to eager's strides would be for nothing.
@@ -23,22 +23,12 @@ def store_with(tensor: Tensor, wanted: Sizes | None, copy: Callable[[Tensor], Te
     """The tensor in a buffer that `copy` makes, with strides `wanted` where they can be had: gaps stay gaps, and along a
     dimension of stride 0 one element is stored."""
     repeated = [k for k, s in enumerate(wanted or ()) if s == 0 and tensor.sizes[k] != 1]
-    kept = _without(tensor.sizes, repeated)
+    kept = without(tensor.sizes, repeated)
     first = vs.substitute(tensor.value, {tensor.axes[k]: ix.ZERO for k in repeated})
     made = copy(replace(tensor, sizes=kept, value=first))
     if wanted is not None and is_storable(tensor.sizes, wanted):
         b.freeze(made.value.attr[0], wanted)
     return replace(made, sizes=tensor.sizes)
-
-
-def is_storable(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether a buffer may have these strides: no two elements in one place but along dimensions of stride 0."""
-    kept = _without(sizes, [k for k, s in enumerate(strides) if s == 0])
-    return is_dense(kept, strides) or _has_gaps(kept, strides)
-
-
-def _without(sizes: Sizes, repeated: list[int]) -> Sizes:
-    return tuple(ix.ONE if k in repeated else s for k, s in enumerate(sizes))
 
 
 def fix_strides(b: Builder, view: TensorArg, wanted: Sizes | None) -> bool:
@@ -96,32 +86,3 @@ def placed(b: Builder, source: Any, given: Any) -> Any:
     if key not in b.placed:
         b.placed[key] = store_with(given, wanted, b.stored_operand, b)
     return b.placed[key]
-
-
-# ---- strides --------------------------------------------------------------------------------------------------------
-
-
-def is_dense(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether some order of the dimensions makes the strides those of a packed array."""
-    dims = [k for k, s in enumerate(sizes) if s != 1]
-    total = ix.ONE
-    left = set(dims)
-    while left:
-        found = next((k for k in sorted(left, reverse=True) if strides[k] is total), None)
-        if found is None:
-            return any(sizes[k] == 0 for k in dims)
-        left.remove(found)
-        total = total * sizes[found]
-    return True
-
-
-def _has_gaps(sizes: Sizes, strides: Sizes) -> bool:
-    """Whether the strides are known to be those of a part of a larger array, with no element in two places."""
-    span = ix.ONE
-    for k in reversed(stride_order(strides, sizes)):
-        if sizes[k] == 1:
-            continue
-        if not ix.known_nonnegative(strides[k] - span):
-            return False
-        span = span + strides[k] * (sizes[k] - 1)
-    return True

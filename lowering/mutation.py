@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from kgen.capture.operators import operator_name
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
@@ -26,7 +27,6 @@ from kgen.lowering.builder import Builder
 from kgen.lowering.checks import checked_write
 from kgen.lowering.layout import placed
 from kgen.lowering.pointwise import Operand, as_tensor
-from kgen.lowering.table import operator_name
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
 from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
 

@@ -13,30 +13,37 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import is_view
 from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
 from kgen.lowering.repeats import drop_repeats
-from kgen.lowering.views import is_view
 
 # Functional operators whose result is their first argument with some elements changed.
-WRITES = frozenset(
-    f"aten::{name}"
-    for name in [
-        "select_scatter",
-        "slice_scatter",
-        "diagonal_scatter",
-        "as_strided_scatter",
-        "index_put",
-        "_unsafe_index_put",
-        "scatter",
-        "scatter_add",
-        "scatter_reduce",
-        "index_reduce",
-        "index_add",
-        "index_copy",
-        "index_fill",
-        "put",
-        "_unsafe_masked_index_put_accumulate",
+_WRITES = (
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "as_strided_scatter",
+    "index_put",
+    "_unsafe_index_put",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "index_reduce",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "put",
+    "_unsafe_masked_index_put_accumulate",
+)
+WRITES = frozenset(f"aten::{name}" for name in _WRITES)
+# Names of the operators that give this stage something to do, besides repeated calls.
+SUBJECTS = frozenset(
+    [
+        *_WRITES,
+        "embedding_dense_backward",  # of `accumulate`
+        "auto_functionalized_v2",
+        "triton_kernel_wrapper_functional",
     ]
 )
 # A scatter of a whole region, and the view that reads the same region.

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from kgen.capture.operators import owner_of
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
-from kgen.lowering.builder import Builder, dense_strides
-from kgen.lowering.layout import fix_strides, is_storable, store_with
+from kgen.lowering.builder import Builder, dense_strides, is_storable
+from kgen.lowering.layout import fix_strides, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of
 from kgen.lowering.tensor import Tensor, axes, indices
-from kgen.lowering.views import owner_of
 
 
 def owners_of_results(gm: GraphModule) -> frozenset[Node]:

@@ -1,4 +1,4 @@
-"""The one place where the op families' rules come together.
+"""The one place where the op families' rules come together. The rule of an overload goes before that of its packet.
 
 A family module exports ``RULES``: operator name -> rule. A name is ``"aten.add"`` (every overload) or ``"aten.add.Scalar"``
 (that overload, which wins). A rule is called as ``rule(builder, *args, **kwargs)`` with `Tensor` for tensors, `Expr` for
@@ -27,18 +27,3 @@ def merge(families: tuple[ModuleType, ...]) -> dict[str, Rule]:
                 raise errors.DuplicateRule(operator=name, first=owner[name], second=family.__name__)
             table[name], owner[name] = rule, family.__name__
     return table
-
-
-def find(table: Mapping[str, Rule], target: Any) -> Rule | None:
-    """The rule for an OpOverload, the overload's own before the packet's."""
-    name = operator_name(target)
-    return table.get(name) or table.get(name.rpartition(".")[0])
-
-
-def operator_name(target: Any) -> str:
-    """``aten.add.Tensor`` for an OpOverload; the qualified Python name for anything else."""
-    namespace = getattr(target, "namespace", None)
-    if namespace and hasattr(target, "_overloadname"):
-        packet = target._schema.name.split("::")[1]
-        return f"{namespace}.{packet}.{target._overloadname}"
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', str(target))}"

@@ -18,6 +18,8 @@ from kgen.ir.index import Atom, Expr, ExprLike, Var
 from kgen.ir.nodes import Number, Sizes
 from kgen.ir.values import Value
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)  # those that kernels know
+
 
 def axes(sizes: Iterable[ExprLike]) -> tuple[Var, ...]:
     """The canonical loop variables i0, i1, ... of a shape."""
@@ -210,3 +212,16 @@ def _priority(item: Tensor | int | float | bool | complex | Expr) -> tuple[int, 
 
 def _category(dtype: torch.dtype) -> int:
     return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def unsupported(value: torch.Tensor) -> str:
+    """Why no kernel can read or make such a tensor: complex numbers, sparse layouts, another device. Empty where one can."""
+    if value.device.type not in ("cpu", "cuda"):
+        return f"device {value.device.type}"
+    if value.dtype.is_complex or (value.dtype.is_floating_point and value.dtype.itemsize < 2 and value.dtype not in FLOAT8):
+        return f"dtype {str(value.dtype).removeprefix('torch.')}"
+    if value.layout != torch.strided:
+        return f"layout {value.layout}"
+    if value.is_quantized or value.dtype.itemsize == 0:
+        return "quantized tensor"
+    return ""

@@ -25,14 +25,18 @@ from kgen.lowering.tensor import Tensor, reindex
 KeyPath = tuple[Any, ...]
 
 
+# The note on a node whose results' sizes, or numbers, have no other definition.
+UNBACKED = "unbacked_bindings"
+
+
 def is_binding(node: Node) -> bool:
     """Whether sizes or numbers of the node's result have no other definition."""
-    return bool(node.meta.get("unbacked_bindings"))
+    return bool(node.meta.get(UNBACKED))
 
 
 def _bound(node: Node) -> Iterator[tuple[sympy.Symbol, KeyPath]]:
     """The unbacked symbols of a result as its values name them, and where each is. Tracing anew has made other names."""
-    for name, path in node.meta["unbacked_bindings"].items():
+    for name, path in node.meta[UNBACKED].items():
         if path and isinstance(path[-1], ConvertIntKey):
             yield name, path[:-1]
             continue
@@ -71,8 +75,8 @@ def _dimension(path: KeyPath) -> tuple[KeyPath, int | None]:
 
 
 def define(b: Builder, node: Node, result: Any) -> Any:
-    """The result of a rule, with sizes named as torch names them."""
-    if not is_binding(node) or isinstance(node.meta["val"], torch.SymInt | torch.SymFloat | torch.SymBool):
+    """The result of a rule that binds sizes or numbers, with sizes named as torch names them."""
+    if isinstance(node.meta["val"], torch.SymInt | torch.SymFloat | torch.SymBool):
         return result
     for symbol, path in _bound(node):
         prefix, dimension = _dimension(path)
@@ -120,7 +124,7 @@ def wrapped(index: Any, extent: Expr) -> Expr:
 def check_bound(b: Builder, node: Node) -> None:
     """The checks that torch relies on since it knows the numbers that the node binds."""
     env = b.symbols.shape_env
-    if env is None or not is_binding(node):
+    if env is None:
         return
     for waiting in env.deferred_runtime_asserts.values():
         for one in waiting:

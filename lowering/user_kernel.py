@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_flatten
 
 from kgen import errors
 from kgen.capture.tree_call import TreeCall
-from kgen.lowering.builder import Builder
-from kgen.lowering.layout import fix_strides, is_storable, store_with
+from kgen.lowering.builder import Builder, is_storable
+from kgen.lowering.layout import fix_strides, store_with
 from kgen.lowering.mutation import at_newest, base_in_place, plain_load
 from kgen.lowering.tensor import Tensor
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kgen.capture.operators import is_view
 from kgen.ir import index as ix
 from kgen.ir import ops
 from kgen.ir import values as vs
@@ -305,34 +306,6 @@ def storage_index(linear: Expr, sizes: Sizes, strides: Sizes) -> list[Expr]:
     return where
 
 
-def owner_of(node: Any) -> Any:
-    """The FX node at the root of a chain of views: in eager, the tensor that owns the storage of `node`."""
-    while (source := _viewed(node)) is not None:
-        node = source
-    return node
-
-
-def _viewed(node: Any) -> Any | None:
-    """The argument in whose storage the node's result lies."""
-    if node.op != "call_function" or not node.args:
-        return None
-    target, source = node.target, node.args[0]
-    if getattr(target, "__name__", "") == "getitem" and is_view(getattr(source, "target", None)):
-        return source.args[0]
-    name = getattr(getattr(target, "_schema", None), "name", "")
-    shares = is_view(target) and (name not in _MAY_COPY or _same_storage(node, source))
-    return source if shares or name == "aten::copy_" else None
-
-
-def _same_storage(node: Any, source: Any) -> bool:
-    """Whether tracing found the two in one storage."""
-    pair = node.meta.get("val"), source.meta.get("val")
-    if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in pair):
-        return False
-    mine, below = (value.untyped_storage()._cdata for value in pair)
-    return bool(mine == below)
-
-
 def identity(b: Builder, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
@@ -342,17 +315,6 @@ _VIEW_RULES: dict[str, Callable[..., Any]] = {
     "select": select, "slice": slice_tensor, "split": split, "split_with_sizes": split_with_sizes, "squeeze": squeeze, "t": t,
     "transpose": transpose, "unbind": unbind, "unfold": unfold, "unsqueeze": unsqueeze, "view": view,
 }  # fmt: skip
-# Views where the strides allow it, else copies.
-_MAY_COPY = frozenset(f"aten::{n}" for n in ("contiguous", "flatten", "reshape", "reshape_as", "to", "type_as"))
-# Views whose schemas do not say so, for autograd's sake.
-_UNANNOTATED = frozenset(f"aten::{n}" for n in ("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"))
-
-
-def is_view(target: Any) -> bool:
-    """Whether the operator's result may share the storage of its first argument, without a write to it."""
-    schema = getattr(target, "_schema", None)
-    return schema is not None and (schema.name in _UNANNOTATED or bool(getattr(target, "is_view", False)))
-
 
 RULES: dict[str, Callable[..., Any]] = {
     **{f"aten.{name}": rule for name, rule in _VIEW_RULES.items()},

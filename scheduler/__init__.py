@@ -2,9 +2,9 @@
 
 from kgen.device import Gpu
 from kgen.scheduler.kernels.operand_packing import pack_operands
+from kgen.scheduler.kernels.steps import StepChoices
 from kgen.scheduler.schedule import Options, schedule
 from kgen.scheduler.selection.choose import chosen_problem, product_of
-from kgen.scheduler.step_choices import StepChoices
 from kgen.scheduler.tiling.loops import choose_loops
 from kgen.scheduler.tiling.tiles import choose_batch_tiles, choose_tiles
 

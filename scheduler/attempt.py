@@ -10,8 +10,8 @@ from kgen import errors
 from kgen.cost.tuning_query import Answers
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
+from kgen.scheduler.analysis.dependencies import needed
 from kgen.scheduler.analysis.items import Group
-from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.fusion.combo_kernels import batch
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.fusion.grouping import Constraints, fuser_of
@@ -27,7 +27,7 @@ TABLE = "kgen.scheduler.transforms.table"
 def transforms_for(graph: ir.Graph) -> tuple[Transform, ...]:
     """The transforms that may have something to do. Where every element of the graph is made on its own, that is none of them,
     and their modules are not even loaded."""
-    if not any(map(ir.combines, graph.nodes)):
+    if not ir.any_combines(graph):
         return ()
     found: tuple[Transform, ...] = importlib.import_module(TABLE).TRANSFORMS
     return found
@@ -48,7 +48,7 @@ def attempted(
 def _plan(draft: Draft) -> Schedule:
     options, rewritten = draft.options, replace(draft.graph, nodes=draft.nodes)
     fuser = fuser_of(rewritten, options, Constraints(draft.single, draft.held, draft.apart))
-    groups = fuser.run()
+    groups = fuser.run() if len(fuser.groups) > 1 or options.demands else fuser.groups
     steps = _formed(draft, fuser, groups)
     plan = Schedule(draft.graph, steps, [*fuser.verdicts, *draft.verdicts])
     plan.local = local_buffers(steps)
@@ -65,7 +65,9 @@ def _formed(draft: Draft, fuser: Fuser, groups: list[Group]) -> list[Step]:
         steps = one.form(steps, forming)
     _raise_unmet(fuser.unmet, steps)
     steps = distinct_names(steps)
-    return batch(steps, graph, options.demands, fuser.verdicts) if options.fusion and options.siblings else steps
+    if len(steps) < 2 or not options.fusion or not options.siblings:
+        return steps
+    return batch(steps, graph, options.demands, fuser.verdicts)
 
 
 def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Sequence[Step]) -> None:

@@ -10,9 +10,8 @@ from kgen import errors
 from kgen.cost.tuning_query import Answers
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Schedule
-from kgen.scheduler.analysis.layouts import freeze_layouts
 from kgen.scheduler.analysis.memo import remembering
-from kgen.scheduler.analysis.memory import plan_memory
+from kgen.scheduler.analysis.memory import freeze_layouts, plan_memory
 from kgen.scheduler.attempt import attempted, transforms_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Transform
@@ -76,7 +75,7 @@ class _Search:
         """The first attempt that nothing is left to change about."""
         while True:
             attempt = attempted(self.graph, self.options, self.transforms, self.decisions, self.answers)
-            changes = self._changes(attempt)
+            changes = self._changes(attempt) if self.transforms else None
             if not changes:
                 return attempt
             self._learn(changes, attempt)

@@ -22,7 +22,8 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Batch, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
 from kgen.templates.contract import Config, Knob, check_device, check_knobs, source_file, version_of
-from kgen.templates.loop_slots import KINDS, NEEDED, slot_names, sources, undeclared
+from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
+from kgen.templates.render import sources, undeclared
 
 __all__ = ["LoopKernel", "LoopProblem", "LoopTemplate", "Loops", "loop_problem", "loops"]
 

@@ -14,26 +14,10 @@ What has to be written around them is a language's own: `TritonPoints` and its k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Protocol
 
-import jinja2
-import jinja2.meta
-import jinja2.nodes
-
-from kgen.templates.contract import Config
-from kgen.templates.render import IndentedSlots, environment, tidy
-
 KINDS = ("pointwise", "reduction", "scan", "column_reduction", "multi_tensor", "packing")
-# Where the built-in Jinja files of a device lie, which other ones may import and include.
-BUILT_IN = {"cuda": Path(__file__).parent / "triton" / "kernels", "cpu": Path(__file__).parent / "cpp" / "kernels"}
-
-
-def lines(items: Sequence[str]) -> str:
-    """Lines as the text of a slot."""
-    return "\n".join(items)
 
 
 class Head(Protocol):
@@ -320,47 +304,3 @@ def slot_names(device: str, kind: str) -> frozenset[str]:
     """The names that a Jinja file may use, but for knobs; none where the device has no such kernels."""
     slots = SLOTS.get((device, kind))
     return frozenset() if slots is None else GIVEN | {one.name for one in fields(slots)}
-
-
-# ---- rendering ---------------------------------------------------------------------------------------------------------
-
-
-def _environment(path: Path, device: str) -> jinja2.Environment:
-    beside = BUILT_IN[device]
-    return environment((path.parent,) if path.parent == beside else (path.parent, beside), IndentedSlots)
-
-
-def sources(path: Path, device: str) -> dict[str, str]:
-    """The texts of a Jinja file and of those that it includes and imports, by name. Raises jinja2's errors."""
-    loaded = _environment(path, device)
-    found, waiting = dict[str, str](), [path.name]
-    while waiting:
-        name = waiting.pop()
-        assert loaded.loader is not None
-        found[name] = loaded.loader.get_source(loaded, name)[0]
-        others = jinja2.meta.find_referenced_templates(loaded.parse(found[name], name))
-        waiting += [other for other in others if other is not None and other not in found]
-    return found
-
-
-def undeclared(path: Path, device: str) -> set[str]:
-    """The names that a Jinja file and those that it includes use without defining them. An imported file has macros, which get
-    arguments. Raises jinja2's errors."""
-    found, waiting, done = set[str](), [path.name], set[str]()
-    loaded = _environment(path, device)
-    while waiting:
-        name = waiting.pop()
-        assert loaded.loader is not None
-        syntax = loaded.parse(loaded.loader.get_source(loaded, name)[0], name)
-        found |= jinja2.meta.find_undeclared_variables(syntax)
-        done.add(name)
-        included = (node.template for node in syntax.find_all(jinja2.nodes.Include))
-        waiting += [one.value for one in included if isinstance(one, jinja2.nodes.Const) and one.value not in done]
-    return found
-
-
-def render_slots(path: Path, device: str, slots: Slots, config: Config, problem: object) -> str:
-    """The text of a loop kernel."""
-    names: dict[str, object] = {**dict(config.values), "config": config, "problem": problem}
-    names |= {one.name: getattr(slots, one.name) for one in fields(slots)}
-    return tidy(_environment(path, device).get_template(path.name).render(names))

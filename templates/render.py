@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
+import jinja2.meta
+import jinja2.nodes
 from jinja2.ext import Extension
 
 from kgen.ir import nodes as ir
+
+if TYPE_CHECKING:
+    from kgen.templates.contract import Config
+    from kgen.templates.loop_slots import Slots
+
+# Where the built-in Jinja files of a device lie, which other ones may import and include.
+BUILT_IN = {"cuda": Path(__file__).parent / "triton" / "kernels", "cpu": Path(__file__).parent / "cpp" / "kernels"}
 
 
 class IndentedSlots(Extension):
@@ -36,6 +47,11 @@ def environment(folders: Path | tuple[Path, ...], *extensions: type[Extension]) 
     )
 
 
+def lines(items: Sequence[str]) -> str:
+    """Lines as the text of a slot."""
+    return "\n".join(items)
+
+
 def tidy(text: str) -> str:
     """Without blank lines and trailing blanks."""
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
@@ -57,3 +73,47 @@ def source_lines(origins: Iterable[ir.Origin]) -> list[str]:
 def template_sources(folder: Path) -> dict[str, str]:
     """Every template's text, for cache keys."""
     return {path.name: path.read_text() for path in sorted(folder.glob("*.jinja"))}
+
+
+# ---- loop kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _environment(path: Path, device: str) -> jinja2.Environment:
+    beside = BUILT_IN[device]
+    return environment((path.parent,) if path.parent == beside else (path.parent, beside), IndentedSlots)
+
+
+def sources(path: Path, device: str) -> dict[str, str]:
+    """The texts of a Jinja file and of those that it includes and imports, by name. Raises jinja2's errors."""
+    loaded = _environment(path, device)
+    found, waiting = dict[str, str](), [path.name]
+    while waiting:
+        name = waiting.pop()
+        assert loaded.loader is not None
+        found[name] = loaded.loader.get_source(loaded, name)[0]
+        others = jinja2.meta.find_referenced_templates(loaded.parse(found[name], name))
+        waiting += [other for other in others if other is not None and other not in found]
+    return found
+
+
+def undeclared(path: Path, device: str) -> set[str]:
+    """The names that a Jinja file and those that it includes use without defining them. An imported file has macros, which get
+    arguments. Raises jinja2's errors."""
+    found, waiting, done = set[str](), [path.name], set[str]()
+    loaded = _environment(path, device)
+    while waiting:
+        name = waiting.pop()
+        assert loaded.loader is not None
+        syntax = loaded.parse(loaded.loader.get_source(loaded, name)[0], name)
+        found |= jinja2.meta.find_undeclared_variables(syntax)
+        done.add(name)
+        included = (node.template for node in syntax.find_all(jinja2.nodes.Include))
+        waiting += [one.value for one in included if isinstance(one, jinja2.nodes.Const) and one.value not in done]
+    return found
+
+
+def render_slots(path: Path, device: str, slots: Slots, config: Config, problem: object) -> str:
+    """The text of a loop kernel."""
+    names: dict[str, object] = {**dict(config.values), "config": config, "problem": problem}
+    names |= {one.name: getattr(slots, one.name) for one in fields(slots)}
+    return tidy(_environment(path, device).get_template(path.name).render(names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -21,17 +21,16 @@ __all__ = ["Context", "Decisions", "Language", "Made", "loop_template", "render_
 
 Made = Rendered | KernelCall
 # Where the language of each kind of device is.
-LANGUAGES = {"cuda": ("kgen.templates.triton.language", "Triton"), "cpu": ("kgen.templates.cpp.language", "Cpp")}
+LANGUAGES = {"cuda": ("kgen.templates.triton.language", "TRITON"), "cpu": ("kgen.templates.cpp.language", "CPP")}
 
 
-class Language(Protocol):
-    """Writes kernels of one language."""
+@dataclass(frozen=True, slots=True)
+class Language:
+    """Who writes kernels of one language under a name: of a contraction, or of several that share it (`exact`: with eager's
+    roundings), and of each kind of loops without one."""
 
-    def contraction(self, problems: Sequence[Problem], config: Config, symbol: str, exact: bool) -> Made:
-        """The kernel of a contraction, or of several that share it."""
-
-    def loops(self, problem: LoopProblem, template: LoopTemplate, config: Config, symbol: str) -> Made:
-        """The kernel of loops without a contraction."""
+    contraction: Callable[[Sequence[Problem], Config, str, bool], Made]
+    loops: Mapping[str, Callable[[LoopProblem, LoopTemplate, Config, str], Made]]
 
 
 class Decisions(Protocol):
@@ -76,7 +75,7 @@ def render_loops(problem: LoopProblem, symbol: str, choice: Choice | None = None
     scheduler has decided. Raises NoLoopTemplate where none takes it."""
     template = loop_template(problem, "" if choice is None else choice.template)
     config = template.config(problem, {} if choice is None else dict(choice.config))
-    return _language(template.device).loops(problem, template, config, symbol)
+    return _language(template.device).loops[problem.kind](problem, template, config, symbol)
 
 
 def loop_template(problem: LoopProblem, name: str = "") -> LoopTemplate:
@@ -95,5 +94,5 @@ def loop_template(problem: LoopProblem, name: str = "") -> LoopTemplate:
 @cache
 def _language(device: str) -> Language:
     module, name = LANGUAGES[device]
-    found: Language = getattr(importlib.import_module(module), name)()
+    found: Language = getattr(importlib.import_module(module), name)
     return found

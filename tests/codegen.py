@@ -29,15 +29,15 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import cpp
+from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import PRELUDE
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.errors import InputMismatch, KernelBuildFailed
 from kgen.host import native
 from kgen.host.assemble import assemble
 from kgen.ir.plan import Launch, Schedule, variants
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.machine import cpu_device, register_bytes
 from kgen.only import Only
 from kgen.reference.evaluate import evaluate_graph
 from kgen.rendered.kernel_call import KernelCall, Rendered, canonical_text
@@ -141,7 +141,7 @@ def _trace(job: _Job, functions: _Functions) -> None:
         made = compile_graph(capture(row.fn, row.samples[0], "symbolic" if row.dynamic else "fake"))
         job.compiled = lambda *args: made(*(a for a in args if isinstance(a, torch.Tensor | int)))
     else:
-        options: dict[str, Any] = {"decompositions": table(), "keep_inference_input_mutations": True}
+        options: dict[str, Any] = {"decompositions": TABLE, "keep_inference_input_mutations": True}
         if row.backward:
             options["partition_fn"] = min_cut_rematerialization_partition
         job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)

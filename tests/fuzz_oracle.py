@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 
 # Operators whose results have the bits of their operands: a perturbation would make equal elements different.
 EXACT = frozenset((
@@ -99,7 +99,7 @@ def _decomposed() -> Any:
     def keep(gm: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         return gm.forward
 
-    return aot_autograd(fw_compiler=keep, decompositions=table(), keep_inference_input_mutations=True)
+    return aot_autograd(fw_compiler=keep, decompositions=TABLE, keep_inference_input_mutations=True)
 
 
 def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> Finding:

@@ -10,10 +10,10 @@ import torch
 from torch._functorch.aot_autograd import aot_function
 from torch.fx import GraphModule
 
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
+from kgen.capture.operators import trace_origins
 from kgen.ir.plan import Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
-from kgen.report.provenance import trace_origins
 from kgen.scheduler import Options, schedule
 
 
@@ -47,7 +47,7 @@ def plans(f: Callable[..., Any], *args: Any, options: Options | None = None, bac
         return gm.forward
 
     compiled = aot_function(
-        f, compiler, compiler, decompositions=table(), inference_compiler=compiler, keep_inference_input_mutations=True
+        f, compiler, compiler, decompositions=TABLE, inference_compiler=compiler, keep_inference_input_mutations=True
     )
     if backward:
         out = compiled(*args)

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.ir import nodes as ir
 from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
@@ -38,7 +38,7 @@ class Case:
 def capture(fn: Callable[..., Any], inputs: Sequence[Any], tracing: str = "fake", functionalize: bool = True) -> GraphModule:
     """The functional aten graph of `fn` with kgen's decompositions."""
     traced = torch.func.functionalize(fn, remove="mutations") if functionalize else fn
-    gm = make_fx(traced, tracing_mode=tracing, decomposition_table=table())(*inputs)
+    gm = make_fx(traced, tracing_mode=tracing, decomposition_table=TABLE)(*inputs)
     gm.graph.eliminate_dead_code()
     return gm
 

@@ -15,7 +15,7 @@ from tools.call_profile import CallProfile, packages
 
 ROOT = Path(__file__).resolve().parent.parent
 # Files of kgen that one relu executes: it may only fall.
-MOST_FILES = 93
+MOST_FILES = 48
 
 
 def test_functions_count_and_imports_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,4 +45,6 @@ def test_a_relu_executes_few_files(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tools.call_profile", "--json", str(out), "--at-most", str(MOST_FILES)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {"kgen/backend.py", "lowering/graph.py"} <= json.loads(out.read_text())["calls"].keys()
+    files = json.loads(out.read_text())["calls"].keys()
+    assert {"kgen/backend.py", "lowering/graph.py"} <= files
+    assert not [name for name in files if name.startswith(("scheduler/transforms/", "kgen/tuning/", "kgen/report/"))]

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 import kgen
 from kgen import config, errors
 from kgen.build import toolchain
+from kgen.build.toolchain import NARROW
 from kgen.capture.freeze import SMALL
 from kgen.cost import model
 from kgen.host import cudagraph
 from kgen.host.frozen import FrozenCall
-from kgen.machine import NARROW
 from kgen.report.record import Record, recording
 from kgen.templates.cpp.codegen import packing
 from kgen.verdict import Outcome, Reason, Verdict

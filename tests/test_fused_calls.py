@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.cost.tuning_query import FUSED, Answer, Place, Question, place
 from kgen.counters import counters
@@ -59,7 +59,7 @@ def lowered(f: Function, *args: Tensor, device: str = "cuda:0", numerics: str = 
     mode = FakeTensorMode()
     fakes = [FakeTensor(mode, a.to("meta"), torch.device(device)) for a in args]
     with mode:
-        gm = make_fx(f, decomposition_table=table())(*fakes)
+        gm = make_fx(f, decomposition_table=TABLE)(*fakes)
     with _disable_current_modes():
         return lower(reinplace(gm), LoweringContext(numerics=numerics))
 
@@ -193,10 +193,10 @@ def test_two_steps(name: str) -> None:
 
 def test_demands_are_about_kernels() -> None:
     with kgen.forbid_fused("aten.addmm", "aten.gelu"):
-        plan = schedule(lowered(gelu_linear, *given()), Options(templates=False, demands=kgen.verdict.demands()))
+        plan = schedule(lowered(gelu_linear, *given()), Options(templates=False, demands=kgen.verdict.DEMANDS.get()))
     assert steps(plan) == ["aten.addmm.default", "gelu"]
     with kgen.require_fused("aten.addmm", "aten.gelu"):
-        plan = schedule(lowered(gelu_linear, *given()), Options(demands=kgen.verdict.demands()))
+        plan = schedule(lowered(gelu_linear, *given()), Options(demands=kgen.verdict.DEMANDS.get()))
     assert steps(plan) == ["addmm_gelu"]
 
 

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.build import triton
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.errors import TritonNotFound
 from kgen.ir.plan import Call, Schedule
 from kgen.rendered.gpu_kernel import TritonKernel
@@ -44,7 +44,7 @@ def kernels_of(name: str) -> tuple[list[TritonKernel], set[str]]:
             plans.append(plan_of(gm, options))
         return gm
 
-    compiled = aot_function(graph.fn, keep, decompositions=table(), keep_inference_input_mutations=True)
+    compiled = aot_function(graph.fn, keep, decompositions=TABLE, keep_inference_input_mutations=True)
     args = list(graph.inputs(Maker()))
     if graph.backward:
         gradients(compiled)(*args)
@@ -150,7 +150,7 @@ def test_tensors_on_a_gpu_that_is_not_here(name: str, templates: bool) -> None:
     stays = 1 if name == "numbers_of_the_cpu" else len(shapes)
     args = [on_cuda(mode, t) if k < stays else mode.from_tensor(t) for k, t in enumerate(shapes)]
     with mode:
-        gm = make_fx(fn, decomposition_table=table())(*args)
+        gm = make_fx(fn, decomposition_table=TABLE)(*args)
     options = replace(options_for(), templates=templates)
     plan = plan_of(gm, options)
     found = {str(step.node.target) for step in plan.steps if isinstance(step, Call)}

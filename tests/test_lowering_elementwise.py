@@ -24,9 +24,9 @@ def decompositions(kind: str) -> dict[Any, Any]:
         return torch._decomp.core_aten_decompositions()
     if kind == "none":
         return {}
-    from kgen.capture.decompositions import table
+    from kgen.capture.decompositions import TABLE
 
-    return table()
+    return TABLE
 
 
 def lowered(fn: Callable[..., Any], kind: str, graphs: list[ir.Graph], dynamic: bool = False) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kgen.build import triton
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.cost import model
 from kgen.host.interpret import Interpreted
 from kgen.ir.plan import Kernel, Schedule, members
@@ -376,7 +376,7 @@ def scores(k: int, n: int = 1024) -> Schedule:
     device = torch.device("cuda:0")
     args = [FakeTensor(mode, torch.empty(size, dtype=dtype, device="meta"), device) for size, dtype in sizes]
     with mode:
-        gm = make_fx(softmax, decomposition_table=table())(*args)
+        gm = make_fx(softmax, decomposition_table=TABLE)(*args)
     return schedule(lower(reinplace(gm), LoweringContext()), Options())
 
 

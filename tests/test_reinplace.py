@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from op_case import check, lowered, tensor
+from op_case import capture, check, lowered, tensor
 
+from kgen import lowering, pipeline
+from kgen.capture.torch_adapter import GraphInfo
+from kgen.config import Config
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.reference.evaluate import evaluate_graph
@@ -247,3 +250,29 @@ def test_results_share_no_storage_that_eager_does_not_share(fn: Callable[..., An
     results = [r for r in evaluate_graph(graph, [x, v]) if isinstance(r, torch.Tensor)]
     storages = [t.untyped_storage().data_ptr() for t in (*results, x, v, *graph.constants.values())]
     assert len(set(storages)) == len(storages)
+
+
+def repeated(x: Any, v: Any) -> Any:
+    return (x.exp() + v, x.exp() * v)
+
+
+def sparse_gradient(x: Any, v: Any) -> Any:
+    return x.mm(x.t()) + torch.ops.aten.embedding_dense_backward.default(v, torch.tensor([0, 2]), 6, -1, False)
+
+
+@pytest.mark.parametrize("fn", [row, row_add, block, indexed, repeated, sparse_gradient], ids=lambda fn: fn.__name__)
+def test_the_stage_sees_a_graph_that_writes_or_repeats(fn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    v = torch.rand(2, 6) if fn is sparse_gradient else torch.rand(4)
+    assert stage_sees(fn, (torch.rand(6, 4), v), monkeypatch)
+
+
+def test_the_stage_is_left_out_where_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not stage_sees(lambda x, v: (x.exp() + v).relu()[1:], (torch.rand(6, 4), torch.rand(4)), monkeypatch)
+
+
+def stage_sees(fn: Callable[..., Any], inputs: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> bool:
+    seen: list[Any] = []
+    monkeypatch.setattr(lowering, "reinplace", lambda gm: seen.append(gm) or gm)
+    gm = capture(fn, inputs, "real", functionalize=True)
+    pipeline.reinplace(gm, GraphInfo("graph", "inference", frozenset(), frozenset()), Config())
+    return bool(seen)

@@ -16,10 +16,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 from kgen.ir import values as vs
 from kgen.ir.plan import Call, Kernel, Schedule
-from kgen.verdict import Outcome, Reason, demands
+from kgen.verdict import DEMANDS, Outcome, Reason
 
 
 def planned(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> Schedule:
@@ -28,10 +28,10 @@ def planned(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> Schedule
 
     def keep(gm: Any, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
-            plans.append(plan_of(gm, replace(options_for(gpu=gpu), demands=demands())))
+            plans.append(plan_of(gm, replace(options_for(gpu=gpu), demands=DEMANDS.get())))
         return gm
 
-    compiled = aot_function(fn, keep, decompositions=table(), keep_inference_input_mutations=True)
+    compiled = aot_function(fn, keep, decompositions=TABLE, keep_inference_input_mutations=True)
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
         compiled(*args)
     [plan] = plans

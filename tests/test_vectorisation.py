@@ -20,6 +20,7 @@ import torch
 from codegen import copied, elementwise_rows
 
 from kgen.build import cpp, toolchain
+from kgen.build.toolchain import REGISTER_BYTES
 from kgen.build.unit import PRELUDE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -28,7 +29,6 @@ from kgen.ir import values as vs
 from kgen.ir.plan import members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.machine import REGISTER_BYTES
 from kgen.scheduler import choose_loops, schedule
 from tests.kernels import plans
 from tests.rendering import cpp_text

@@ -26,7 +26,7 @@ from kgen import config as configuration
 from kgen import pipeline, unusable
 from kgen.build import cpp, triton
 from kgen.capture import torch_adapter
-from kgen.capture.decompositions import table as decompositions
+from kgen.capture.decompositions import TABLE
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.cost import model
@@ -158,7 +158,7 @@ def traced(problem: Problem, device: str) -> GraphModule:
         raise _Traced
 
     with suppress(_Traced):
-        aot_function(lambda *given: outputs_of(problem.fn(*given)), keep, decompositions=decompositions())(*args)
+        aot_function(lambda *given: outputs_of(problem.fn(*given)), keep, decompositions=TABLE)(*args)
     return _moved(found[0], mode, torch.device("cuda:0")) if moves else found[0]
 
 

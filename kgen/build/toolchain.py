@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 
 from kgen import config
+from kgen.device import Device
 from kgen.errors import CompilerNotFound, CompilerTooOld
 
 __all__ = [
-    "Compiler", "Isa", "available", "compiler", "cpu_name", "cpu_vendor", "isa", "kernel_flags", "kernel_link_flags",
-    "openmp_link_flags", "torch_library_dir",
+    "Compiler", "Isa", "available", "compiler", "cpu_device", "cpu_name", "cpu_vendor", "isa", "kernel_flags",
+    "kernel_link_flags", "openmp_link_flags", "register_bytes", "torch_library_dir",
 ]  # fmt: skip
 
 
@@ -219,3 +220,31 @@ def _torch_openmp() -> Path | None:
 
 def _from(library: Path) -> tuple[str, ...]:
     return str(library), f"-Wl,-rpath,{library.parent}"
+
+
+# ---- the CPU as templates see it -----------------------------------------------------------------------------------------
+
+# What the cost model begins with: operations a second of a core's float32 units, how many times faster bfloat16 is multiplied
+# by instructions of its own, and bytes a second that a core reads, of which so many use up the memory's bandwidth.
+FLOPS = {"avx512": 140e9, "avx2": 70e9, "generic": 10e9}
+NARROW = {"-mamx-bf16": 7.0, "-mavx512bf16": 2.0}
+BANDWIDTH, MOST_READERS = 10e9, 8
+# MKL takes other ways on CPUs of other vendors: its share, measured on an AMD EPYC with AVX-512.
+MKL_VENDOR, FOREIGN_MKL = "GenuineIntel", 0.42
+REGISTER_BYTES = {"avx512": 64, "avx2": 32, "generic": 16}
+
+
+def register_bytes() -> int:
+    """The length of a vector register of the CPU."""
+    return REGISTER_BYTES[isa().name]
+
+
+def cpu_device() -> Device:
+    """This machine's CPU as templates see it."""
+    found = isa()
+    name, threads = found.name, torch.get_num_threads()
+    narrow = next((times for flag, times in NARROW.items() if flag in found.flags), 1.0)
+    flops, bandwidth = FLOPS[name] * threads * narrow, BANDWIDTH * min(threads, MOST_READERS)
+    foreign = torch.backends.mkl.is_available() and cpu_vendor() not in ("", MKL_VENDOR)
+    lanes, library = REGISTER_BYTES[name] // 4, FOREIGN_MKL if foreign else 1.0
+    return Device("cpu", 0, threads, 0, 0, name, lanes, flops, narrow, bandwidth, library)

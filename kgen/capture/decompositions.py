@@ -6,7 +6,6 @@ itself: there a decomposition would hide structure (a contraction, a sort) or do
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -104,17 +103,17 @@ def _huber_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta
     return loss.to(x.dtype)
 
 
-@functools.cache
-def table() -> dict[Any, Callable[..., Any]]:
-    """Operator overload -> decomposition, as AOTAutograd takes it."""
-    native = set(_overloads(NATIVE))
-    chosen = {**core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss}
-    return {op: rule for op, rule in chosen.items() if op not in native}
-
-
 def _overloads(ops: tuple[Any, ...]) -> list[Any]:
     found: list[Any] = []
     for op in ops:
         packet = isinstance(op, torch._ops.OpOverloadPacket)
         found.extend(getattr(op, name) for name in op.overloads()) if packet else found.append(op)
     return found
+
+
+# Operator overload -> decomposition, as AOTAutograd takes it.
+TABLE: dict[Any, Callable[..., Any]] = {
+    **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss
+}  # fmt: skip
+for _native in _overloads(NATIVE):
+    TABLE.pop(_native, None)

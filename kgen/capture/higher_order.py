@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from kgen.capture import torch_adapter
-from kgen.capture.decompositions import table
+from kgen.capture.decompositions import TABLE
 
 __all__ = ["expand"]
 
@@ -87,7 +87,7 @@ class _Expansion:
 
         values = [self._differentiable(self._value(node), node) for node in given]
         with torch_adapter.fake_mode_of(self.node), torch.no_grad():
-            return make_fx(meaning, table(), _allow_non_fake_inputs=True)(*values)
+            return make_fx(meaning, TABLE, _allow_non_fake_inputs=True)(*values)
 
     def _differentiable(self, value: Any, node: Node) -> Any:
         """A captured tensor as one that requires a gradient where the node has a gradient of it: the meaning asks for that."""

@@ -1,11 +1,22 @@
-"""What torch's operators do beside computing their results."""
+"""The operators of aten graphs: their names, what they do beside computing their results, and which of them a loop computes.
+
+A loop node computes its own operator, and those that lowering wrote into its value instead of storing. Kernel names, headers
+and `explain` show them, and `require_fused` and `forbid_fused` look for them: without the inlined ones, a relu in front of a
+reduction would be in no kernel at all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from kgen.ir import nodes as ir
+from kgen.ir.nodes import Origin
 
 # Operators whose results hold whatever was in memory.
 _EMPTY = (
@@ -19,6 +30,10 @@ _EMPTY = (
     "aten::multinomial",
     "aten::normal",
 )
+# Views where the strides allow it, else copies.
+_MAY_COPY = frozenset(f"aten::{n}" for n in ("contiguous", "flatten", "reshape", "reshape_as", "to", "type_as"))
+# Views whose schemas do not say so, for autograd's sake.
+_UNANNOTATED = frozenset(f"aten::{n}" for n in ("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"))
 
 
 def is_pure(target: Any) -> bool:
@@ -26,3 +41,120 @@ def is_pure(target: Any) -> bool:
     if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims") or target._schema.is_mutable:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.name.startswith(_EMPTY)
+
+
+def is_view(target: Any) -> bool:
+    """Whether the operator's result may share the storage of its first argument, without a write to it."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and (schema.name in _UNANNOTATED or bool(getattr(target, "is_view", False)))
+
+
+def owner_of(node: Any) -> Any:
+    """The FX node at the root of a chain of views: in eager, the tensor that owns the storage of `node`."""
+    while (source := _viewed(node)) is not None:
+        node = source
+    return node
+
+
+def _viewed(node: Any) -> Any | None:
+    """The argument in whose storage the node's result lies."""
+    if node.op != "call_function" or not node.args:
+        return None
+    target, source = node.target, node.args[0]
+    if getattr(target, "__name__", "") == "getitem" and is_view(getattr(source, "target", None)):
+        return source.args[0]
+    name = getattr(getattr(target, "_schema", None), "name", "")
+    shares = is_view(target) and (name not in _MAY_COPY or _same_storage(node, source))
+    return source if shares or name == "aten::copy_" else None
+
+
+def _same_storage(node: Any, source: Any) -> bool:
+    """Whether tracing found the two in one storage."""
+    pair = node.meta.get("val"), source.meta.get("val")
+    if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in pair):
+        return False
+    mine, below = (value.untyped_storage()._cdata for value in pair)
+    return bool(mine == below)
+
+
+def operator_name(target: Any) -> str:
+    """``aten.add.Tensor`` for an OpOverload; the qualified Python name for anything else."""
+    namespace = getattr(target, "namespace", None)
+    if namespace and hasattr(target, "_overloadname"):
+        packet = target._schema.name.split("::")[1]
+        return f"{namespace}.{packet}.{target._overloadname}"
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', str(target))}"
+
+
+# ---- origins -------------------------------------------------------------------------------------------------------------
+
+
+def origin_of(node: Node) -> Origin:
+    """What a node of the graph is to kernels and reports."""
+    operators = (operator_name(node.target),) if node.op == "call_function" else ()
+    return Origin(operators, node.name, source_line(node))
+
+
+def source_line(node: Node) -> str:
+    """The user's line that the node came from, as ``file:line code``."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    for at, line in reversed(list(enumerate(lines))):
+        if line.startswith("File "):
+            parts = line.split(",")
+            file = parts[0].removeprefix("File ").strip('"').rsplit("/", 1)[-1]
+            number = parts[1].strip().removeprefix("line ") if len(parts) > 1 else "?"
+            code = lines[at + 1] if at + 1 < len(lines) else ""
+            return f"{file}:{number} {code}"
+    return ""
+
+
+def trace_origins(gm: GraphModule, graph: ir.Graph) -> ir.Graph:
+    """Completes the origins of `graph`'s loop nodes, lowered from `gm`, in program order."""
+    nodes = {n.name: n for n in gm.graph.nodes}
+    order = {n: k for k, n in enumerate(gm.graph.nodes)}
+    stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
+    calls = {n.origin.name for n in graph.nodes if not isinstance(n, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter)}
+    for position, node in enumerate(graph.nodes):
+        source = nodes.get(node.origin.name)
+        if source is None or not isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Scatter):
+            continue
+        found = _inlined(source, stored)
+        if source.name not in calls or not found:  # a loop that only prepares a call's operand does not do the call
+            found.add(source)
+        operators = dict.fromkeys(
+            operator_name(n.target) for n in sorted(found, key=order.__getitem__) if n.op == "call_function"
+        )
+        graph.nodes[position] = replace(node, origin=replace(node.origin, operators=tuple(operators)))
+    return graph
+
+
+def computing_nodes(gm: GraphModule, graph: ir.Graph, origins: Iterable[ir.Origin]) -> list[Node]:
+    """The calls of `gm` that kernels with these origins compute, in program order, without views: library calls could compute
+    the rest instead."""
+    nodes = {n.name: n for n in gm.graph.nodes}
+    stored = {nodes[n.origin.name] for n in graph.nodes if n.origin.name in nodes}
+    found: set[Node] = set()
+    for origin in origins:
+        source = nodes.get(origin.name)
+        if source is not None:
+            found |= _inlined(source, stored)
+            # not where a loop only prepares the operand of a call
+            found.update([source] if operator_name(source.target) in origin.operators else [])
+    return [n for n in gm.graph.nodes if n in found and isinstance(n.target, torch._ops.OpOverload) and not is_view(n.target)]
+
+
+def _inlined(source: Node, stored: set[Node]) -> set[Node]:
+    """The operators between `source` and the stored values that it reads, views and constants left out."""
+    found: set[Node] = set()
+    seen: set[Node] = {source}
+    stack = list(source.all_input_nodes)
+    while stack:
+        node = stack.pop()
+        if node in seen or node in stored:
+            continue
+        seen.add(node)
+        stack += node.all_input_nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.all_input_nodes and not is_view(node.target):
+            found.add(node)
+    return found

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
 
-__all__ = ["KINDS", "replace_random"]
+__all__ = ["KINDS", "RULES", "replace_random"]
 
 aten = torch.ops.aten
 

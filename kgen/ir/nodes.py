@@ -417,6 +417,11 @@ def combines(node: Node) -> bool:
     return meant or isinstance(node, Reduction | Partial | Scan | Contraction | Operation)
 
 
+def any_combines(graph: Graph) -> bool:
+    """Whether some node does: else every element of the graph is made on its own."""
+    return any(map(combines, graph.nodes))
+
+
 def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:
     """A name that no buffer of the graph has, none that the scheduler has given away, and none that is `taken`."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))

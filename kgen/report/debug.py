@@ -45,38 +45,35 @@ __all__ = ["write_code", "write_graph", "write_lowered", "write_schedule"]
 PRELUDE = re.compile(r"^(#include|using namespace)", re.MULTILINE)
 
 
-# ---- what the stages call ---------------------------------------------------------------------------------------------
+# ---- what the stages call where `debug` names a folder -----------------------------------------------------------------
 
 
 def write_graph(gm: GraphModule, info: GraphInfo, config: Config) -> None:
-    if config.debug:
-        text = gm.print_readable(print_output=False)
-        _write(_new_folder(Path(config.debug), info), "fx.txt", text.rstrip() + "\n")
+    assert config.debug is not None
+    text = gm.print_readable(print_output=False)
+    _write(_new_folder(Path(config.debug), info), "fx.txt", text.rstrip() + "\n")
 
 
 def write_lowered(graph: ir.Graph, info: GraphInfo, config: Config) -> None:
-    if config.debug:
-        _write(_folder(config, info), "ir_lowered.txt", print_graph(graph))
+    _write(_folder(config, info), "ir_lowered.txt", print_graph(graph))
 
 
 def write_schedule(plan: Schedule, info: GraphInfo, config: Config) -> None:
-    if config.debug:
-        folder = _folder(config, info)
-        _write(folder, "ir_scheduled.txt", print_schedule(plan))
-        _write(folder, "verdicts.txt", print_verdicts(plan))
+    folder = _folder(config, info)
+    _write(folder, "ir_scheduled.txt", print_schedule(plan))
+    _write(folder, "verdicts.txt", print_verdicts(plan))
 
 
 def write_code(record: Record, gm: GraphModule) -> None:
-    if record.config.debug:
-        folder = _folder(record.config, record.info)
-        _write(folder, "kernels.cpp", kernels_text([one.source for one in record.units.sources]))
-        launches = [call.launch for call in record.units.calls.values() if call.launch is not None]
-        for launch in launches:
-            _write(folder, f"{launch.name}.py", launch.source)
-        kept = _keep_reference(folder, record, gm)
-        if record.blueprint.constants:
-            torch.save(record.blueprint.constants, folder / "constants.pt")
-        _write(folder, "output_code.py", script_text(record, kept))
+    folder = _folder(record.config, record.info)
+    _write(folder, "kernels.cpp", kernels_text([one.source for one in record.units.sources]))
+    launches = [call.launch for call in record.units.calls.values() if call.launch is not None]
+    for launch in launches:
+        _write(folder, f"{launch.name}.py", launch.source)
+    kept = _keep_reference(folder, record, gm)
+    if record.blueprint.constants:
+        torch.save(record.blueprint.constants, folder / "constants.pt")
+    _write(folder, "output_code.py", script_text(record, kept))
 
 
 # ---- folders ----------------------------------------------------------------------------------------------------------

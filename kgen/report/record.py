@@ -14,7 +14,7 @@ from kgen.config import Config
 from kgen.host.compiled import Blueprint
 from kgen.ir.plan import Schedule
 
-__all__ = ["EagerRecord", "Record", "Recorder", "record", "record_eager", "recording"]
+__all__ = ["RECORDERS", "EagerRecord", "Record", "Recorder", "record", "record_eager", "recording"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Recorder:
 
 
 _listening: ContextVar[tuple[Recorder, ...]] = ContextVar("kgen_recorders", default=())
-_open: list[Recorder] = []
+RECORDERS: list[Recorder] = []  # those that are open
 _lock = threading.Lock()
 
 
@@ -61,12 +61,12 @@ def recording() -> Iterator[Recorder]:
     recorder = Recorder()
     token = _listening.set((*_listening.get(), recorder))
     with _lock:
-        _open.append(recorder)
+        RECORDERS.append(recorder)
     try:
         yield recorder
     finally:
         with _lock:
-            _open.remove(recorder)
+            RECORDERS.remove(recorder)
         _listening.reset(token)
 
 
@@ -84,7 +84,7 @@ def record_eager(info: GraphInfo, coverage: Mapping[str, int], config: Config) -
 
 def _note(made: Record | EagerRecord, config: Config) -> None:
     with _lock:
-        for recorder in _open:
+        for recorder in RECORDERS:
             if recorder.hears(config):
                 recorder.graphs.append(made)
                 recorder.configs.append(config)

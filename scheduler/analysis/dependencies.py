@@ -1,8 +1,9 @@
-"""The order that data and mutation impose on the nodes of a graph."""
+"""Which nodes of a graph somebody reads, and the order that data and mutation impose on them."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from itertools import pairwise
 
 from kgen import errors
@@ -14,6 +15,18 @@ from kgen.scheduler.analysis.memo import once_for
 def reads_of(node: ir.Node) -> tuple[str, ...]:
     """`ir.reads`, worked out once for a node that several transforms and attempts ask about."""
     return once_for(node, "reads of node", lambda: ir.reads(node))
+
+
+def needed(graph: ir.Graph, nodes: Sequence[ir.Node], kinds: tuple[type[ir.Node], ...] = (ir.Pointwise,)) -> list[ir.Node]:
+    """The nodes without those of some `kinds` that nobody reads."""
+    read = ir.visible(graph)
+    kept: list[ir.Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, kinds) and read.isdisjoint(ir.outs(node)):
+            continue
+        read.update(reads_of(node))
+        kept.append(node)
+    return kept[::-1]
 
 
 def edges(graph: ir.Graph) -> list[set[int]]:

@@ -1,9 +1,10 @@
-"""The memory plan: when each buffer dies, and whose memory a new one takes over."""
+"""The memory plan: the layout of each buffer, when it dies, and whose memory a new one takes over."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,23 @@ from kgen.ir.index import Expr
 from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Statement, Step, members
 from kgen.ir.values import loads
 from kgen.scheduler.analysis.memo import once_for
+
+
+def freeze_layouts(graph: ir.Graph) -> None:
+    """Gives every flexible buffer a dense layout in the order its hint prefers (eager's order)."""
+    for name, buffer in graph.buffers.items():
+        if buffer.strides is None:
+            graph.buffers[name] = replace(buffer, strides=_dense(buffer))
+
+
+def _dense(buffer: ir.Buffer) -> ir.Sizes:
+    order = buffer.hint or tuple(range(len(buffer.sizes)))
+    strides: list[Expr] = [ix.ONE] * len(order)
+    total = ix.ONE
+    for k in reversed(order):
+        strides[k] = total
+        total = total * (ix.ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
+    return tuple(strides)
 
 
 def plan_memory(schedule: Schedule) -> Schedule:

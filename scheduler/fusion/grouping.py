@@ -46,7 +46,9 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
         graph, groups, Sizes(graph.size_hints), outputs, limits, options.fusion, options.demands, around.single,
         options.siblings, around.held, unordered, options.capabilities(graph), around.apart,
     )  # fmt: skip
-    defined_once((name for node in graph.nodes for name in _defines(graph, node)), "schedule")
+    names = [name for node in graph.nodes for name in _defines(graph, node)]
+    if len(set(names)) < len(names):
+        defined_once(names, "schedule")
     for group in groups:
         for name in group.writes:
             fuser.producer[name] = group

@@ -9,8 +9,7 @@ from dataclasses import replace
 from kgen.cost.tuning_query import FUSED, Answer, Place
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.scheduler.analysis.dependencies import reads_of
-from kgen.scheduler.analysis.unread import needed
+from kgen.scheduler.analysis.dependencies import needed, reads_of
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Draft, Transform
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict

@@ -32,9 +32,8 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.dependencies import overwritten
+from kgen.scheduler.analysis.dependencies import needed, overwritten
 from kgen.scheduler.analysis.memo import once_for
-from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import products_of

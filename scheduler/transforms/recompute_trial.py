@@ -13,9 +13,9 @@ from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.ir.sizes import Sizes
+from kgen.scheduler.analysis.dependencies import needed
 from kgen.scheduler.analysis.memo import once_for
 from kgen.scheduler.analysis.memory import reads, writes
-from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
 from kgen.scheduler.selection.choose import product_of
 from kgen.scheduler.transforms.offered import offered_for_rows

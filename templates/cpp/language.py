@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kgen.rendered.kernel_call import Rendered
 from kgen.templates.contract import Config
@@ -10,22 +10,25 @@ from kgen.templates.cpp.codegen.template import render_template
 from kgen.templates.cpp.kernels.foreach import render_batch
 from kgen.templates.cpp.kernels.loops import render_kernel
 from kgen.templates.cpp.kernels.packing import render_packing
-from kgen.templates.loop_contract import LoopProblem, LoopTemplate
 from kgen.templates.problem import Problem
+from kgen.templates.render_step import Language
 
-__all__ = ["Cpp"]
-
-Write = Callable[[LoopProblem, LoopTemplate, Config, str], Rendered]
-OTHER_KINDS: dict[str, Write] = {"multi_tensor": render_batch, "packing": render_packing}
+__all__ = ["CPP"]
 
 
-class Cpp:
-    """The language of kernels for CPUs."""
+def _contraction(problems: Sequence[Problem], config: Config, symbol: str, _exact: bool) -> Rendered:
+    """What eager rounds is always rounded."""
+    return render_template(problems, config, symbol)
 
-    def contraction(self, problems: Sequence[Problem], config: Config, symbol: str, exact: bool) -> Rendered:
-        """The kernel of a contraction, or of several that share an operand. What eager rounds is always rounded."""
-        return render_template(problems, config, symbol)
 
-    def loops(self, problem: LoopProblem, template: LoopTemplate, config: Config, symbol: str) -> Rendered:
-        """The kernel of loops without a contraction."""
-        return OTHER_KINDS.get(problem.kind, render_kernel)(problem, template, config, symbol)
+CPP = Language(
+    _contraction,
+    {
+        "pointwise": render_kernel,
+        "reduction": render_kernel,
+        "scan": render_kernel,
+        "column_reduction": render_kernel,
+        "multi_tensor": render_batch,
+        "packing": render_packing,
+    },
+)

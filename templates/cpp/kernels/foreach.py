@@ -26,8 +26,8 @@ from kgen.templates.cpp.kernels.loops import (
 )
 from kgen.templates.form import Form, form_of
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
-from kgen.templates.loop_slots import CppForm, CppForms, lines, render_slots
-from kgen.templates.render import source_lines
+from kgen.templates.loop_slots import CppForm, CppForms
+from kgen.templates.render import lines, render_slots, source_lines
 
 
 @template(implements=loops("multi_tensor"), device="cpu", source="foreach.cpp.jinja", name="cpp_multi_tensor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
@@ -32,10 +32,8 @@ from kgen.templates.loop_slots import (
     TileLoop,
     TurnedSlot,
     VectorLoop,
-    lines,
-    render_slots,
 )
-from kgen.templates.render import clean, source_lines
+from kgen.templates.render import clean, lines, render_slots, source_lines
 
 # Waking a thread costs some microseconds: a share of work below this many elementary operations is not worth one.
 WAKE = 131072
@@ -77,14 +75,28 @@ def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, 
     """The C++ function of one loop nest. A general one has its constant offsets as arguments."""
     under = problem.under(config)
     [nest] = under.nests
+    made = _render_nest(under, template, config, name)
+    if not _has_offsets(nest):
+        return made
     general, offsets = with_offsets_as_sizes(nest)
 
     def by_offset(name: str) -> Rendered:
         made = _render_nest(replace(under, nests=(general,)), template, config, name)
         return replace(made, sizes=tuple(offsets.get(str(size), size) for size in made.sizes))
 
-    made = _render_nest(under, template, config, name)
-    return replace(made, general=by_offset if offsets else None)
+    return replace(made, general=by_offset)
+
+
+def _accesses(nest: Nest) -> Iterator[Expr]:
+    """The offsets of loads and stores."""
+    for s in nest.kernel.statements:
+        yield from s.store
+        yield from (e for load in vs.loads(s.roots) for e in load.attr[1])
+
+
+def _has_offsets(nest: Nest) -> bool:
+    """Whether a load or store adds a constant to its offset."""
+    return any(dict(place.terms).get((), 0) for place in _accesses(nest))
 
 
 def _render_nest(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
@@ -193,6 +205,8 @@ def with_prefetches(
     tasks: Tasks, body: list[str], sections: list[Section], nest: Nest, emitter: Emitter, sizes: Sizes
 ) -> tuple[Tasks, list[str]]:
     """The task loops and the body with what asks for memory in advance; the sections get theirs as well."""
+    if tasks.flat and not any(isinstance(a, ix.Indirect) for place in _accesses(nest) for a in ix.free_atoms(place)):
+        return replace(tasks, before=lines(emitter.task.lines)), body  # hardware prefetches such a run
     before, inside = pointed_prefetches(nest, emitter, sizes)
     ahead = [] if tasks.flat else [*run_prefetches(nest, emitter, sizes), *before]
     tasks = replace(tasks, before=lines([*emitter.task.lines, *ahead]))

@@ -10,7 +10,8 @@ from kgen.templates.contract import Config, template
 from kgen.templates.cpp.codegen.engine import declaration, objects
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
-from kgen.templates.loop_slots import CppPacking, render_slots
+from kgen.templates.loop_slots import CppPacking
+from kgen.templates.render import render_slots
 
 
 @template(implements=loops("packing"), device="cpu", source="packing.cpp.jinja", name="cpp_packing")

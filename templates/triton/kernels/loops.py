@@ -11,8 +11,8 @@ from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, canonical_text
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
-from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows, lines, render_slots
-from kgen.templates.render import clean, source_lines
+from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
+from kgen.templates.render import clean, lines, render_slots, source_lines
 from kgen.templates.triton.codegen.emit import Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES
