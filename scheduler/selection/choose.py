@@ -11,8 +11,8 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.analysis.memo import once
-from kgen.scheduler.selection.memo import layouts, prices, remembered
+from kgen.scheduler.analysis.memo import once, once_for
+from kgen.scheduler.selection.memo import identity, likeness, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -31,6 +31,10 @@ def product_of(kernel: Kernel) -> str:
 
 def products_of(kernel: Kernel) -> tuple[str, ...]:
     """The results of the kernel's products: what the first statement that reads a sum makes of it."""
+    return once_for(kernel, "products", lambda: _products_of(kernel))
+
+
+def _products_of(kernel: Kernel) -> tuple[str, ...]:
     found: list[str] = []
     for s in kernel.statements:
         if s.kind == "contraction":
@@ -47,7 +51,7 @@ def read_by_prologue(kernel: Kernel) -> set[str]:
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel with linear offsets and as few loops as walk through memory alike."""
-    return once(("prepared", kernel, layouts(kernel, graph)), lambda: _prepared(kernel, graph))
+    return once(("prepared", identity(kernel, graph)), lambda: _prepared(kernel, graph))
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -65,13 +69,13 @@ def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
         return prepared(kernel, graph)
-    return once(("in order", kernel, layouts(kernel, graph)), lambda: _in_order(kernel, graph))
+    return once(("in order", identity(kernel, graph)), lambda: _in_order(kernel, graph))
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     name = None if only is None else only.template
-    key = ("problems", kernel, layouts(kernel, graph), device, name)
+    key = ("problems", identity(kernel, graph), device, name)
     found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
     return list(found), list(refusals)
 
@@ -119,6 +123,13 @@ class Given:
     vendor: bool = True
     answers: Mapping[Place, Answer] = field(default_factory=dict)
     stable: bool = False
+
+
+def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Best | None:
+    """The best to be had of a kernel, found once for those that are equal but for names: its problem may be another one's."""
+    only = None if given.only is None else given.only.template
+    key = ("best of", likeness([kernel], graph), device, only, given.vendor, given.stable, tuple(given.answers.items()))
+    return once(key, lambda: best(problems(kernel, graph, device, given.only)[0], given))
 
 
 def best(problems: Sequence[Problem], given: Given) -> Best | None:
@@ -177,10 +188,10 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     """The kernel with the fastest template and configuration, as it was measured, else as the cost model estimates, or why the
     library has it."""
     out = product_of(kernel)
-    found, refusals = problems(kernel, graph, device, given.only)
-    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not prices(p)]
-    chosen = best(found, given)
+    chosen = best_of(kernel, graph, device, given)
     if chosen is None:
+        found, refusals = problems(kernel, graph, device, given.only)
+        refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not prices(p)]
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
     name = chosen.problem.template.name
     if given.only is not None:

@@ -23,7 +23,7 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
-from kgen.scheduler.selection.memo import layouts
+from kgen.scheduler.selection.memo import identity
 from kgen.scheduler.tiling.loops import unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
 
@@ -57,7 +57,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     if not _may_split(kernel):
         return (kernel,)
     kernel = unflattened(kernel)
-    key = ("tiles", kernel, layouts(kernel, graph), gpu)
+    key = ("tiles", identity(kernel, graph), gpu)
     tiling = once(key, lambda: choose_tiles(kernel, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
