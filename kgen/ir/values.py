@@ -329,7 +329,8 @@ def masked(cond: Value, body: Value, other: Value) -> Value:
 # ---- walking --------------------------------------------------------------------------------------------------------
 
 
-# The longest walk that a value keeps, and the most loads: walks of every part of a long chain would be as many values as its length squared.
+# The longest walk that a value keeps, and the most loads: walks of every part of a long chain would be as many values as its
+# length squared.
 KEPT_WALK = 256
 
 
@@ -484,7 +485,7 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
     def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
         if value.op == "load":
             buffer, indices, dtype = value.attr
-            moved = tuple(ix.substitute(e, mapping, memo, lookup) for e in indices)
+            moved = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
             return value if not args and moved == indices else load(buffer, moved, dtype, args[0] if args else None)
         if value.op == "index":
             return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)
