@@ -115,7 +115,7 @@ class Fuser:
         return is_partial(group) or self._is_held(group)
 
     def _is_held(self, group: Group) -> bool:
-        return any(out in self.held for out in group.members.made)
+        return bool(self.held) and any(out in self.held for out in group.members.made)
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""
@@ -204,8 +204,8 @@ class Fuser:
 
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
-        parts = {name for name in a.members.made if self.graph.buffers[name].is_part}
-        return bool(parts) and not parts.isdisjoint(ir.places(self.graph, (*b.members.reads, *b.members.mutated)))
+        parts = [name for name in a.members.made if self.graph.buffers[name].is_part]
+        return bool(parts) and not ir.places(self.graph, (*b.members.reads, *b.members.mutated)).isdisjoint(parts)
 
     def _wait(self, a: Group, b: Group, buffer: str) -> None:
         """Has the pair tried again when either has merged with a third group."""

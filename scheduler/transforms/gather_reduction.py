@@ -13,7 +13,6 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Indirect, Var
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.dependencies import reads_of
 
 _PICKED = "for"
 
