@@ -287,7 +287,7 @@ def constant(value: int) -> Expr:
 
 
 def as_expr(value: ExprLike | Atom) -> Expr:
-    if type(value) is Expr:
+    if isinstance(value, Expr):
         return value
     if isinstance(value, Atom):
         return value.expr()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -16,7 +15,8 @@ from kgen.scheduler.analysis.dependencies import reads_of
 Mapping = dict[Atom, Expr]
 
 
-class Access(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Access:
     """A touch of memory: element `index` of `buffer`."""
 
     buffer: str
@@ -87,7 +87,8 @@ class Item:
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        return tuple(dict.fromkeys([Access(v.attr[0], v.attr[1]) for v in vs.loads(self.roots)]))
+        found = dict.fromkeys([v.attr[:2] for v in vs.loads(self.roots)])
+        return tuple([Access(buffer, index) for buffer, index in found])
 
     @cached_property
     def cost(self) -> int:
