@@ -115,7 +115,7 @@ class Fuser:
         return is_partial(group) or self._is_held(group)
 
     def _is_held(self, group: Group) -> bool:
-        return bool(self.held) and any(out in self.held for out in group.members.made)
+        return any(out in self.held for out in group.members.made)
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""

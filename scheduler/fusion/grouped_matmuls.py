@@ -15,11 +15,10 @@ from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
-from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import prepared, product_of
-from kgen.scheduler.selection.memo import likeness, remembered
+from kgen.scheduler.selection.memo import for_form, remembered
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.base import Request
@@ -55,8 +54,8 @@ def join(plan: Schedule, how: Joining) -> None:
 
 
 def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
-    """The kernels as one, where that is better: found once for all that are equal but for names, in whatever attempt."""
-    found = once(("joint kernels", likeness(kernels, graph), how.only), lambda: _joint(kernels, graph, how))
+    """The kernels as one, where that is better: the same for all that are equal but for names, in whatever attempt."""
+    found = for_form(("joint kernels", how.only), kernels, graph, lambda: _joint(kernels, graph, how))
     return None if found is None else _batch(kernels, *found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen.device import Device
@@ -11,8 +11,8 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.analysis.memo import once, once_for
-from kgen.scheduler.selection.memo import identity, likeness, prices, remembered
+from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.selection.memo import for_form, for_equal, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -31,10 +31,10 @@ def product_of(kernel: Kernel) -> str:
 
 def products_of(kernel: Kernel) -> tuple[str, ...]:
     """The results of the kernel's products: what the first statement that reads a sum makes of it."""
-    return once_for(kernel, "products", lambda: _products_of(kernel))
+    return once_for(kernel, "contractions", lambda: _contracted_by(kernel))
 
 
-def _products_of(kernel: Kernel) -> tuple[str, ...]:
+def _contracted_by(kernel: Kernel) -> tuple[str, ...]:
     found: list[str] = []
     for s in kernel.statements:
         if s.kind == "contraction":
@@ -51,7 +51,7 @@ def read_by_prologue(kernel: Kernel) -> set[str]:
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel with linear offsets and as few loops as walk through memory alike."""
-    return once(("prepared", identity(kernel, graph)), lambda: _prepared(kernel, graph))
+    return for_equal("prepared", kernel, graph, lambda: _prepared(kernel, graph))
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -69,14 +69,14 @@ def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
         return prepared(kernel, graph)
-    return once(("in order", identity(kernel, graph)), lambda: _in_order(kernel, graph))
+    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     name = None if only is None else only.template
-    key = ("problems", identity(kernel, graph), device, name)
-    found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
+    how = ("problems", device, name)
+    found, refusals = for_equal(how, kernel, graph, lambda: _problems(kernel, graph, device, name))
     return list(found), list(refusals)
 
 
@@ -124,12 +124,17 @@ class Given:
     answers: Mapping[Place, Answer] = field(default_factory=dict)
     stable: bool = False
 
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """What changes the best to be had, besides the only template."""
+        return self.vendor, self.stable, tuple(self.answers.items())
+
 
 def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Best | None:
-    """The best to be had of a kernel, found once for those that are equal but for names: its problem may be another one's."""
+    """The best of a kernel, the same for all that are equal but for names: its problem may be that of another one."""
     only = None if given.only is None else given.only.template
-    key = ("best of", likeness([kernel], graph), device, only, given.vendor, given.stable, tuple(given.answers.items()))
-    return once(key, lambda: best(problems(kernel, graph, device, given.only)[0], given))
+    how = ("best of", device, only, *given.key)
+    return for_form(how, [kernel], graph, lambda: best(problems(kernel, graph, device, given.only)[0], given))
 
 
 def best(problems: Sequence[Problem], given: Given) -> Best | None:
@@ -146,8 +151,7 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
         return model.seconds(problem, config) if model.fits(problem, config) else math.inf
 
     fused = any(problem.has_fused_call for problem in problems[:1])
-    how = (given.vendor, given.stable, tuple(given.answers.items()), fused)
-    return remembered(problems, how, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
+    return remembered(problems, (*given.key, fused), lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
 
 
 def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import TypeVar
 
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -21,9 +21,21 @@ from kgen.templates.problem import Problem
 from kgen.templates.problem import once as known_once
 from kgen.tuning import model
 
+T = TypeVar("T")
 
-def identity(kernel: Kernel, graph: ir.Graph) -> Hashable:
-    """One small object for all kernels that are equal and have equal buffers: the key of what is found out about a kernel."""
+
+def for_equal(what: Hashable, kernel: Kernel, graph: ir.Graph, make: Callable[[], T]) -> T:
+    """A memo of what kernels have that are equal, with equal buffers."""
+    return once((what, _identity(kernel, graph)), make)
+
+
+def for_form(what: Hashable, kernels: Sequence[Kernel], graph: ir.Graph, make: Callable[[], T]) -> T:
+    """A memo of what kernels have that are equal but for names: to templates, and to the libraries that compete with them."""
+    return once((what, _likeness(kernels, graph)), make)
+
+
+def _identity(kernel: Kernel, graph: ir.Graph) -> Hashable:
+    """A small key, for kernels are many objects."""
     return once_for(kernel, "identity", lambda: once(("identity", kernel, _layouts(kernel, graph)), object), graph)
 
 
@@ -48,7 +60,7 @@ def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Be
 
 
 def prices(problem: Problem) -> Sequence[tuple[Config, float]]:
-    """The configurations that the device can run and their estimated seconds: worked out once for problems that are alike."""
+    """The configurations that the device can run and their estimated seconds, kept for problems that are alike."""
     if not is_remembering():
         return _prices(problem)
     key = ("prices", problem.device, problem.template.name, _form(problem), frozenset(problem.sizes.hints.items()))
@@ -59,12 +71,11 @@ def _prices(problem: Problem) -> Sequence[tuple[Config, float]]:
     return [(config, model.seconds(problem, config)) for config in model.feasible(problem)]
 
 
-def likeness(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
-    """One small object for kernels that are equal but for names, to templates and to the libraries that compete with them."""
-    found = tuple(once_for(kernel, "library", partial(_library, kernel, graph), graph) for kernel in kernels)
-    if len(kernels) > 1:
-        return once(("likeness", form(kernels, graph), found), object)
-    return once_for(kernels[0], "likeness", lambda: once(("likeness", form(kernels, graph), found), object), graph)
+def _likeness(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
+    def found() -> Hashable:
+        return "likeness", form(kernels, graph), tuple(_library(kernel, graph) for kernel in kernels)
+
+    return found() if len(kernels) > 1 else once_for(kernels[0], "likeness", lambda: once(found(), object), graph)
 
 
 def _library(kernel: Kernel, graph: ir.Graph) -> Hashable:

@@ -20,10 +20,9 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import finished
-from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import least_seconds, problems, product_of
-from kgen.scheduler.selection.memo import likeness
+from kgen.scheduler.selection.memo import for_form
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
 from kgen.tuning import model
@@ -92,9 +91,8 @@ def _best_parts(attempt: Attempt) -> Iterator[tuple[str, int]]:
 
 
 def _estimated_parts(kernel: Kernel, graph: ir.Graph, device: Device) -> int:
-    """`parts_of` a kernel, found once for those that are equal but for names."""
-    key = ("parts", likeness([kernel], graph), device)
-    return once(key, lambda: parts_of(problems(kernel, graph, device, None)[0], kernel))
+    """`parts_of` a kernel, the same for those that are equal but for names."""
+    return for_form(("parts", device), [kernel], graph, lambda: parts_of(problems(kernel, graph, device, None)[0], kernel))
 
 
 def whole_of(graph: ir.Graph, name: str) -> str:
