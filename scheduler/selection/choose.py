@@ -12,7 +12,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memo import once_for
-from kgen.scheduler.selection.memo import for_form, for_equal, prices, remembered
+from kgen.scheduler.selection.memo import for_equal, for_form, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
