@@ -37,6 +37,8 @@ BUILT_IN_LOOPS = {
 T = TypeVar("T")
 
 _templates: dict[str, Template] = {}
+# What `why_not` has said of the templates that are registered now.
+_refusals: dict[tuple[str | None, Request], str | None] = {}
 # By kind and device, in the order in which they replace each other.
 _loops: dict[tuple[str, str], list[LoopTemplate]] = {}
 
@@ -45,6 +47,7 @@ def add(template: Template) -> None:
     """Registers a template. A module that is loaded again may register its own once more."""
     _check_name(template)
     _templates[template.name] = template
+    _refusals.clear()
 
 
 def add_loops(template: LoopTemplate) -> None:
@@ -90,6 +93,7 @@ def _is_built_in(template: Template | LoopTemplate) -> bool:
 def remove(name: str) -> None:
     """Takes a template out again: for tests, and for an author who replaces one."""
     _templates.pop(name, None)
+    _refusals.clear()
     for chain in _loops.values():
         chain[:] = [one for one in chain if one.name != name]
 
@@ -121,6 +125,14 @@ def contractions(device: str | None = None) -> list[Template]:
 
 def why_not(device: str | None, request: Request) -> str | None:
     """Why no template of a device makes such a kernel of a contraction, each with its reason; None where some may."""
+    _load()
+    key = (device, request)
+    if key not in _refusals:
+        _refusals[key] = _why_not(device, request)
+    return _refusals[key]
+
+
+def _why_not(device: str | None, request: Request) -> str | None:
     reasons: list[str] = []
     for template in contractions(device):
         reason = template.why_not(request)

@@ -115,15 +115,15 @@ class Indirect(Atom):
 class Expr:
     """An interned polynomial over atoms. Build with operators; compare with ``is`` or ``==`` (the same thing)."""
 
-    __slots__ = ("__weakref__", "_atoms", "_bounds", "_hash", "_upper", "terms")
+    __slots__ = ("__weakref__", "_atoms", "_bounds", "_indirect", "_joins", "_upper", "terms")
     terms: tuple[tuple[tuple[Atom, ...], int], ...]
-    _hash: int
     _bounds: tuple[int, int] | None
     _atoms: frozenset[Atom] | None
+    _indirect: tuple[Indirect, ...] | None
+    _joins: bool  # whether some atom is a remainder, which a division may complete
     _upper: Expr | None
 
-    def __hash__(self) -> int:
-        return self._hash
+    __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
@@ -136,10 +136,14 @@ class Expr:
             return self
         if not self.terms:
             return other
-        table = dict(self.terms)
-        for mono, coef in other.terms:
-            table[mono] = table.get(mono, 0) + coef
-        return _make(_join_divmod(table))
+        key = (self, other)
+        hit = _sums.get(key)
+        if hit is None:
+            table = dict(self.terms)
+            for mono, coef in other.terms:
+                table[mono] = table.get(mono, 0) + coef
+            hit = _sums[key] = _make(_join_divmod(table) if self._joins or other._joins else table)
+        return hit
 
     __radd__ = __add__
 
@@ -213,13 +217,16 @@ ExprLike = Union[Expr, int]
 
 _exprs: dict[tuple[Any, ...], Expr] = {}
 _atoms: dict[tuple[Any, ...], Atom] = {}
+_sums: dict[tuple[Expr, Expr], Expr] = {}
 _products: dict[tuple[Expr, Expr], Expr] = {}
+_substituted: dict[tuple[Expr | None, ...], Expr] = {}
 _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
+_strides: dict[tuple[Expr, Var], Expr | None] = {}
 
 
 def clear_tables() -> None:
     """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
-    for table in (_exprs, _atoms, _products, _divmods):
+    for table in (_exprs, _atoms, _sums, _products, _substituted, _divmods, _strides):
         table.clear()
 
 
@@ -239,8 +246,8 @@ def _make(table: Mapping[tuple[Atom, ...], int]) -> Expr:
     if found is None:
         made = Expr()
         made.terms = terms
-        made._hash = hash(terms)
-        made._bounds = made._atoms = made._upper = None
+        made._bounds = made._atoms = made._indirect = made._upper = None
+        made._joins = any(isinstance(atom, Mod) for mono, _ in terms for atom in mono)
         found = _exprs.setdefault(terms, made)
     return found
 
@@ -674,6 +681,14 @@ def free_atoms(expr: Expr) -> frozenset[Atom]:
     return expr._atoms
 
 
+def indirects(expr: Expr) -> tuple[Indirect, ...]:
+    """The integers from memory in the expression, oldest first, those inside divisions included."""
+    if expr._indirect is None:
+        found = [atom for atom in free_atoms(expr) if isinstance(atom, Indirect)]
+        expr._indirect = tuple(sorted(found, key=_order))
+    return expr._indirect
+
+
 def as_factor(expr: Expr, of: Expr) -> int | None:
     """The integer `k` for which ``expr == k * of`` whatever the sizes; None where there is none."""
     if not of.terms or not expr.terms:
@@ -689,6 +704,13 @@ def is_static(expr: Expr) -> bool:
 def stride_of(expr: Expr, variable: Var) -> Expr | None:
     """The coefficient of `variable` when the expression is affine in it, else None (it sits inside a division, a power, or
     the value of an indirect index)."""
+    key = (expr, variable)
+    if key not in _strides:
+        _strides[key] = _stride(expr, variable)
+    return _strides[key]
+
+
+def _stride(expr: Expr, variable: Var) -> Expr | None:
     total = ZERO
     for mono, coef in expr.terms:
         count = mono.count(variable)
@@ -722,12 +744,30 @@ def substitute(
 ) -> Expr:
     """Replaces variables, sizes and indirect integers by expressions; `map_value` rewrites the values inside `Indirect` atoms.
     Pass one `memo` per mapping."""
+    if map_value is None or not indirects(expr):
+        return _substitute_known(expr, mapping)
     memo = {} if memo is None else memo
     hit = memo.get(expr)
     if hit is not None:
         return hit
-    if not any(a in mapping or (map_value is not None and isinstance(a, Indirect)) for a in free_atoms(expr)):
+    return _substitute(expr, mapping, memo, map_value)
+
+
+def _substitute_known(expr: Expr, mapping: Mapping[Atom, Expr]) -> Expr:
+    """The result depends on what the expression's own atoms become: equal layers ask for the same ones."""
+    images = [mapping.get(atom) for atom in free_atoms(expr)]
+    if not any(images):  # an expression is true, also zero
         return expr
+    key = (expr, *images)
+    hit = _substituted.get(key)
+    if hit is None:
+        hit = _substituted[key] = _substitute(expr, mapping, {}, None)
+    return hit
+
+
+def _substitute(
+    expr: Expr, mapping: Mapping[Atom, Expr], memo: dict[Expr, Expr], map_value: Callable[[Any], Any] | None
+) -> Expr:
     total = ZERO
     for mono, coef in expr.terms:
         term = constant(coef)

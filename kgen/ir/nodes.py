@@ -78,7 +78,7 @@ import torch
 from typing_extensions import TypeIs
 
 from kgen.ir import ops
-from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms
+from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms, indirects
 from kgen.ir.program import Program
 from kgen.ir.values import Index, Value, index_exprs, loads, topological
 
@@ -431,10 +431,11 @@ def fresh(graph: Graph, stem: str, taken: Container[str] = ()) -> str:
 
 def derived(graph: Graph, what: Derived) -> str:
     """The name of what the scheduler makes of a buffer: the same one at each attempt at a schedule, and nobody else's."""
-    if what not in graph.names:
+    name = graph.names.get(what)
+    if name is None:
         name = graph.names[what] = fresh(graph, what.stem)
         graph.provenance[name] = what
-    return graph.names[what]
+    return name
 
 
 def source_in(graph: Graph, name: str, role: str) -> str | None:
@@ -523,7 +524,7 @@ def roots(node: Node) -> tuple[Value, ...]:
 
 
 def _indirect_values(expr: Expr) -> Iterator[Value]:
-    for atom in sorted((a for a in free_atoms(expr) if isinstance(a, Indirect)), key=lambda a: a.value.serial):
+    for atom in indirects(expr):
         yield atom.value
 
 

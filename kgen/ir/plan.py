@@ -11,7 +11,7 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Indirect, Size, Var, as_expr, free_atoms
+from kgen.ir.index import Atom, Expr, Size, Var, as_expr
 from kgen.ir.values import Value
 from kgen.verdict import Verdict
 
@@ -64,8 +64,7 @@ class Statement:
     def roots(self) -> tuple[Value, ...]:
         """The values that the statement computes, those inside of its indices included."""
         ranked = () if self.rank is None or self.op not in ("argmax", "argmin") else (self.rank,)
-        indices = (sorted((a for a in free_atoms(e) if isinstance(a, Indirect)), key=_of_atom) for e in (*self.store, *ranked))
-        indirect = (a.value for inside in indices for a in inside)
+        indirect = [atom.value for e in (*self.store, *ranked) for atom in ix.indirects(e)]
         return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
 
     def substituted(self, mapping: Mapping[Atom, Expr]) -> Statement:
@@ -81,10 +80,6 @@ class Statement:
         rank = None if self.rank is None else moved(self.rank)
         store, axes = tuple(map(moved, self.store)), tuple((name, moved(e)) for name, e in self.axes)
         return replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
-
-
-def _of_atom(atom: Atom) -> tuple[Any, ...]:
-    return atom.order
 
 
 @dataclass(frozen=True)

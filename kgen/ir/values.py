@@ -24,7 +24,7 @@ Index = tuple[Expr, ...]
 class Value:
     """One scalar operation applied to other values. Make with the functions of this module, never directly."""
 
-    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_walk", "args", "attr", "dtype", "op", "serial")
+    __slots__ = ("__weakref__", "_atoms", "_below", "_key", "_loads", "_walk", "args", "attr", "dtype", "op", "serial")
     op: str
     args: tuple[Value, ...]
     attr: Any
@@ -33,6 +33,7 @@ class Value:
     _atoms: frozenset[Atom] | None
     _below: tuple[Value, ...] | None
     _key: tuple[Any, ...]
+    _loads: tuple[Value, ...] | None
     _walk: tuple[Value, ...] | None
 
     def __repr__(self) -> str:
@@ -79,7 +80,8 @@ def _make(op: str, args: tuple[Value, ...], attr: Any, dtype: torch.dtype) -> Va
         made = Value()
         made.op, made.args, made.attr, made.dtype = op, args, attr, dtype
         made.serial = len(_table)
-        made._key, made._atoms, made._below, made._walk = key, None, None, None
+        made._key = key
+        made._atoms = made._below = made._loads = made._walk = None
         found = _table.setdefault(key, made)
     return found
 
@@ -201,7 +203,7 @@ def _below_by_range(a: Value, b: Value, more: int) -> Value | None:
     if a.op != "index" or (b.op != "index" and not (b.op == "const" and b.dtype is torch.int64)):
         return None
     bound = (ix.constant(b.attr) if b.op == "const" else b.attr) + more
-    if any(isinstance(atom, ix.Indirect) for e in (a.attr, bound) for atom in ix.free_atoms(e)):
+    if ix.indirects(a.attr) or ix.indirects(bound):
         return None
     if ix.known_less(a.attr, bound):
         return const(True, torch.bool)
@@ -327,7 +329,8 @@ def masked(cond: Value, body: Value, other: Value) -> Value:
 # ---- walking --------------------------------------------------------------------------------------------------------
 
 
-# The longest walk that a value keeps: walks of every part of a long chain would be as many values as its length squared.
+# The longest walk that a value keeps, and the most loads: walks of every part of a long chain would be as many values as its
+# length squared.
 KEPT_WALK = 256
 
 
@@ -335,9 +338,7 @@ def children(value: Value) -> Iterator[Value]:
     """Arguments, and the values inside indirect indices."""
     yield from value.args
     for expr in index_exprs(value):
-        found = [atom for atom in ix.free_atoms(expr) if isinstance(atom, ix.Indirect)]
-        found.sort(key=_order)
-        for atom in found:
+        for atom in ix.indirects(expr):
             yield atom.value
 
 
@@ -401,10 +402,6 @@ def _arguments(value: Value) -> tuple[Value, ...]:
     return tuple(sorted(value.args, key=_latest_first))
 
 
-def _order(atom: Atom) -> tuple[Any, ...]:
-    return atom.order
-
-
 def _latest_first(value: Value) -> int:
     return -value.serial
 
@@ -423,7 +420,20 @@ def by_place(roots: Iterable[Value]) -> Iterator[Value]:
 
 
 def loads(roots: Iterable[Value]) -> list[Value]:
-    return [v for v in topological(roots) if v.op == "load"]
+    found: dict[Value, None] = {}
+    for root in roots:
+        found.update(dict.fromkeys(_loads(root)))
+    return list(found)
+
+
+def _loads(root: Value) -> tuple[Value, ...]:
+    """The loads below one value."""
+    if root._loads is not None:
+        return root._loads
+    found = tuple([value for value in _walk(root) if value.op == "load"])
+    if len(found) <= KEPT_WALK:
+        root._loads = found
+    return found
 
 
 def over(value: Value, groups: Iterable[Iterable[Var]]) -> Hashable:
@@ -444,7 +454,7 @@ def rewrite(
     inside indirect indices. Returns old -> new for everything reachable."""
     new: dict[Value, Value] = {}
     for value in topological(roots):
-        new[value] = visit(value, tuple(new[a] for a in value.args), new.__getitem__)
+        new[value] = visit(value, tuple([new[a] for a in value.args]), new.__getitem__)
     return new
 
 
@@ -475,7 +485,7 @@ def substitute_all(roots: list[Value], mapping: Mapping[Atom, Expr]) -> list[Val
     def visit(value: Value, args: tuple[Value, ...], lookup: Callable[[Value], Value]) -> Value:
         if value.op == "load":
             buffer, indices, dtype = value.attr
-            moved = tuple(ix.substitute(e, mapping, memo, lookup) for e in indices)
+            moved = tuple([ix.substitute(e, mapping, memo, lookup) for e in indices])
             return value if not args and moved == indices else load(buffer, moved, dtype, args[0] if args else None)
         if value.op == "index":
             return index_value(ix.substitute(value.attr, mapping, memo, lookup), value.dtype)

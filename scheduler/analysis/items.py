@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from kgen.ir import index as ix
@@ -60,7 +60,7 @@ class Item:
         """Whether it is a write that combines with what is there, under a mask, or at indices from data."""
         if not isinstance(self.node, ir.Scatter):
             return False
-        from_data = any(isinstance(a, ix.Indirect) for e in self.store for a in ix.free_atoms(e))
+        from_data = any(ix.indirects(e) for e in self.store)
         return self.node.mode != "set" or self.mask is not None or from_data
 
     def turn(self, loops: tuple[Var, ...]) -> Expr:
@@ -82,14 +82,13 @@ class Item:
 
     @cached_property
     def roots(self) -> tuple[Value, ...]:
-        indirect = tuple(
-            a.value for e in self.store for a in sorted(ix.free_atoms(e), key=lambda a: a.order) if isinstance(a, ix.Indirect)
-        )
+        indirect = [atom.value for e in self.store for atom in ix.indirects(e)]
         return (self.value, *indirect, *(() if self.mask is None else (self.mask,)), *self.factors)
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        return tuple(dict.fromkeys(Access(v.attr[0], v.attr[1]) for v in vs.loads(self.roots)))
+        found = dict.fromkeys([v.attr[:2] for v in vs.loads(self.roots)])
+        return tuple([Access(buffer, index) for buffer, index in found])
 
     @cached_property
     def cost(self) -> int:
@@ -106,8 +105,9 @@ class Item:
         axes = tuple((name, ix.substitute(e, mapping, memo)) for name, e in self.axes)
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
         rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
-        moved = replace(self, value=value, mask=mask, factors=tuple(rest), store=store, rank=rank, axes=axes)
-        return replace(moved, outer=outer, inner=inner)
+        return Item(
+            self.node, self.position, outer, inner, value, store, mask, rank, self.in_order, tuple(rest), axes, self.made
+        )
 
 
 def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:

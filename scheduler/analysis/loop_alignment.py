@@ -8,6 +8,7 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr, Var
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Mapping
+from kgen.scheduler.analysis.memo import once
 from kgen.verdict import Reason
 
 
@@ -43,7 +44,14 @@ def same_points(a: Group, b: Group) -> Space | Reason:
 
 
 def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
-    """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point."""
+    """The space in which `a` and `b` touch the same element ``buffer[index_a] == buffer[index_b]`` at the same point. It
+    depends on loops and indices only, and on which group is larger: equal layers have the same ones."""
+    more = len(a.items) - len(b.items)
+    key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0)
+    return once(key, lambda: _aligned(a, b, index_a, index_b))
+
+
+def _aligned(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     mirror = _mirror(index_a, index_b, b.outer)
     if mirror:
         return _then_mirrored(align(a, b, index_a, _substituted(index_b, mirror)), mirror)

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_MISSING: Any = object()
 _known: ContextVar[dict[Hashable, Any] | None] = ContextVar("kgen_memo", default=None)
 
 
@@ -26,15 +27,17 @@ def is_remembering() -> bool:
     return _known.get() is not None
 
 
-def once_for(owner: object, what: str, make: Callable[[], T]) -> T:
-    """`once` for what is found out about one object, which stays as it is: an equal one is not looked for."""
+def once_for(owner: object, what: str, make: Callable[[], T], beside: object = None) -> T:
+    """`once` for what is found out about one object, or about it `beside` another one. Both stay as they are: equal ones are
+    not looked for."""
     known = _known.get()
     if known is None:
         return make()
-    key = (what, id(owner))
-    if key not in known:
-        known[key] = (owner, make())  # which keeps another object from having its address
-    found: T = known[key][1]
+    key = (what, id(owner), id(beside))
+    kept = known.get(key)
+    if kept is None:
+        kept = known[key] = (make(), owner, beside)  # which keeps other objects from having their addresses
+    found: T = kept[0]
     return found
 
 
@@ -43,7 +46,7 @@ def once(key: Hashable, make: Callable[[], T]) -> T:
     known = _known.get()
     if known is None:
         return make()
-    if key not in known:
-        known[key] = make()
-    found: T = known[key]
+    found: T = known.get(key, _MISSING)
+    if found is _MISSING:
+        found = known[key] = make()
     return found

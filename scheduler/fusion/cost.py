@@ -54,7 +54,7 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         return Reason.TOO_LARGE
     if len(a.reads) + len(b.reads) + len(a.made) + len(b.made) > 2 * MAX_BUFFERS:
         return Reason.TOO_LARGE
-    joined = a.joined(b).items if inner else []
+    joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         length = sizes.points(inner)
         if length > limits.long_row and _walks(graph, sizes, joined, space, limits.lanes) < limits.min_rows:

@@ -204,8 +204,8 @@ class Fuser:
 
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
-        parts = {name for name in a.members.made if self.graph.buffers[name].is_part}
-        return bool(parts) and not parts.isdisjoint(ir.places(self.graph, (*b.members.reads, *b.members.mutated)))
+        parts = [name for name in a.members.made if self.graph.buffers[name].is_part]
+        return bool(parts) and not ir.places(self.graph, (*b.members.reads, *b.members.mutated)).isdisjoint(parts)
 
     def _wait(self, a: Group, b: Group, buffer: str) -> None:
         """Has the pair tried again when either has merged with a third group."""

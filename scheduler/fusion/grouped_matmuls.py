@@ -17,11 +17,10 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
 from kgen.only import Only
-from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import hides, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import prepared, product_of
-from kgen.scheduler.selection.memo import layouts, remembered
+from kgen.scheduler.selection.memo import for_form, remembered
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.base import Request
@@ -55,9 +54,9 @@ def join(plan: Schedule, how: Joining) -> None:
 
 
 def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
-    """What `_joint` makes of the kernels, found once for as many attempts as have them."""
-    key = ("joint kernels", tuple(kernels), tuple(layouts(kernel, graph) for kernel in kernels), how.only)
-    return once(key, lambda: _joint(kernels, graph, how))
+    """The kernels as one, where that is better: the same for all that are equal but for names, in whatever attempt."""
+    found = for_form(("joint kernels", how.only), kernels, graph, lambda: _joint(kernels, graph, how))
+    return None if found is None else _batch(kernels, *found)
 
 
 def _verdicts(batch: Batch) -> Iterable[Verdict]:
@@ -127,18 +126,18 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
 # ---- how --------------------------------------------------------------------------------------------------------------
 
 
-def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
-    """The products as one kernel, where a template makes them so and is estimated to be faster."""
+def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[Choice, BySize | None] | None:
+    """What the products have as one kernel, where a template makes them so and is estimated to be faster."""
     found = problems_of_joint(kernels, graph, how.device(product_of(kernels[0])))
     if how.only is not None:
         configs = _configs(found.get(how.only.template, []))
-        return _batch(kernels, Choice(how.only.template, how.only.pick(configs).values)) if configs else None
+        return (Choice(how.only.template, how.only.pick(configs).values), None) if configs else None
     alone = [how.best(kernel) for kernel in kernels]
     together = _best(found)
     if together is None or None in alone:
         return None
     faster = together.seconds < sum(one.seconds for one in alone if one is not None)
-    return _batch(kernels, together.choice, together.by_size) if faster else None
+    return (together.choice, together.by_size) if faster else None
 
 
 def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
@@ -174,7 +173,7 @@ def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
     return remembered(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
 
 
-def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None = None) -> Batch:
+def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None) -> Batch:
     members = tuple(replace(kernel, choice=choice, by_size=by_size) for kernel in kernels)
     return Batch(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen.cost import model
@@ -14,8 +14,8 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
 from kgen.only import Only
-from kgen.scheduler.analysis.memo import once
-from kgen.scheduler.selection.memo import layouts, prices, remembered
+from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.selection.memo import for_equal, for_form, prices, remembered
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -31,6 +31,10 @@ def product_of(kernel: Kernel) -> str:
 
 def products_of(kernel: Kernel) -> tuple[str, ...]:
     """The results of the kernel's products: what the first statement that reads a sum makes of it."""
+    return once_for(kernel, "contractions", lambda: _contracted_by(kernel))
+
+
+def _contracted_by(kernel: Kernel) -> tuple[str, ...]:
     found: list[str] = []
     for s in kernel.statements:
         if s.kind == "contraction":
@@ -47,7 +51,7 @@ def read_by_prologue(kernel: Kernel) -> set[str]:
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
     """The kernel with linear offsets and as few loops as walk through memory alike."""
-    return once(("prepared", kernel, layouts(kernel, graph)), lambda: _prepared(kernel, graph))
+    return for_equal("prepared", kernel, graph, lambda: _prepared(kernel, graph))
 
 
 def _prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
@@ -65,14 +69,14 @@ def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel
     they are, for the last taps and the channels may lie in memory as one loop."""
     if not template.implements.windows:
         return prepared(kernel, graph)
-    return once(("in order", kernel, layouts(kernel, graph)), lambda: _in_order(kernel, graph))
+    return for_equal("in order", kernel, graph, lambda: _in_order(kernel, graph))
 
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
     name = None if only is None else only.template
-    key = ("problems", kernel, layouts(kernel, graph), device, name)
-    found, refusals = once(key, lambda: _problems(kernel, graph, device, name))
+    how = ("problems", device, name)
+    found, refusals = for_equal(how, kernel, graph, lambda: _problems(kernel, graph, device, name))
     return list(found), list(refusals)
 
 
@@ -120,6 +124,18 @@ class Given:
     answers: Mapping[Place, Answer] = field(default_factory=dict)
     stable: bool = False
 
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """What changes the best to be had, besides the only template."""
+        return self.vendor, self.stable, tuple(self.answers.items())
+
+
+def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Best | None:
+    """The best of a kernel, the same for all that are equal but for names: its problem may be that of another one."""
+    only = None if given.only is None else given.only.template
+    how = ("best of", device, only, *given.key)
+    return for_form(how, [kernel], graph, lambda: best(problems(kernel, graph, device, given.only)[0], given))
+
 
 def best(problems: Sequence[Problem], given: Given) -> Best | None:
     """The best to be had of a product, over all sizes that it may have: as it was measured, else as the cost model has it."""
@@ -135,8 +151,7 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
         return model.seconds(problem, config) if model.fits(problem, config) else math.inf
 
     fused = any(problem.has_fused_call for problem in problems[:1])
-    how = (given.vendor, given.stable, tuple(given.answers.items()), fused)
-    return remembered(problems, how, lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
+    return remembered(problems, (*given.key, fused), lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
 
 
 def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
@@ -177,10 +192,10 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
     """The kernel with the fastest template and configuration, as it was measured, else as the cost model estimates, or why the
     library has it."""
     out = product_of(kernel)
-    found, refusals = problems(kernel, graph, device, given.only)
-    refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not prices(p)]
-    chosen = best(found, given)
+    chosen = best_of(kernel, graph, device, given)
     if chosen is None:
+        found, refusals = problems(kernel, graph, device, given.only)
+        refusals += [f"{p.template.name}: no configuration fits the device" for p in found if not prices(p)]
         return Verdict(out, "", Outcome.EXTERN, Reason.NO_TEMPLATE, detail="; ".join(refusals))
     name = chosen.problem.template.name
     if given.only is not None:

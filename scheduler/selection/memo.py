@@ -8,20 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from kgen.cost import model
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memo import is_remembering, once
+from kgen.scheduler.analysis.memo import is_remembering, once, once_for
 from kgen.scheduler.selection.size_buckets import Best
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.templates.problem import once as known_once
 
+T = TypeVar("T")
 
-def layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
+
+def for_equal(what: Hashable, kernel: Kernel, graph: ir.Graph, make: Callable[[], T]) -> T:
+    """A memo of what kernels have that are equal, with equal buffers."""
+    return once((what, _identity(kernel, graph)), make)
+
+
+def for_form(what: Hashable, kernels: Sequence[Kernel], graph: ir.Graph, make: Callable[[], T]) -> T:
+    """A memo of what kernels have that are equal but for names: to templates, and to the libraries that compete with them."""
+    return once((what, _likeness(kernels, graph)), make)
+
+
+def _identity(kernel: Kernel, graph: ir.Graph) -> Hashable:
+    """A small key, for kernels are many objects."""
+    return once_for(kernel, "identity", lambda: once(("identity", kernel, _layouts(kernel, graph)), object), graph)
+
+
+def _layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
     """The buffers of a kernel. Another attempt at a schedule may have cut another part of a tensor, or padded its rows
     otherwise, under the name that an equal kernel has for it."""
     touched = {load.attr[0] for s in kernel.statements for load in vs.loads(s.roots)}
@@ -42,7 +60,7 @@ def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Be
 
 
 def prices(problem: Problem) -> Sequence[tuple[Config, float]]:
-    """The configurations that the device can run and their estimated seconds: worked out once for problems that are alike."""
+    """The configurations that the device can run and their estimated seconds, kept for problems that are alike."""
     if not is_remembering():
         return _prices(problem)
     key = ("prices", problem.device, problem.template.name, _form(problem), frozenset(problem.sizes.hints.items()))
@@ -53,33 +71,91 @@ def _prices(problem: Problem) -> Sequence[tuple[Config, float]]:
     return [(config, model.seconds(problem, config)) for config in model.feasible(problem)]
 
 
+def _likeness(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
+    def found() -> Hashable:
+        return "likeness", form(kernels, graph), tuple(_library(kernel, graph) for kernel in kernels)
+
+    return found() if len(kernels) > 1 else once_for(kernels[0], "likeness", lambda: once(found(), object), graph)
+
+
+def _library(kernel: Kernel, graph: ir.Graph) -> Hashable:
+    """What the cost model asks about the library's calls for a kernel's contractions."""
+    nodes = once_for(graph, "contractions", lambda: {n.out: n for n in graph.nodes if ir.is_contraction(n)})
+    fused = once_for(graph, "fused calls", lambda: {n.fused.outs for n in nodes.values() if n.fused is not None})
+    stored = tuple(o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
+    made = [graph.provenance.get(s.outs[0]) for s in kernel.statements if s.kind == "contraction"]
+    calls = [nodes.get(one.source) if one is not None else None for one in made]
+    windows = tuple(node.out if node is not None and node.windowed else "" for node in calls)  # have sizes of their own
+    return stored in fused, windows, tuple(node is not None and node.vendor is not None for node in calls)
+
+
 @known_once
 def _form(problem: Problem) -> Hashable:
-    """Equal for kernels that are equal but for the names of buffers. What reads a buffer to find an index keeps its name."""
-    names: dict[str, str] = {}
-    statements = problem.kernel.statements
+    return form((problem.kernel,), problem.graph)
 
-    def named(buffer: str) -> str:
-        return names.setdefault(buffer, f"b{len(names)}")
 
-    def renamed(load: Value) -> Value:
-        buffer, index, dtype = load.attr
-        return vs.load(named(buffer), index, dtype, load.args[0] if load.args else None)
+def form(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
+    """Equal for kernels that are equal but for the names of buffers, those that several of them read included. What reads a
+    buffer to find an index keeps its name."""
+    writer = _Form(graph)
+    for kernel in kernels:
+        writer.add(kernel)
+    return tuple(writer.tokens), tuple(map(writer.facts, writer.names))
 
-    def anonymous(s: Statement) -> Statement:
-        masks = [] if s.mask is None else [s.mask]
-        value, *rest = vs.replace_loads([s.value, *masks, *s.factors], renamed)
-        mask = rest.pop(0) if masks else None
-        outs, target = tuple(map(named, s.outs)), None if s.target is None else named(s.target)
-        arguments = tuple((name, repr(argument)) for name, argument in s.arguments)
-        return replace(s, outs=outs, target=target, value=value, mask=mask, factors=tuple(rest), arguments=arguments)
 
-    for value in vs.by_place(root for s in statements for root in s.roots):  # the order in which they were made may differ
+class _Form:
+    """Writes kernels down as tokens, with numbers in the place of names: each value once, and its number where it is met again.
+    Values go by their place, for equal bodies over other data may have been made in any order."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph, self.frozen = graph, graph.frozen
+        self.tokens: list[Hashable] = []
+        self.names: dict[str, int] = {}
+        self.values: dict[Value, int] = {}
+
+    def named(self, buffer: str) -> int:
+        return self.names.setdefault(buffer, len(self.names))
+
+    def add(self, kernel: Kernel) -> None:
+        rows = tuple(map(self.named, kernel.rows))
+        self.tokens += (kernel.target, kernel.outer, kernel.inner, kernel.sections, kernel.share, rows)
+        for statement in kernel.statements:
+            self.statement(statement)
+
+    def statement(self, s: Statement) -> None:
+        for root in s.roots:
+            self.value(root)
+        self.tokens += (
+            s.kind, tuple(map(self.named, s.outs)), s.store, s.inner, s.section, s.stored, s.op, s.mask is None,
+            None if s.target is None else self.named(s.target), s.axis, s.rank, s.block, len(s.factors), s.operands, s.axes,
+            tuple((name, repr(argument)) for name, argument in s.arguments), s.unscaled,
+        )  # fmt: skip
+
+    def value(self, root: Value) -> None:
+        pending = [root]
+        while pending:
+            value = pending.pop()
+            known = self.values.get(value)
+            if known is not None:
+                self.tokens.append(known)
+                continue
+            self.values[value] = len(self.values)
+            pending += value.args
+            self.tokens.append(self.operation(value))
+
+    def operation(self, value: Value) -> Hashable:
         if value.op == "load":
-            named(value.attr[0])
-    form = tuple(map(anonymous, statements))
-    graph, constant = problem.graph, problem.graph.frozen
-    buffers = [graph.buffers[name] for name in names if name in graph.buffers]
-    frozen = tuple(name in constant for name in names)  # such operands are packed once, which costs a call nothing
-    plain = tuple(replace(b, name="", alias_of=b.alias_of and names.get(b.alias_of, b.alias_of), parts=()) for b in buffers)
-    return form, plain, frozen, problem.kernel.outer, problem.kernel.inner
+            buffer, index, dtype = value.attr
+            return "load", self.named(buffer), index, dtype, len(value.args)
+        return (value.op, value.attr, value.dtype, len(value.args)) if value.args else value
+
+    def facts(self, name: str) -> Hashable:
+        """What templates may ask about a buffer. Frozen ones are packed once, which costs a call nothing."""
+        b = self.graph.buffers.get(name)
+        made = self.graph.provenance.get(name)
+        source = None if made is None else self.graph.buffers.get(made.source)
+        role = None if made is None else (made.role, source and source.strides)
+        if b is None:
+            return role
+        alias = b.alias_of and self.names.get(b.alias_of, b.alias_of)
+        return name in self.frozen, role, b.dtype, b.device, b.sizes, b.strides, b.offset, b.kind, alias, b.hint, b.is_part

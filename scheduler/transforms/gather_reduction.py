@@ -13,7 +13,6 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Indirect, Var
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.dependencies import reads_of
 
 _PICKED = "for"
 
@@ -33,11 +32,17 @@ def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str
     makes something else of a pick has to check the index. Buffers of what was picked are added to the graph."""
     picks = Picks()
     for node in nodes:
-        if isinstance(node, ir.Pointwise | ir.Reduction) and not buffers.isdisjoint(reads_of(node)):
+        if isinstance(node, ir.Pointwise | ir.Reduction) and _looks_up(node, buffers):
             _pick_for(graph, node, buffers, picks)
         else:
             picks.nodes.append(node)
     return picks
+
+
+def _looks_up(node: ir.Pointwise | ir.Reduction, buffers: frozenset[str]) -> bool:
+    """Whether it reads one of the buffers at an index from data."""
+    found = (load for load in vs.loads([node.value]) if load.attr[0] in buffers)
+    return any(ix.indirects(e) for load in found for e in load.attr[1])
 
 
 def gathered(graph: ir.Graph, name: str) -> ir.Pointwise | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kgen.cost.tuning_query import Answer, Place
 from kgen.ir.plan import Kernel
 from kgen.scheduler.protocol import Attempt
-from kgen.scheduler.selection.choose import Given, best, problems, product_of
+from kgen.scheduler.selection.choose import Given, best_of, product_of
 from kgen.scheduler.selection.size_buckets import Best
 
 
@@ -31,4 +31,4 @@ def measured_or_estimated(attempt: Attempt, kernel: Kernel) -> Best | None:
 def _best(attempt: Attempt, kernel: Kernel, answers: Mapping[Place, Answer]) -> Best | None:
     out, options = product_of(kernel), attempt.options
     how = Given(vendor=out not in attempt.draft.without_library, answers=answers, stable=options.stable)
-    return best(problems(kernel, attempt.graph, options.device(attempt.graph, out), None)[0], how)
+    return best_of(kernel, attempt.graph, options.device(attempt.graph, out), how)

@@ -24,6 +24,7 @@ from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
 from kgen.scheduler.selection.choose import least_seconds, problems, product_of
+from kgen.scheduler.selection.memo import for_form
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
 
@@ -80,14 +81,18 @@ def _best_parts(attempt: Attempt) -> Iterator[tuple[str, int]]:
         whole = out not in known and out not in attempt.draft.measured_as and whole_of(plan.graph, out) == out
         if not whole or not may_cut(kernel, sizes, device):
             continue
-        takers = problems(kernel, plan.graph, device, None)[0]
         answer = attempt.answers.get(out, {}).get(place({}))
         if options.only is not None:
             yield out, options.only.parts
         elif options.stable:  # a rule of the sizes and the machine
-            yield out, next(iter(possible_parts(takers, kernel)), 1)
+            yield out, next(iter(possible_parts(problems(kernel, plan.graph, device, None)[0], kernel)), 1)
         else:
-            yield out, parts_of(takers, kernel) if answer is None else answer.parts
+            yield out, _estimated_parts(kernel, plan.graph, device) if answer is None else answer.parts
+
+
+def _estimated_parts(kernel: Kernel, graph: ir.Graph, device: Device) -> int:
+    """`parts_of` a kernel, the same for those that are equal but for names."""
+    return for_form(("parts", device), [kernel], graph, lambda: parts_of(problems(kernel, graph, device, None)[0], kernel))
 
 
 def whole_of(graph: ir.Graph, name: str) -> str:

@@ -20,10 +20,9 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel, Statement, Step, Tiling
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memo import once
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
-from kgen.scheduler.selection.memo import layouts
+from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.loops import unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
 
@@ -57,8 +56,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     if not _may_split(kernel):
         return (kernel,)
     kernel = unflattened(kernel)
-    key = ("tiles", kernel, layouts(kernel, graph), gpu)
-    tiling = once(key, lambda: choose_tiles(kernel, graph, sizes, gpu))
+    tiling = for_equal(("tiles", gpu), kernel, graph, lambda: choose_tiles(kernel, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
     wanted = min(gpu.processors * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)

@@ -232,7 +232,7 @@ class Search:
     def _place(self, value: Value) -> tuple[str, Index] | None:
         """The latest product that the value reads, and the element of it."""
         found: dict[str, Index] = {}
-        for load in vs.loads([value]):
+        for load in vs.loads([value]) if self.traced else ():
             traced = self.traced.get(load.attr[0])
             if traced is not None and traced.product not in found:
                 mapping: dict[Atom, Expr] = dict(zip(traced.vars, load.attr[1], strict=True))
@@ -257,13 +257,15 @@ class Search:
     # ---- one reduction ----------------------------------------------------------------------------------------------
 
     def _site(self, node: ir.Reduction) -> Site | None:
+        if not self.order:
+            return None
         value, capabilities = self._unfolded(node, node.value), self.tiles.capabilities
         place = self._place(value)
         parts = parts_of(self.graph, node)
         if place is None or parts[0] in self.tiles.apart or not capabilities.may(place[0], Request(reduction=node.op)):
             return None
         product, index = place
-        if any(isinstance(a, ix.Indirect) for e in index for a in ix.free_atoms(e)):
+        if any(ix.indirects(e) for e in index):
             return None
         loops = self._along(product, index, node)
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
