@@ -157,9 +157,10 @@ def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recogni
         gone = [] if operation is None else reader.only_for(node, operation)
         outs = {out for one in gone for out in ir.outs(one)}
         if operation is not None and match.inside <= outs and reader.is_current(ir.reads(operation), node.out):
-            origin = reduce(ir.Origin.joined, (one.origin for one in reversed(gone)), ir.Origin()).joined(node.origin)
+            gone.sort(key=lambda one: reader.places[ir.outs(one)[0]])
+            origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
-            return Recognised(node.out, replace(operation, origin=named))
+            return Recognised(node.out, replace(operation, origin=named, replaces=(*gone, node)))
     return None
 
 
@@ -210,7 +211,7 @@ class Reader:
         )
 
     def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
-        """The computations that nobody needs when another node stands in the place of `node`, the last ones first."""
+        """The computations that nobody needs when another node stands in the place of `node`, in no order."""
         kept = {*self.visible, *ir.reads(instead)}
         gone: list[ir.Node] = [node]
         for one in gone:  # grows on the way
