@@ -63,17 +63,26 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
-    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements."""
+    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. Of a
+    second result ``{% if L.wanted %}`` says whether anybody reads it: only then ``{{ L.store("lse", "b", "rm") }}`` stores it,
+    by the indices of its axes (in C++ those of batches, the first row, and the number of rows). Programs that work out one row
+    may each store it."""
 
     name: str
     filler: Filler
+
+    @property
+    def wanted(self) -> bool:
+        return self.name not in self.filler.problem.template.seconds or bool(self.filler.problem.seconds(self.name))
 
     @property
     def type(self) -> str:
         return self.filler.accumulator
 
     def store(self, name: str, *indices: str, **how: Any) -> str:
-        return "\n".join(self.filler.store(self.name, name, indices, **how))
+        second = self.name in self.filler.problem.template.seconds
+        store = self.filler.store_second if second else self.filler.store
+        return "\n".join(store(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,10 @@ class Filler(Protocol):
     @property
     def store(self) -> Callable[..., Lines]:
         """Of a result, its name and its indices; what else a store may be told is the language's."""
+
+    @property
+    def store_second(self) -> Callable[..., Lines]:
+        """Of a second result, its name and its indices."""
 
     @property
     def apply(self) -> Callable[..., Lines]:

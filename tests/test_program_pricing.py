@@ -174,7 +174,8 @@ def test_a_program_is_measured_against_the_library(attention, tmp_path: Path):
     attention()
     torch._dynamo.reset()
     args = inputs()
-    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(tmp_path / "t.json"), "tuning_seconds": 60}
+    file = tmp_path / "tuning.json"
+    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(file), "tuning_seconds": 60}
     try:
         with recording() as seen, torch.no_grad():
             torch.testing.assert_close(torch.compile(written_out, backend="kgen", options=options)(*args), written_out(*args))
@@ -182,7 +183,7 @@ def test_a_program_is_measured_against_the_library(attention, tmp_path: Path):
         measuring.stop()
     [graph] = seen.graphs
     assert isinstance(graph, Record)
-    entries = TuningFile(tmp_path / "t.json").entries()
+    entries = TuningFile(file).entries()
     found = [entry for entry in entries if entry.measured >= 3]
     assert found, entries
     assert not any(v.reason in (Reason.WRONG_RESULT, Reason.FAILED, Reason.NOT_COMPILED) for v in graph.plan.verdicts)

@@ -164,6 +164,19 @@ class Slots:
         walks = walks_of(self.problem, self.config, columns)
         return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
 
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """What becomes of the second results `name` of a step. `indices` are those of the batch axes, then the first row, and
+        how many rows there are."""
+        *batch, rows = self.problem.template.results[result].axes
+        fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
+        first, count = indices[len(batch) :]
+        statements = self.problem.seconds(result)
+        made = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_made")
+        self.parameters.made_names.add(f"p_{clean(made)}")
+        side = Block(rows, self.problem.loops[rows], first, count, "j")
+        body = [f"const auto* const p_{clean(made)} = {name};", *self.nests.totals(statements, made, side, fixed)]
+        return ["{", *(f"  {line}" for line in body), "}"]
+
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
     def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:

@@ -183,6 +183,18 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Stores a second result of a step, with what is made of it."""
+        template, lines = self.problem.template, list[str]()
+        for k, s in enumerate(self.problem.seconds(result)):
+            emitter = self.emitter(template.results[result].axes, indices, self.problem.loops, {})
+            emitter.suffix = f"_{result}{k or ''}"
+            [step] = (v.attr for v in vs.topological([s.value]) if v.op == "step")
+            emitter.locals[step] = (name, emitter.level)
+            emitter._pointwise(s)
+            lines += emitter.finish()
+        return lines
+
     def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them."""
         middle = self.problem.middles[step]
