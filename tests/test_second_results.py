@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
@@ -17,14 +16,15 @@ from kgen.ir import nodes as ir
 from kgen.ir.printer import print_graph
 from kgen.ir.verify import verify
 from kgen.reference.evaluate import evaluate_graph
-from kgen.scheduler.transforms.recognition import applied, recognised
+from kgen.scheduler.transforms.recognition import Recognised, applied, recognised
 from kgen.templates import registry
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases
 from kgen.tuning.only import only
 from kgen.verdict import Reason
+from tests.op_case import lowered
 from tests.template_author import load
-from tests.test_programs import ATTENTION, BACK_ENDS, TEMPLATES, causal, inputs, places, r
+from tests.test_programs import ATTENTION, BACK_ENDS, SPELLINGS, TEMPLATES, causal, inputs, r
 
 WITHOUT = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
@@ -68,6 +68,14 @@ def test_a_template_has_to_store_what_it_declares(tmp_path):
 
 
 # ---- recognition ----------------------------------------------------------------------------------------------------
+
+
+def searched(f: Callable[..., Any], *args: Tensor) -> tuple[ir.Graph, list[Recognised]]:
+    def call(*tensors: Tensor) -> Any:
+        return f(*tensors)
+
+    graph = lowered(call, args)
+    return graph, recognised(graph, [ATTENTION])
 
 
 def of_torch(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +129,7 @@ def results(graph: ir.Graph, args: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("f", FOUND, ids=lambda f: f.__name__)
 def test_whoever_reads_it_reads_what_the_program_makes(f):
     args = inputs()
-    graph, found = places(f, *args)
+    graph, found = searched(f, *args)
     before = print_graph(graph)
     assert [len(one.operation.seconds) for one in found] == [1], before
     made = applied(graph, *found)
@@ -133,7 +141,7 @@ def test_whoever_reads_it_reads_what_the_program_makes(f):
 
 
 def test_nobody_reads_it():
-    [found] = places(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, *inputs())[1]
+    [found] = searched(lambda q, k, v: (q @ k.mT).softmax(-1) @ v, *inputs())[1]
     assert found.operation.seconds == ()
 
 
@@ -146,7 +154,7 @@ def test_the_library_s_log_sum_exp_is_one(masked):
     mask = r(12, 20).masked_fill(r(12, 20) > 0, -math.inf)
     mask[3] = -math.inf
     args = [*inputs(), *([mask] if masked else [])]
-    graph, found = places(of_the_library, *args)
+    graph, found = searched(of_the_library, *args)
     assert [len(one.operation.seconds) for one in found] == [1], print_graph(graph)
     made = applied(graph, *found)
     verify(made, "recognition")
@@ -181,12 +189,12 @@ NOT_IT = [of_other_scores, of_columns, needed_by_the_values, maximum_kept]
 
 @pytest.mark.parametrize("f", NOT_IT, ids=lambda f: f.__name__)
 def test_what_is_no_log_sum_exp_of_these_rows_keeps_the_scores(f):
-    graph, found = places(f, *inputs())
+    graph, found = searched(f, *inputs())
     assert found == [], print_graph(graph)
 
 
 def test_a_template_that_does_not_store_it_is_not_asked_to():
-    graph, _ = places(of_torch, *inputs())
+    graph, _ = searched(of_torch, *inputs())
     near: list[Any] = []
     assert recognised(graph, [WITHOUT], near) == []
     assert [verdict.reason for verdict in near] == [Reason.NEEDED]
@@ -227,9 +235,7 @@ def test_one_kernel_makes_both(f, kernels, template):
 @pytest.mark.usefixtures("registered")
 @pytest.mark.cpu
 def test_the_library_s_backward_reads_it():
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
+    call = SPELLINGS["of the library, causal"]
     args = [t.requires_grad_() for t in inputs()]
     want = torch.autograd.grad(call(*args).square().sum(), args)
     torch._dynamo.reset()

@@ -40,7 +40,7 @@ class Item:
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
     made: tuple[str, ...] = ()  # of a product: its accumulators
-    second: bool = False  # what a product's kernel makes besides its results: nothing in that kernel may read it
+    second: bool = False  # what a template makes besides its results: nothing in its kernel may read it
 
     @property
     def reduces(self) -> bool:

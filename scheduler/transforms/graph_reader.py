@@ -29,7 +29,7 @@ class Reader:
     visible: frozenset[str]
     derived: frozenset[str]
     owners: Mapping[str, str]  # of the storage
-    places: Mapping[str, int]  # of who makes a buffer, among the nodes
+    positions: Mapping[str, int]  # of who makes a buffer, among the nodes
     writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
     known: dict[Value, Value | None] = field(default_factory=dict)
 
@@ -47,14 +47,16 @@ class Reader:
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
             derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
-        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
-        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
+        positions = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, positions, writes)
 
     def is_current(self, names: Iterable[str], last: str) -> bool:
         """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
-        made = {name: self.places.get(name, -1) for name in names}
+        made = {name: self.positions.get(name, -1) for name in names}
         return not any(
-            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
+            self.owners[name] == storage and made[name] < k < self.positions[last]
+            for name in made
+            for k, storage in self.writes
         )
 
     def only_for(self, instead: Mapping[str, ir.Node]) -> list[ir.Node]:

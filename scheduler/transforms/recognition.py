@@ -71,7 +71,7 @@ class Recognition(Transform):
     def apply(self, draft: Draft) -> None:
         found = _search(draft.graph, draft.options)
         draft.verdicts += found.refused
-        open_ = [place for place in found.places if draft.decisions.is_open(PROGRAM, place.out)]
+        open_ = [place for place in found.standing if draft.decisions.is_open(PROGRAM, place.out)]
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
@@ -119,25 +119,24 @@ def _order(options: Options) -> Reason | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Places where programs may stand, and why they do not stand in others."""
+    """Programs that may stand where they were recognised, and why others may not."""
 
-    places: list[Recognised]
+    standing: list[Recognised]
     refused: list[Verdict]
 
 
 def _search(graph: ir.Graph, options: Options) -> _Found:
-    """Places are looked for once: attempts begin with the same list of nodes."""
+    """Programs are looked for once: attempts begin with the same list of nodes."""
     return once_for(graph.nodes, PROGRAM, lambda: _searched(graph, options))
 
 
 def _searched(graph: ir.Graph, options: Options) -> _Found:
     """With nothing that the user wants apart."""
-    places: list[Recognised] = []
-    found, order = _Found(places, []), _order(options)
+    found, order = _Found([], []), _order(options)
     for place in recognised(graph, _registered(graph, options), found.refused):
         apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
         if apart is None:
-            places.append(place)
+            found.standing.append(place)
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
@@ -163,19 +162,19 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
             one = Recognised(ir.outs(meant)[0], meant) if known else None
         elif ir.is_contraction(node):
             missed: list[Miss] = []
-            places = (_in_place(_Search(graph, reader, program, missed), node) for program in programs)
-            one = next((place for place in places if place is not None), None)
+            fitting = (_in_place(_Search(graph, reader, program, missed), node) for program in programs)
+            one = next((place for place in fitting if place is not None), None)
             if one is None and near is not None:
                 near += nearest(missed)
         found += [one] if one is not None else []
     return found
 
 
-def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
+def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
     else reads stay."""
-    made = {place.out: place.operation for place in places}
-    both = [one for place in places for one in place.shared]
+    made = {place.out: place.operation for place in recognised}
+    both = [one for place in recognised for one in place.shared]
     gone = frozenset[str]().union(*(one.gone for one in both))
     nodes = [next((made[out] for out in ir.outs(n) if out in made), n) for n in graph.nodes if gone.isdisjoint(ir.outs(n))]
     buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in both}}
@@ -196,7 +195,7 @@ def _in_place(search: _Search, node: ir.Contraction) -> Recognised | None:
         gone = [] if operation is None else reader.only_for({node.out: operation, **search.instead(both, operation)})
         why = _objection(reader, node, operation, gone, match)
         if operation is not None and why is None:
-            gone.sort(key=lambda one: reader.places[ir.outs(one)[0]])
+            gone.sort(key=lambda one: reader.positions[ir.outs(one)[0]])
             origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
             replaces = (*gone, node, *(made for one in both for made in one.made))
@@ -247,7 +246,7 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Goes backwards along the steps of one program. `misses` are the places where it went no further."""
+    """Goes backwards along the steps of one program. `misses` say where it went no further."""
 
     graph: ir.Graph
     reader: Reader

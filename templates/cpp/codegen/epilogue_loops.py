@@ -116,10 +116,10 @@ class Nests:
         self.variables.add(over.first)
         mapping: dict[Atom, Expr] = {**fixed, **digits(over.loops, ix.size(over.first).expr() + j)}
         points: list[Statement] = []
+        made = vs.load(total, (j,), kind)
         for s in statements:
             moved = s.substituted(mapping)
-            made = vs.load(total, (j,), kind)
-            value = made if s.kind == "reduction" else vs.replace_steps(moved.value, lambda _, made=made: made)
+            value = made if s.kind == "reduction" else vs.replace_steps(moved.value, lambda _: made)
             store = moved.store if over.loops else (moved.store[0] + j,)
             points.append(replace(_point(s.outs[0], value, store), outs=s.outs, stored=s.stored))
         return [self._lanes(), *self._one_row(Rectangle(over, over, (), "", fixed, {total: kind}), points)]

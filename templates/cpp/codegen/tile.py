@@ -139,10 +139,13 @@ class Slots:
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
         found = self.problem.side_sum(operand, number)
-        total = ir.fresh(self.problem.graph, f"{found.statements[0].outs[0]}_total")
+        return self._totals(found.statements, name, Block(own, self.problem.loops[own], first, count, "j"), fixed)
+
+    def _totals(self, statements: Sequence[Statement], name: str, side: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
+        """What becomes of the numbers `name`, one for each index of a side."""
+        total = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_total")
         self.parameters.made_names.add(f"p_{clean(total)}")
-        side = Block(own, self.problem.loops[own], first, count, "j")
-        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]
+        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(statements, total, side, fixed)]
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
@@ -170,11 +173,8 @@ class Slots:
         *batch, rows = self.problem.template.results[result].axes
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
-        statements = self.problem.seconds(result)
-        made = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_made")
-        self.parameters.made_names.add(f"p_{clean(made)}")
         side = Block(rows, self.problem.loops[rows], first, count, "j")
-        body = [f"const auto* const p_{clean(made)} = {name};", *self.nests.totals(statements, made, side, fixed)]
+        body = self._totals(self.problem.seconds(result), name, side, fixed)
         return ["{", *(f"  {line}" for line in body), "}"]
 
     # ---- between the steps of a program ------------------------------------------------------------------------------
