@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 Axes = tuple[str, ...]
@@ -46,7 +46,7 @@ class Softmax:
     of: str
     over: str
     axes: Axes
-    logsumexp: bool = False
+    logsumexp: bool = field(default=False, compare=False)
 
     @property
     def reads(self) -> tuple[Ref, ...]:
