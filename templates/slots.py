@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from kgen.ir.index import as_expr
+from kgen.ir import index as ix
+from kgen.ir.index import Expr, as_expr
+from kgen.ir.spans import Holds
 from kgen.templates.contract import Config
+from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
 from kgen.templates.render import IndentedSlots, clean, environment, tidy
 
@@ -89,7 +92,8 @@ class ResultSlot:
 class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
-    the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
+    the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
+    keep there in some rows. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
     a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
     name: str
@@ -105,6 +109,26 @@ class StepSlot:
 
     def apply(self, name: str, *indices: str) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices))
+
+    def begin(self, first: str, count: str) -> str:
+        """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""
+        span = self._reach(first, count).may
+        begin = None if span is None else span.begin
+        return self.filler.expression(ix.ZERO if begin is None else ix.maximum(begin, ix.ZERO), (first, count))
+
+    def end(self, first: str, count: str) -> str:
+        """The text of the column behind the last one that it may keep there; all others are -inf, and need no tiles."""
+        span, length = self._reach(first, count).may, self.filler.problem.extent(self._middle.axes[-1])
+        end = ix.ZERO if span is None else span.end
+        return self.filler.expression(length if end is None else ix.minimum(end, length), (first, count))
+
+    @property
+    def _middle(self) -> Middle:
+        return self.filler.problem.middles[self.name]
+
+    def _reach(self, first: str, count: str) -> Holds:
+        rows = (ix.size(name).expr() for name in (first, count))
+        return self._middle.reach(self.filler.problem.loops, *rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +224,9 @@ class Filler(Protocol):
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of variables of the author's."""
 
 
 def render(

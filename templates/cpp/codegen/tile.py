@@ -211,6 +211,12 @@ class Slots:
         """The text of an axis' length."""
         return self.text(self.problem.extent(axis))
 
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these C++ variables."""
+        self._told_apart(names, WALKING)
+        self.nests.variables.update(names)
+        return self.text(expr)
+
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
         return self.nests.text(expr)

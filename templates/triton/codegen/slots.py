@@ -316,6 +316,14 @@ class Slots:
         """The text of an axis' length."""
         return self.length(self.problem.extent(axis))
 
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these variables, which are no parameters of the kernel."""
+        own = [name for name in names if name not in self.parameters.sizes]
+        text = self.length(expr)
+        for name in own:
+            self.parameters.sizes.pop(name, None)
+        return text
+
     def length(self, expr: Expr) -> str:
         """The text of an expression of sizes."""
         return self.emitter((), (), {}, {}).text(expr)
