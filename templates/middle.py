@@ -33,6 +33,11 @@ class Middle:
         which it holds nowhere (`reach`)."""
         return _kept(self.value)
 
+    @property
+    def unmasked(self) -> Value:
+        """The function where the mask holds."""
+        return _unmasked(self.value)
+
     def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr) -> Holds:
         """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on."""
         rows, columns = (loops[axis] for axis in self.axes[-2:])
@@ -44,16 +49,24 @@ class Middle:
 
 
 def _kept(value: Value) -> Value | None:
-    """The condition of this value, and of those inside that it leaves as they are."""
+    """The condition of this value, and of those inside on which it is -inf as well."""
     if value.op == "where":
         condition, yes, no = value.args
         if _is(no, -math.inf):
             return _and(condition, _kept(yes))
         return _and(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
     if value.op == "add":
-        added = (one for one in value.args if one.op == "where" and any(_is(arg, 0) for arg in one.args[1:]))
-        return next((kept for one in added if (kept := _kept(one)) is not None), None)
+        left, right = map(_kept, value.args)
+        return right if left is None else _and(left, right)
     return None
+
+
+def _unmasked(value: Value) -> Value:
+    """The value where `_kept` of it holds."""
+    if value.op == "where":
+        _, yes, no = value.args
+        return _unmasked(yes) if _is(no, -math.inf) else _unmasked(no) if _is(yes, -math.inf) else value
+    return vs.call("add", *map(_unmasked, value.args)) if value.op == "add" else value
 
 
 def _and(condition: Value, more: Value | None) -> Value:

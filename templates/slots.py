@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr, as_expr
-from kgen.ir.spans import Holds
+from kgen.ir.spans import Holds, Span
 from kgen.templates.contract import Config
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
@@ -93,7 +93,8 @@ class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
     the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
-    keep there in some rows. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
+    keep there in some rows, `full_begin` and `full_end` those of what it keeps in all, where ``apply(..., masked=False)`` does.
+    An element comes by each time that it is computed; in C++ the indices are those of a store. Of
     a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
     name: str
@@ -107,20 +108,37 @@ class StepSlot:
     def safe(self) -> bool:
         return bool(getattr(self.filler.problem.arguments, "safe", False))
 
-    def apply(self, name: str, *indices: str) -> str:
-        return "\n".join(self.filler.apply(self.name, name, indices))
+    @property
+    def masked(self) -> bool:
+        """Whether a mask keeps some elements, and makes others -inf."""
+        return self._middle.mask is not None
+
+    def apply(self, name: str, *indices: str, masked: bool = True) -> str:
+        return "\n".join(self.filler.apply(self.name, name, indices, masked))
 
     def begin(self, first: str, count: str) -> str:
         """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""
-        span = self._reach(first, count).may
-        begin = None if span is None else span.begin
-        return self.filler.expression(ix.ZERO if begin is None else ix.maximum(begin, ix.ZERO), (first, count))
+        return self._begin(self._reach(first, count).may, (first, count))
 
     def end(self, first: str, count: str) -> str:
         """The text of the column behind the last one that it may keep there; all others are -inf, and need no tiles."""
-        span, length = self._reach(first, count).may, self.filler.problem.extent(self._middle.axes[-1])
-        end = ix.ZERO if span is None else span.end
-        return self.filler.expression(length if end is None else ix.minimum(end, length), (first, count))
+        return self._end(self._reach(first, count).may, (first, count))
+
+    def full_begin(self, first: str, count: str) -> str:
+        """The text of the first of those columns that it keeps in all of these rows, where it need not be applied."""
+        return self._begin(self._reach(first, count).must, (first, count))
+
+    def full_end(self, first: str, count: str) -> str:
+        """The text of the column behind the last one of those."""
+        return self._end(self._reach(first, count).must, (first, count))
+
+    def _begin(self, span: Span | None, names: Sequence[str]) -> str:
+        begin = None if span is None else span.begin
+        return self.filler.expression(ix.ZERO if begin is None else ix.maximum(begin, ix.ZERO), names)
+
+    def _end(self, span: Span | None, names: Sequence[str]) -> str:
+        length, end = self.filler.problem.extent(self._middle.axes[-1]), ix.ZERO if span is None else span.end
+        return self.filler.expression(length if end is None else ix.minimum(end, length), names)
 
     @property
     def _middle(self) -> Middle:

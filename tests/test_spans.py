@@ -141,10 +141,17 @@ def later_rows_alone(s: Tensor) -> Tensor:
     return torch.where(columns < rows - 2, s, -math.inf)
 
 
+def added(s: Tensor) -> Tensor:
+    """A mask that is added, and one in front of it."""
+    kept = torch.arange(s.shape[-1]) < torch.arange(s.shape[-2])[:, None] + 3
+    return causal(s * 0.5) + torch.where(kept, 0.0, -math.inf)
+
+
 MASKS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[int, int]]] = {
     "causal": (causal, (), (0, 7)),
     "window": (window, (), (0, 7)),
     "padded": (padded, (r(20) > 0,), (0, 7)),
+    "added": (added, (), (0, 7)),
     "later rows": (later_rows_alone, (), (0, 4)),
     "none": (lambda s: s * 2, (), (0, 20)),
 }
@@ -173,9 +180,19 @@ def test_a_template_is_told_which_columns_a_mask_may_keep(mask):
     assert (20 if reach.may.end is None else ix.evaluate(reach.may.end, env.__getitem__)) == end
 
 
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("mask", MASKS)
+def test_where_a_mask_holds_the_rest_of_the_function_is_left(mask):
+    score, more, _ = MASKS[mask]
+    middle, _ = middle_of(score, more)
+    left = vs.topological([middle.unmasked])
+    assert not any(v.op == "const" and v.attr == -math.inf for v in left)
+    assert (middle.mask is None) == (mask == "none")
+
+
 @pytest.mark.cpu
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("mask", ["window", "padded", "later rows"])
+@pytest.mark.parametrize("mask", ["window", "padded", "added", "later rows"])
 def test_what_is_left_out_changes_nothing(mask):
     score, more, _ = MASKS[mask]
     q, k, v = r(2, 70, 16), r(2, 90, 16), r(2, 90, 8)

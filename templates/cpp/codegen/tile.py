@@ -179,7 +179,7 @@ class Slots:
 
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
         """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
         middle, loops = self.problem.middles[step], self.problem.loops
         self._told_apart(indices, WALKING)
@@ -188,7 +188,7 @@ class Slots:
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
         made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
-        value = vs.replace_steps(middle.value, lambda _: vs.load(made, (ix.ZERO,), kind))
+        value = vs.replace_steps(middle.value if masked else middle.unmasked, lambda _: vs.load(made, (ix.ZERO,), kind))
         statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
         body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
         self.parameters.made_names.add(f"p_{clean(made)}")

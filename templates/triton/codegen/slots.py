@@ -195,13 +195,13 @@ class Slots:
             lines += emitter.finish()
         return lines
 
-    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them."""
         middle = self.problem.middles[step]
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
         emitter.suffix, emitter.behind = f"_{step}", True
         emitter.locals[middle.step] = (name, emitter.level)
-        text = emitter._tile(middle.value)
+        text = emitter._tile(middle.value if masked else middle.unmasked)
         if middle.normalised in emitter.masked():
             text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
         emitter.outer.lines.append(f"{name} = {text}")
