@@ -182,17 +182,17 @@ class Problem:
 
     @cached_property
     def _beside(self) -> frozenset[str]:
-        """What sums of operands make, and what follows from them."""
+        """What sums of operands make, and what follows from them; and second results of steps."""
         found: set[str] = set()
         for s in self.kernel.statements:
-            if s.kind == "reduction" or any(load.attr[0] in found for load in vs.loads(s.roots)):
+            if s.kind == "reduction" or _steps_in(s) or any(load.attr[0] in found for load in vs.loads(s.roots)):
                 found.update(s.outs)
         return frozenset(found)
 
     @cached_property
     def side_sums(self) -> tuple[SideSum, ...]:
         """The operands that are summed as well."""
-        beside = [s for s in self.kernel.statements if not self._beside.isdisjoint(s.outs)]
+        beside = [s for s in self.kernel.statements if not (self._beside.isdisjoint(s.outs) or _steps_in(s))]
         found: dict[tuple[str, int], list[Statement]] = {}
         maker: dict[str, tuple[str, int]] = {}
         for s in beside:
@@ -229,6 +229,13 @@ class Problem:
             for step, canonical, value in named
         }
 
+    def seconds(self, result: str) -> tuple[Statement, ...]:
+        """What is stored of a second result, if anything is."""
+        program, step = self.template.implements.program, self.template.seconds[result]
+        assert program is not None
+        names = dict(zip((one.name for one in program.steps), (one.name for one in program.canonical.steps), strict=True))
+        return tuple(s for s in self.kernel.statements if _steps_in(s) == {names[step]})
+
     def _normalised(self, program: Program, step: Contract) -> str | None:
         reader = program.reader(step)
         return reader.over if isinstance(reader, Softmax) else None
@@ -247,6 +254,13 @@ class Problem:
         nodes = (node for node in self.graph.nodes if isinstance(node, ir.Contraction))
         found = next((node for node in nodes if made is not None and node.out == made.source), None)
         return found if found is not None and found.vendor is not None else None
+
+    @cached_property
+    def has_library_call(self) -> bool:
+        """Whether the library has one call for all that the main loop of an operator or a program computes."""
+        made = self.graph.provenance.get(self.mains[0].outs[0])
+        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation) and node.vendor is not None)
+        return made is not None and any(made.source in ir.outs(node) for node in nodes)
 
     @property
     def reduces_tiles(self) -> bool:
@@ -409,8 +423,13 @@ class Problem:
         program = self.template.implements.program
         if program is None:
             return 2 * len(self.members) * self._points(self.loops)
-        steps = [step for step in program.steps if isinstance(step, Contract)]
-        return sum(2 * self._points((*step.axes, *program.reduced(step))) for step in steps)
+        return sum(self.flops_of(step) for step in program.steps if isinstance(step, Contract))
+
+    def flops_of(self, step: Contract) -> int:
+        """Operations of a contraction of the program."""
+        program = self.template.implements.program
+        assert program is not None
+        return 2 * self._points((*step.axes, *program.reduced(step)))
 
     @property
     def tf32(self) -> bool:
@@ -435,6 +454,10 @@ class Problem:
     def bytes_of_operand(self, name: str) -> int:
         """Bytes of an operand as the library would read it."""
         return self._points(self.inputs[name].axes) * self.inputs[name].dtype.itemsize
+
+    def bytes_over(self, axes: Iterable[str]) -> int:
+        """Bytes of a tensor over some axes in the operands' type."""
+        return self._points(axes) * self.main_dtype.itemsize
 
     def _points(self, axes: Iterable[str]) -> int:
         total = 1
@@ -513,7 +536,7 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     """The problem with its loops sorted into axes."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
     pattern = template.implements
-    reason = _other_work(template, main)
+    reason = _other_work(template, main, kernel.statements)
     if reason is not None:
         return reason
     if pattern.operator:
@@ -565,7 +588,7 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
 
 
-def _other_work(template: Template, main: list[Statement]) -> str | None:
+def _other_work(template: Template, main: list[Statement], statements: Sequence[Statement]) -> str | None:
     """Why products are not what a template computes, whatever their loops."""
     pattern = template.implements
     if len(main) > template.most.family:
@@ -574,7 +597,14 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
     if len(main[0].factors) + 1 != len(pattern.operands) + len(pattern.middles):
         return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    if not pattern.seconds and any(map(_steps_in, statements)):
+        return "somebody reads a log-sum-exp, which it does not store"
     return None
+
+
+def _steps_in(s: Statement) -> set[str]:
+    """The steps of which a statement stores a second result."""
+    return {v.attr for v in vs.topological([s.value]) if v.op == "step"} if s.kind == "pointwise" else set()
 
 
 def _no_sum(one: SideSum, problem: Problem) -> str | None:

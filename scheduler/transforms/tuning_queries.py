@@ -82,14 +82,17 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
     found = _problems(step, graph, device)
     if not found:
         return None
-    library = all(_has_library(graph, product_of(kernel)) for kernel in members(step))
+    outs = [product_of(kernel) for kernel in members(step)]
+    library = all(_has_library(graph, out) for out in outs)
+    apart = len(outs) > 1 or any(_replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
     length = length_of(found[0])
     if length is not None:
-        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)])
+        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
     parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
     copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
-    return Question(step, found, parts, library, copies={name: (c.seconds, c.problems) for name, c in copies.items()})
+    priced = {name: (c.seconds, c.problems) for name, c in copies.items()}
+    return Question(step, found, parts, library, copies=priced, apart=apart)
 
 
 def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:
@@ -100,9 +103,15 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
-    """Whether a library call computes the product."""
+    """Whether a library call computes the contraction, or several of them and separate kernels do."""
     out = source_of(graph, out)
-    return any(ir.is_product(node) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
+    makers = (node for node in graph.nodes if ir.is_product(node) and out in ir.outs(node))
+    return any(node.vendor is not None or _replaced(node) for node in makers)
+
+
+def _replaced(node: ir.Node) -> tuple[ir.Node, ...]:
+    """The nodes in whose place it stands."""
+    return node.replaces if isinstance(node, ir.Operation) else ()
 
 
 def _settled(

@@ -139,10 +139,13 @@ class Slots:
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
         found = self.problem.side_sum(operand, number)
-        total = ir.fresh(self.problem.graph, f"{found.statements[0].outs[0]}_total")
+        return self._totals(found.statements, name, Block(own, self.problem.loops[own], first, count, "j"), fixed)
+
+    def _totals(self, statements: Sequence[Statement], name: str, side: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
+        """What becomes of the numbers `name`, one for each index of a side."""
+        total = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_total")
         self.parameters.made_names.add(f"p_{clean(total)}")
-        side = Block(own, self.problem.loops[own], first, count, "j")
-        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]
+        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(statements, total, side, fixed)]
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
@@ -164,9 +167,19 @@ class Slots:
         walks = walks_of(self.problem, self.config, columns)
         return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
 
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """What becomes of the second results `name` of a step. `indices` are those of the batch axes, then the first row, and
+        how many rows there are."""
+        *batch, rows = self.problem.template.results[result].axes
+        fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
+        first, count = indices[len(batch) :]
+        side = Block(rows, self.problem.loops[rows], first, count, "j")
+        body = self._totals(self.problem.seconds(result), name, side, fixed)
+        return ["{", *(f"  {line}" for line in body), "}"]
+
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
         """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
         middle, loops = self.problem.middles[step], self.problem.loops
         self._told_apart(indices, WALKING)
@@ -175,7 +188,7 @@ class Slots:
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
         made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
-        value = vs.replace_steps(middle.value, lambda _: vs.load(made, (ix.ZERO,), kind))
+        value = vs.replace_steps(middle.value if masked else middle.unmasked, lambda _: vs.load(made, (ix.ZERO,), kind))
         statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
         body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
         self.parameters.made_names.add(f"p_{clean(made)}")
@@ -197,6 +210,12 @@ class Slots:
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
         return self.text(self.problem.extent(axis))
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these C++ variables."""
+        self._told_apart(names, WALKING)
+        self.nests.variables.update(names)
+        return self.text(expr)
 
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
