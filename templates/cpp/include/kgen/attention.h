@@ -32,8 +32,6 @@ struct AttentionBlocks {
 inline constexpr int64_t kKeptBytes = 24 << 20;
 // At most so many rows read keys and values where they lie.
 inline constexpr int64_t kFewQueries = 4;
-// Rows of scores that go through the softmax at a time.
-inline constexpr int64_t kStrip = 16;
 
 // An operand whose axes are exchanged: values, whose columns are v and whose sums go over keys.
 template <class S>
@@ -115,37 +113,11 @@ struct Attention {
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
-// The running maximum of each row, the sum of its weights, and by what these shrank with the last block.
-template <class Acc>
-struct RowStates {
-  Acc *top, *total, *kept;
-};
-
-// Where the weights of a row go: word k at `to[k / L * step]` and the L - 1 after it, as pack_row_panels places them.
+// Where the weights of a row go: L words at `to`, the next ones `step` further, as pack_row_panels places them.
 template <class Word>
 struct WeightRow {
   Word* to;
   int64_t step;
-};
-
-// Weights of two registers of scores as one of words: numbers, or pairs.
-template <class U>
-struct WeightWords {
-  using Acc = typename U::Acc;
-  using Word = typename U::Word;
-  static constexpr int L = word_lanes<U>, E = U::elements;
-  using V = Vec<Acc, L>;
-
-  KGEN_FN static void put(Word* to, const V (&weights)[E]) {
-    if constexpr (E == 1) {
-      store(to, weights[0], Full<L>{});
-    } else {
-#if KGEN_BF16_DOT
-      const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)weights[1].r[0], (__m512)weights[0].r[0]);
-      __builtin_memcpy(to, &pairs, sizeof(pairs));
-#endif
-    }
-  }
 };
 
 template <class U>
@@ -154,13 +126,15 @@ class AttentionRun {
   using Acc = typename U::Acc;
   static constexpr int L = word_lanes<U>, E = U::elements;
   static constexpr int64_t P = kPanel<U>, depth = kDepth<U> * E;
+  // Rows whose scores stay in L1 from the first product to the second one.
+  static constexpr int64_t kStrip = 2 * kRows<U>;
   using V = Vec<Acc, L>;
+  using Group = Register<Acc, 4>;
   static constexpr Acc lowest = -std::numeric_limits<Acc>::infinity();
 
  public:
   explicit AttentionRun(const Attention<U>& all) : all_(all), shape_(all.shape) {
-    rows_ = smaller(round_up(all.how.m, U::row_step), round_up(shape_.m, larger<int64_t>(U::row_step, kDotRows)));
-    row_step_ = all.how.m;
+    rows_ = round_up(smaller(all.how.m, shape_.m), kStrip);
     block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(shape_.n, P));
     blocks_ = pieces(shape_.n, block_);
     depths_ = pieces(shape_.d, depth);
@@ -168,7 +142,7 @@ class AttentionRun {
     value_panel_ = P * packed_depth<U>(block_);
     key_words_ = block_ / P * key_panel_;
     value_words_ = pieces(shape_.v, P) * value_panel_;
-    const bool again = pieces(shape_.m, row_step_) > 1;
+    const bool again = shape_.m > all.how.m;
     kept_ = blocks_ == 1 || (again && blocks_ * (key_words_ + value_words_) * int64_t(sizeof(Word)) <= kKeptBytes);
     score_ld_ = block_ + 64 / sizeof(Acc);  // rows a power of two apart would push each other out of L1
     result_ld_ = round_up(shape_.v, P) + 64 / sizeof(Acc);
@@ -176,17 +150,17 @@ class AttentionRun {
 
   // Tasks are runs of blocks of rows: each thread packs the keys of what it computes.
   void run(int threads) {
-    const int64_t down = pieces(shape_.m, row_step_), wanted = 4 * int64_t(threads);
-    const int64_t shares = smaller(down, threads > 1 ? pieces(wanted, shape_.b) : 1), each = pieces(down, shares);
+    const int64_t down = pieces(shape_.m, all_.how.m), wanted = 4 * int64_t(threads);
+    const int64_t shares = threads > 1 ? smaller(down, pieces(wanted, shape_.b)) : 1, each = pieces(down, shares);
     parallel_team(threads, [&] {
       Thread own = {};
+      own.run = this;
       team_share(shape_.b * pieces(down, each), [&](int64_t task) {
-        const int64_t b = task / pieces(down, each), first = task % pieces(down, each) * each;
-        own.run = this;
-        own.b = b;
-        own.begin = first * row_step_;
-        own.end = smaller(shape_.m, (first + each) * row_step_);
-        all_.open(all_.self, b, &own, [](void* self, const AttentionOperands<U>& operands) {
+        const int64_t first = task % pieces(down, each) * each;
+        own.b = task / pieces(down, each);
+        own.begin = first * all_.how.m;
+        own.end = smaller(shape_.m, (first + each) * all_.how.m);
+        all_.open(all_.self, own.b, &own, [](void* self, const AttentionOperands<U>& operands) {
           auto* const thread = static_cast<Thread*>(self);
           thread->run->rows_of(*thread, operands);
         });
@@ -195,45 +169,52 @@ class AttentionRun {
   }
 
  private:
-  // Of a thread: what it computes now, and its memory.
+  // Of a thread: what it computes now, which keys are packed, and its memory.
   struct Thread {
     AttentionRun* run;
     int64_t b, begin, end;
+    bool any;
     int64_t packed_b;
     const void *packed_keys, *packed_values;
-    bool any;  // whether `packed` says something of these
     Word *queries, *keys, *values, *weights;
     Acc *scores, *results;
-    RowStates<Acc> states;
-    char* packed;  // by blocks of keys
+    Acc *top, *total;  // of each row: the maximum so far, and the sum of its weights
+    char *packed, *started;  // blocks of keys that are packed; strips of rows that have results
     void* room;
   };
-  // Keys that a block of rows has to look at: of a block, from the panel that begins with key `begin`.
+  // Keys from the first one of a panel on.
   struct Span {
     int64_t begin, end;
   };
+  // Rows of a strip, r the first one's place in its block and m its number.
+  struct Strip {
+    int64_t r, m, rows;
+  };
 
-  int64_t count_of_blocks() const { return kept_ ? blocks_ : 1; }
+  int64_t room_of_operands(const AttentionOperands<U>& operands) const {
+    const int64_t packing = larger(operands.keys.room(P, depth), operands.values.room(P, block_));
+    const int64_t few = larger(operands.keys.room(kFilledDots, shape_.d), operands.values.room(shape_.v, block_));
+    return larger(operands.queries.room(kRows<U>, larger(depth, shape_.d)), larger(packing, few));
+  }
 
-  // Where the thread's memory lies: it may have grown since.
+  // The thread's memory: all of it lies at one place for as long as the thread runs.
   void place(Thread& own, const AttentionOperands<U>& operands) const {
-    const int64_t room = larger(larger(operands.queries.room(kStrip, larger(depth, shape_.d)), operands.keys.room(P, depth)),
-                                larger(operands.values.room(P, block_), larger(operands.keys.room(kFilledDots, shape_.d),
-                                                                               operands.values.room(shape_.v, block_))));
-    const int64_t padded = round_up(rows_, kStrip), query_words = larger(rows_ * kDepth<U> * depths_, rows_ * packed_depth<U>(shape_.d));
-    const int64_t bytes = Rooms::bytes<Word>(query_words) + Rooms::bytes<Word>(key_words_ * count_of_blocks()) +
-                          Rooms::bytes<Word>(value_words_ * count_of_blocks()) + Rooms::bytes<Word>(rows_ * kDepth<U>) +
-                          Rooms::bytes<Acc>(padded * score_ld_) + Rooms::bytes<Acc>(rows_ * result_ld_) +
-                          3 * Rooms::bytes<Acc>(padded) + Rooms::bytes<char>(blocks_) + room;
+    const int64_t kept = kept_ ? blocks_ : 1, query_words = rows_ * larger(kDepth<U> * depths_, packed_depth<U>(shape_.d));
+    const int64_t bytes = Rooms::bytes<Word>(query_words) + Rooms::bytes<Word>(key_words_ * kept) +
+                          Rooms::bytes<Word>(value_words_ * kept) + Rooms::bytes<Word>(kStrip * kDepth<U>) +
+                          Rooms::bytes<Acc>(kStrip * score_ld_) + Rooms::bytes<Acc>(rows_ * result_ld_) +
+                          2 * Rooms::bytes<Acc>(rows_ + L) + 2 * Rooms::bytes<char>(blocks_ + rows_) + room_of_operands(operands);
     Rooms from(scratch<1>(bytes));
     own.queries = from.template take<Word>(query_words);
-    own.keys = from.template take<Word>(key_words_ * count_of_blocks());
-    own.values = from.template take<Word>(value_words_ * count_of_blocks());
-    own.weights = from.template take<Word>(rows_ * kDepth<U>);
-    own.scores = from.template take<Acc>(padded * score_ld_);
+    own.keys = from.template take<Word>(key_words_ * kept);
+    own.values = from.template take<Word>(value_words_ * kept);
+    own.weights = from.template take<Word>(kStrip * kDepth<U>);
+    own.scores = from.template take<Acc>(kStrip * score_ld_);
     own.results = from.template take<Acc>(rows_ * result_ld_);
-    own.states = {from.template take<Acc>(padded), from.template take<Acc>(padded), from.template take<Acc>(padded)};
+    own.top = from.template take<Acc>(rows_ + L);
+    own.total = from.template take<Acc>(rows_ + L);
     own.packed = from.template take<char>(blocks_);
+    own.started = from.template take<char>(rows_);
     own.room = from.template take<char>(0);
   }
 
@@ -247,48 +228,56 @@ class AttentionRun {
 
   void rows_of(Thread& own, const AttentionOperands<U>& operands) const {
     [[maybe_unused]] const tiles_t<U> registers;
-    const bool first = own.scores == nullptr;
-    place(own, operands);
-    if (first) clear(own);
+    if (own.scores == nullptr) {
+      place(own, operands);
+      // padding is multiplied as well, and some of what memory may hold is slow
+      for (int64_t i = 0; i < kStrip * kDepth<U>; ++i) own.weights[i] = Word(0);
+      for (int64_t i = 0; i < kStrip * score_ld_; ++i) own.scores[i] = Acc(0);
+    }
     if (!is_packed(own, operands)) {
       for (int64_t i = 0; i < blocks_; ++i) own.packed[i] = 0;
-      own.any = true;
     }
+    own.any = true;
     own.packed_b = own.b;
     own.packed_keys = operands.keys_place;
     own.packed_values = operands.values_place;
-    for (int64_t m = own.begin; m < own.end; m += row_step_) some_rows(own, operands, m, smaller(row_step_, own.end - m));
-  }
-
-  // What padding reads has to be numbers: a few of those that memory may hold are slow.
-  void clear(const Thread& own) const {
-    for (int64_t i = 0; i < rows_ * kDepth<U>; ++i) own.weights[i] = Word(0);
-    for (int64_t i = 0; i < rows_ * result_ld_; ++i) own.results[i] = Acc(0);
+    for (int64_t m = own.begin; m < own.end; m += all_.how.m) some_rows(own, operands, m, smaller(all_.how.m, own.end - m));
   }
 
   void some_rows(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows) const {
     const bool few = rows <= kFewQueries && operands.takes_few_rows();
-    for (int64_t i = 0; i < round_up(rows, kStrip); ++i) {
-      own.states.top[i] = lowest;
-      own.states.total[i] = Acc(0);
+    for (int64_t i = 0; i < rows_; ++i) {
+      own.top[i] = lowest;
+      own.total[i] = Acc(0);
+      own.started[i] = 0;
     }
     few ? pack_few(own, operands, m, rows) : pack_queries(own, operands, m, rows);
-    bool first = true;
     for (int64_t i = 0; i < blocks_; ++i) {
-      const Span span = span_of(own.b, m, rows, i * block_);
-      if (span.begin == span.end) continue;
-      few ? few_scores(own, operands, m, rows, i, span, first) : block_of_scores(own, operands, m, rows, i, span, first);
-      first = false;
+      if (span_of(own.b, m, rows, i * block_).begin == shape_.n) continue;
+      if (!few && (!kept_ || !own.packed[i])) {
+        pack_block(own, operands, i);
+        own.packed[i] = 1;
+      }
+      for (int64_t r = 0; r < rows; r += kStrip) {
+        const Strip strip{r, m + r, smaller(kStrip, rows - r)};
+        const Span span = span_of(own.b, strip.m, strip.rows, i * block_);
+        if (span.begin == shape_.n) continue;
+        few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
+        own.started[r] = 1;
+      }
     }
-    finish(own, m, rows, first);
+    for (int64_t r = 0; r < rows; r += kStrip) finish(own, {r, m + r, smaller(kStrip, rows - r)});
+    for (int64_t v = 0; v < shape_.v; v += all_.how.v) {
+      all_.store(all_.self, own.b, m, v, rows, smaller(all_.how.v, shape_.v - v), own.results + v, result_ld_);
+    }
   }
 
-  // The keys of a block that are not masked for all rows, to whole panels.
+  // The keys of a block, in whole panels, without those at its ends that are masked for all rows; of none, they begin at the end.
   Span span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
     Span out{n, smaller(n + block_, shape_.n)};
     if (all_.masked == nullptr) return out;
-    if (all_.masked(all_.self, b, m, n, rows, out.end - n)) return {n, n};
-    while (out.end > out.begin) {
+    if (all_.masked(all_.self, b, m, n, rows, out.end - n)) return {shape_.n, shape_.n};
+    while (out.end > n + P) {
       const int64_t last = (out.end - 1) / P * P;
       if (!all_.masked(all_.self, b, m, last, rows, out.end - last)) break;
       out.end = last;
@@ -299,54 +288,52 @@ class AttentionRun {
 
   // ---- many rows ------------------------------------------------------------------------------------------------------
 
+  // A panel at a time: what is computed of its rows needs room.
   void pack_queries(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows) const {
     const int64_t padded = round_up(rows, U::row_step);
     for (int64_t d = 0; d < depths_; ++d) {
       Word* const to = own.queries + d * rows_ * kDepth<U>;
-      // a panel at a time: its rows need room
       for (int64_t r = 0; r < padded; r += kRows<U>) {
-        const int64_t count = panel_rows<U>(padded - r), real = smaller(count, rows - r);
-        const Block block{m + r, larger<int64_t>(real, 0), d * depth, smaller(depth, shape_.d - d * depth)};
+        const int64_t count = panel_rows<U>(padded - r);
+        const Block block{m + r, smaller(count, rows - r), d * depth, smaller(depth, shape_.d - d * depth)};
         operands.queries.pack_row_panels(operands.queries.self, block, count, {kRows<U>, kDepth<U>}, to + r * kDepth<U>, own.room);
       }
     }
   }
 
-  void pack_block(const Thread& own, const AttentionOperands<U>& operands, int64_t i, Word* keys, Word* values) const {
+  Word* keys_of(const Thread& own, int64_t i) const { return own.keys + (kept_ ? i * key_words_ : 0); }
+  Word* values_of(const Thread& own, int64_t i) const { return own.values + (kept_ ? i * value_words_ : 0); }
+
+  void pack_block(const Thread& own, const AttentionOperands<U>& operands, int64_t i) const {
     const int64_t n = i * block_, count = smaller(block_, shape_.n - n);
     for (int64_t j = 0; j < count; j += P) {
       for (int64_t d = 0; d < shape_.d; d += depth) {
         const Block block{n + j, smaller(P, count - j), d, smaller(depth, shape_.d - d)};
-        operands.keys.pack_panels(operands.keys.self, block, keys + j / P * key_panel_ + d / E * P, own.room);
+        operands.keys.pack_panels(operands.keys.self, block, keys_of(own, i) + j / P * key_panel_ + d / E * P, own.room);
       }
     }
     for (int64_t v = 0; v < shape_.v; v += P) {
       const Block block{v, smaller(P, shape_.v - v), n, count};
-      operands.values.pack_panels(operands.values.self, block, values + v / P * value_panel_, own.room);
+      operands.values.pack_panels(operands.values.self, block, values_of(own, i) + v / P * value_panel_, own.room);
     }
   }
 
-  void block_of_scores(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows, int64_t i, Span span,
-                       bool first) const {
-    const int64_t padded = round_up(rows, U::row_step), place = kept_ ? i : 0;
-    Word *const keys = own.keys + place * key_words_, *const values = own.values + place * value_words_;
-    if (!kept_ || !own.packed[i]) {
-      pack_block(own, operands, i, keys, values);
-      own.packed[i] = 1;
-    }
-    const int64_t begin = span.begin - i * block_, count = span.end - span.begin;
+  void many_rows(const Thread& own, Strip strip, int64_t i, Span span) const {
+    const int64_t padded = round_up(strip.rows, U::row_step), begin = span.begin - i * block_, count = span.end - span.begin;
+    const Word* const keys = keys_of(own, i) + begin / P * key_panel_;
     for (int64_t j = 0; j < count; j += P) {
       for (int64_t d = 0; d < depths_; ++d) {
         const int64_t words = words_of<U>(smaller(depth, shape_.d - d * depth));
-        multiply_panel<U>(own.queries + d * rows_ * kDepth<U>, keys + (begin + j) / P * key_panel_ + d * kDepth<U> * P, words,
+        multiply_panel<U>(own.queries + (d * rows_ + strip.r) * kDepth<U>, keys + j / P * key_panel_ + d * kDepth<U> * P, words,
                           own.scores + j, score_ld_, padded, d == 0);
       }
     }
-    weigh<true>(own, m, rows, span);
-    if (!first) shrink(own, rows);
-    const int64_t words = words_of<U>(count);
+    const bool first = !own.started[strip.r];
+    weigh<true>(own, strip, span, first);
+    const Word* const values = values_of(own, i) + begin / E * P;
+    Acc* const results = own.results + strip.r * result_ld_;
     for (int64_t v = 0; v < shape_.v; v += P) {
-      multiply_panel<U>(own.weights, values + v / P * value_panel_ + begin / E * P, words, own.results + v, result_ld_, padded, first);
+      multiply_panel<U>(own.weights, values + v / P * value_panel_, words_of<U>(count), results + v, result_ld_, padded, first);
     }
   }
 
@@ -358,142 +345,173 @@ class AttentionRun {
                                      own.queries, own.room);
   }
 
-  void few_scores(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows, int64_t, Span span,
-                  bool first) const {
-    const Block block{span.begin, span.end - span.begin, 0, shape_.d};
-    operands.keys.dots(operands.keys.self, block, own.queries, packed_depth<U>(shape_.d), round_up(rows, kDotRows), own.scores,
-                       score_ld_, true, own.room);
-    weigh<false>(own, m, rows, span);
-    if (first) {
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t v = 0; v < shape_.v; ++v) own.results[r * result_ld_ + v] = Acc(0);
-      }
-    } else {
-      shrink(own, rows);
-    }
-    operands.add_weighted(operands.values.self, span.begin, span.end - span.begin, shape_.v, own.scores, score_ld_, rows,
-                          own.results, result_ld_, own.room);
+  void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, Span span) const {
+    const int64_t count = span.end - span.begin;
+    operands.keys.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d),
+                       round_up(strip.rows, kDotRows), own.scores, score_ld_, true, own.room);
+    const bool first = !own.started[strip.r];
+    weigh<false>(own, strip, span, first);
+    for (int64_t i = 0; first && i < strip.rows * result_ld_; ++i) own.results[i] = Acc(0);
+    operands.add_weighted(operands.values.self, span.begin, count, shape_.v, own.scores, score_ld_, strip.rows, own.results,
+                          result_ld_, own.room);
   }
 
   // ---- softmax --------------------------------------------------------------------------------------------------------
 
-  // Makes weights of scores: packed as rows of the next product, or (a few rows) in their place.
+  // Makes weights of a strip's scores: packed as rows of the next product, or (a few rows) in their place. What there is of
+  // results shrinks where the maximum has grown.
   template <bool Packed>
-  void weigh(const Thread& own, int64_t m, int64_t rows, Span span) const {
-    const int64_t count = span.end - span.begin;
-    for (int64_t r = 0; r < rows; r += kStrip) {
-      const int64_t some = smaller(kStrip, rows - r);
-      Acc* const strip = own.scores + r * score_ld_;
-      if (all_.score != nullptr) all_.score(all_.self, own.b, m + r, span.begin, some, count, strip, score_ld_);
-      alignas(64) Acc shift[kStrip];
-      raise(own, r, some, count, shift);
-      for (int64_t j = 0; j < some; ++j) {
-        const int64_t row = r + j;
-        Acc sum;
-        if constexpr (Packed) sum = pack_weights(strip + j * score_ld_, count, shift[j], weights_of(own, row, rows));
-        else sum = keep_weights(strip + j * score_ld_, count, shift[j]);
-        own.states.total[row] = own.states.total[row] * own.states.kept[row] + sum;
+  void weigh(const Thread& own, Strip strip, Span span, bool first) const {
+    const int64_t count = span.end - span.begin, padded = round_up(strip.rows, U::row_step);
+    if (all_.score != nullptr) all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores, score_ld_);
+    alignas(64) Acc shift[kStrip + L], kept[kStrip + L];
+    for (int64_t r = 0; r < strip.rows; r += 4) raise_maxima(own.scores + r * score_ld_, count, own.top + strip.r + r, shift + r);
+    shift_and_keep(own.top + strip.r, strip.rows, shift, kept);
+    for (int64_t r = 0; r < strip.rows; r += 4) {
+      V sums[4] = {};
+      for (int64_t j = 0; j < smaller<int64_t>(4, padded - r); ++j) {
+        Acc* const row = own.scores + (r + j) * score_ld_;
+        if constexpr (Packed) sums[j] = pack_weights(row, count, shift[r + j], weights_of(own, r + j, padded));
+        else sums[j] = keep_weights(row, count, shift[r + j]);
       }
+      add_to_totals(sums, kept + r, own.total + strip.r + r);
+    }
+    for (int64_t r = 0; !first && r < strip.rows; ++r) {
+      if (kept[r] != Acc(1)) scale(own.results + (strip.r + r) * result_ld_, kept[r]);
     }
   }
 
-  // The new maxima of a strip's rows, what scores are shifted by, and what is kept of the sums so far.
-  KGEN_FN void raise(const Thread& own, int64_t r, int64_t some, int64_t count, Acc* shift) const {
-    for (int64_t j = 0; j < some; ++j) {
-      const Acc* const row = own.scores + (r + j) * score_ld_;
-      V high = splat<L>(own.states.top[r + j]), other = high;
-      int64_t n = 0;
-      for (; n + 2 * L <= count; n += 2 * L) {
-        high = maximum_(high, load<L>(row + n, Full<L>{}));
-        other = maximum_(other, load<L>(row + n + L, Full<L>{}));
+  // The larger of both; the second where one is no number. A row with a score that is none has such a weight, and so no result.
+  KGEN_FN static V higher(V score, V top) {
+    return lanewise([](auto x, auto y) KGEN_INLINE { return max_or_second(x, y); }, score, top);
+  }
+
+  // The maxima of four rows so far and of `count` scores of each.
+  KGEN_FN void raise_maxima(const Acc* scores, int64_t count, const Acc* top, Acc* to) const {
+    V high[4];
+    KGEN_UNROLL for (int j = 0; j < 4; ++j) high[j] = splat<L>(top[j]);
+    vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
+      KGEN_UNROLL for (int j = 0; j < 4; ++j) {
+        const V score = load<L>(scores + j * score_ld_ + n, w);
+        if constexpr (w.full) high[j] = higher(score, high[j]);
+        else high[j] = where_(w.mask(), higher(score, high[j]), high[j]);
       }
-      vector_loop<L>(n, count, [&](int64_t at, auto w) KGEN_INLINE { high = step_max(high, load<L>(row + at, w), w); });
-      shift[j] = fold_max(maximum_(high, other));
+    });
+    const auto four = folded(high, [](auto x, auto y) KGEN_INLINE { return max_or_second(x, y); });
+    __builtin_memcpy(to, &four, sizeof(four));
+  }
+
+  template <class F>
+  KGEN_FN static Group folded(const V (&rows)[4], F f) {
+    if constexpr (V::K == 1) {
+      return fold_four_by(f, rows[0].r[0], rows[1].r[0], rows[2].r[0], rows[3].r[0], lane_numbers<L>{});
+    } else {
+      Group out;
+      KGEN_UNROLL for (int j = 0; j < 4; ++j) out[j] = fold_lanes([&](auto x, auto y) KGEN_INLINE { return f(x, y); }, rows[j]);
+      return out;
     }
-    for (int64_t j = some; j < kStrip; ++j) shift[j] = lowest;
-    for (int64_t j = 0; j < kStrip; j += L) {
-      const V before = load<L>(own.states.top + r + j, Full<L>{}), now = load<L>(shift + j, Full<L>{});
+  }
+
+  KGEN_FN static V weight_of(V score) {
+    if constexpr (std::is_same_v<Acc, float>) {
+      return map_registers<V>([](auto r) KGEN_INLINE { return exp_of_negative_register(r); }, score);
+    } else {
+      return exp_(score);
+    }
+  }
+
+  // From new maxima what scores are shifted by, and the part that is kept of what there is. A row that is -inf so far has none.
+  KGEN_FN static void shift_and_keep(Acc* top, int64_t rows, Acc* shift, Acc* kept) {
+    vector_loop<L>(0, rows, [&](int64_t r, auto w) KGEN_INLINE {
+      const V before = load<L>(top + r, w), now = load<L>(shift + r, w);
       const V by = where_(eq_(now, splat<L>(lowest)), splat<L>(Acc(0)), now);
-      store(own.states.top + r + j, now, Full<L>{});
-      store(own.states.kept + r + j, exp_(sub_(before, by)), Full<L>{});
-      store(shift + j, by, Full<L>{});
+      store(top + r, now, w);
+      store(shift + r, by, w);
+      store(kept + r, weight_of(sub_(before, by)), w);
+    });
+  }
+
+  KGEN_FN static void add_to_totals(const V (&sums)[4], const Acc* kept, Acc* total) {
+    const Group more = folded(sums, [](auto x, auto y) KGEN_INLINE { return x + y; });
+    for (int j = 0; j < 4; ++j) total[j] = total[j] * kept[j] + more[j];
+  }
+
+  WeightRow<Word> weights_of(const Thread& own, int64_t r, int64_t padded) const {
+    const int64_t first = r / kRows<U> * kRows<U>;
+    return {own.weights + first * kDepth<U> + (r - first) * L, panel_rows<U>(padded - first) * L};
+  }
+
+  // Numbers, or pairs of them, as words.
+  KGEN_FN static void put(Word* to, const V (&weights)[E]) {
+    if constexpr (E == 1) {
+      store(to, weights[0], Full<L>{});
+    } else {
+#if KGEN_BF16_DOT
+      const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)weights[1].r[0], (__m512)weights[0].r[0]);
+      __builtin_memcpy(to, &pairs, sizeof(pairs));
+#endif
     }
   }
 
-  WeightRow<Word> weights_of(const Thread& own, int64_t row, int64_t rows) const {
-    const int64_t first = row / kRows<U> * kRows<U>, panel = panel_rows<U>(round_up(rows, U::row_step) - first);
-    return {own.weights + first * kDepth<U> + (row - first) * L, panel * L};
-  }
-
-  // Writes whole instructions' words, zeros behind the last key; gives the sum.
-  KGEN_FN static Acc pack_weights(const Acc* scores, int64_t count, Acc shift, WeightRow<Word> row) {
-    V sums[2] = {splat<L>(Acc(0)), splat<L>(Acc(0))};
+  // Writes words of whole instructions, zeros behind the last key; gives sums.
+  KGEN_FN static V pack_weights(const Acc* scores, int64_t count, Acc shift, WeightRow<Word> row) {
+    V sums[E] = {};
+    const auto words = [&](auto weight) KGEN_INLINE {
+      V weights[E];
+      KGEN_UNROLL for (int e = 0; e < E; ++e) {
+        weights[e] = weight(e);
+        sums[e] = add_(sums[e], weights[e]);
+      }
+      put(row.to, weights);
+    };
     int64_t n = 0;
     for (; n + E * L <= count; n += E * L, row.to += row.step) {
-      V weights[E];
-      KGEN_UNROLL for (int e = 0; e < E; ++e) {
-        weights[e] = exp_(sub_(load<L>(scores + n + e * L, Full<L>{}), splat<L>(shift)));
-        sums[e] = add_(sums[e], weights[e]);
-      }
-      WeightWords<U>::put(row.to, weights);
+      words([&](int e) KGEN_INLINE { return weight_of(sub_(load<L>(scores + n + e * L, Full<L>{}), splat<L>(shift))); });
     }
     if (n < count) {
-      V weights[E];
-      KGEN_UNROLL for (int e = 0; e < E; ++e) {
+      words([&](int e) KGEN_INLINE {
         const int64_t left = count - n - e * L;
-        weights[e] = splat<L>(Acc(0));
-        if (left >= L) {
-          weights[e] = exp_(sub_(load<L>(scores + n + e * L, Full<L>{}), splat<L>(shift)));
-        } else if (left > 0) {
-          const Tail<L> w{left};
-          weights[e] = where_(w.mask(), exp_(sub_(load<L>(scores + n + e * L, w), splat<L>(shift))), weights[e]);
-        }
-        sums[e] = add_(sums[e], weights[e]);
-      }
-      WeightWords<U>::put(row.to, weights);
+        if (left >= L) return weight_of(sub_(load<L>(scores + n + e * L, Full<L>{}), splat<L>(shift)));
+        if (left <= 0) return splat<L>(Acc(0));
+        const Tail<L> w{left};
+        return where_(w.mask(), weight_of(sub_(load<L>(scores + n + e * L, w), splat<L>(shift))), splat<L>(Acc(0)));
+      });
     }
-    return fold_sum(add_(sums[0], sums[1]));
+    if constexpr (E == 1) return sums[0];
+    else return add_(sums[0], sums[1]);
   }
 
-  KGEN_FN static Acc keep_weights(Acc* scores, int64_t count, Acc shift) {
-    V sum = splat<L>(Acc(0));
+  KGEN_FN static V keep_weights(Acc* scores, int64_t count, Acc shift) {
+    V sum = {};
     vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
-      const V weights = exp_(sub_(load<L>(scores + n, w), splat<L>(shift)));
+      const V weights = weight_of(sub_(load<L>(scores + n, w), splat<L>(shift)));
       store(scores + n, weights, w);
       sum = step_sum(sum, weights, w);
     });
-    return fold_sum(sum);
+    return sum;
   }
 
-  // Results so far, for the new maxima.
-  void shrink(const Thread& own, int64_t rows) const {
-    for (int64_t r = 0; r < rows; ++r) {
-      if (own.states.kept[r] != Acc(1)) scale(own.results + r * result_ld_, own.states.kept[r]);
-    }
-  }
   void scale(Acc* row, Acc by) const {
     vector_loop<L>(0, shape_.v, [&](int64_t v, auto w) KGEN_INLINE { store(row + v, mul_(load<L>(row + v, w), splat<L>(by)), w); });
   }
 
-  // Divides by the sums of weights and stores. Where no key was looked at there is no weight either.
-  void finish(const Thread& own, int64_t m, int64_t rows, bool none) const {
-    for (int64_t r = 0; r < rows; ++r) {
-      const bool empty = own.states.top[r] == lowest;
-      if (none || (empty && all_.safe)) {
+  // Divides by the sums of weights. Where every key is left out there are no results yet.
+  void finish(const Thread& own, Strip strip) const {
+    for (int64_t r = strip.r; r < strip.r + strip.rows; ++r) {
+      Acc* const row = own.results + r * result_ld_;
+      const bool empty = own.top[r] == lowest && own.total[r] == Acc(0);
+      if (!own.started[strip.r] || (empty && all_.safe)) {
         const Acc value = all_.safe ? Acc(0) : std::numeric_limits<Acc>::quiet_NaN();
-        for (int64_t v = 0; v < shape_.v; ++v) own.results[r * result_ld_ + v] = value;
+        for (int64_t v = 0; v < shape_.v; ++v) row[v] = value;
       } else {
-        scale(own.results + r * result_ld_, Acc(1) / own.states.total[r]);
+        scale(row, Acc(1) / own.total[r]);
       }
-    }
-    for (int64_t v = 0; v < shape_.v; v += all_.how.v) {
-      all_.store(all_.self, own.b, m, v, rows, smaller(all_.how.v, shape_.v - v), own.results + v, result_ld_);
     }
   }
 
   const Attention<U>& all_;
   AttentionShape shape_;
-  int64_t rows_, row_step_, block_, blocks_, depths_, key_panel_, value_panel_, key_words_, value_words_, score_ld_, result_ld_;
+  int64_t rows_, block_, blocks_, depths_, key_panel_, value_panel_, key_words_, value_words_, score_ld_, result_ld_;
   bool kept_;
 };
 
