@@ -35,12 +35,16 @@ def _kept(value: Value) -> Value | None:
     if value.op == "where":
         condition, yes, no = value.args
         if _is(no, -math.inf):
-            return condition
-        return vs.call("not", condition) if _is(yes, -math.inf) else None
+            return _both(condition, _kept(yes))
+        return _both(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
     if value.op == "add":
         added = (one for one in value.args if one.op == "where" and any(_is(arg, 0) for arg in one.args[1:]))
         return next((kept for one in added if (kept := _kept(one)) is not None), None)
     return None
+
+
+def _both(condition: Value, other: Value | None) -> Value:
+    return condition if other is None else vs.call("and", condition, other)
 
 
 def _is(value: Value, number: float) -> bool:

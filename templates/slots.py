@@ -81,7 +81,8 @@ class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
     the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
-    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
+    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN. In C++,
+    ``{% set masked = scores.masked("b", "m0", "n0", "rows", "columns") %}`` tells which tiles need not be made."""
 
     name: str
     filler: Filler
@@ -96,6 +97,10 @@ class StepSlot:
 
     def apply(self, name: str, *indices: str) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices))
+
+    def masked(self, *indices: str) -> str:
+        """A condition under which all elements of a tile are -inf, so that it may be left out; empty where none is known."""
+        return self.filler.masked(self.name, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,9 @@ class Filler(Protocol):
     @property
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
+
+    def masked(self, step: str, indices: Sequence[str]) -> str:
+        """Of a step of a program and its tile's indices: the condition under which a mask leaves the tile out, or nothing."""
 
     @property
     def accumulator(self) -> str:

@@ -183,6 +183,10 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
+    def masked(self, step: str, indices: Sequence[str]) -> str:
+        """Nothing is known: a GPU's tiles are vectors of indices."""
+        return ""
+
     def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them."""
         middle = self.problem.middles[step]
