@@ -116,17 +116,17 @@ def _positions(of: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function, the library's call for the same, and its arguments' shapes."""
+    """A function, the library's call for the same, and its arguments: random ones of these shapes, and the last one."""
 
     written: Function
     library: Function | None
     shapes: tuple[tuple[int, ...], ...]
-    mask: Callable[[torch.dtype], Tensor] | None = None
+    last: Callable[[torch.dtype], Tensor] | None = None
 
     def args(self, dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)
         made = [torch.randn(shape, generator=generator).to(dtype) for shape in self.shapes]
-        return [*made, *([] if self.mask is None else [self.mask(dtype)])]
+        return [*made, *([] if self.last is None else [self.last(dtype)])]
 
 
 def _of(batch: int, heads: int, rows: int, keys: int, size: int, few: int = 0) -> tuple[tuple[int, ...], ...]:
@@ -135,6 +135,10 @@ def _of(batch: int, heads: int, rows: int, keys: int, size: int, few: int = 0) -
 
 def _triangle(dtype: torch.dtype) -> Tensor:
     return torch.ones(1024, 1024, dtype=torch.bool).tril()
+
+
+def _slopes(dtype: torch.dtype) -> Tensor:
+    return (2.0 ** -torch.arange(1.0, 9.0)).to(dtype)
 
 
 def _padding(dtype: torch.dtype) -> Tensor:
@@ -147,7 +151,7 @@ PATTERNS: dict[str, Pattern] = {
     "causal": Pattern(causal, causal_by_library, _of(1, 8, 1024, 1024, 128)),
     "gpt2": Pattern(gpt2, gpt2_by_library, ((1, 1024, 3 * 8 * 64),), _triangle),
     "padded": Pattern(padded, padded_by_library, _of(4, 12, 384, 384, 64), _padding),
-    "alibi": Pattern(alibi, alibi_by_library, (*_of(1, 8, 768, 768, 64), (8,))),
+    "alibi": Pattern(alibi, alibi_by_library, _of(1, 8, 768, 768, 64), _slopes),
     "softcap": Pattern(softcap, None, _of(1, 8, 768, 768, 128)),
     "relative": Pattern(relative, relative_by_library, (*_of(2, 8, 512, 512, 64), (8, 256))),
     "grouped": Pattern(grouped, grouped_by_library, _of(1, 16, 512, 512, 128, few=4)),

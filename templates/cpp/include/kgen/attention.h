@@ -50,31 +50,36 @@ struct Exchanged {
   }
 };
 
-// acc[r * ld + v] (+)= sum over keys n of weights[r * ldw + n] * values(n, v), of values that are neighbours along v.
+// acc[r * ld + v] += sum over keys n of weights[r * ldw + n] * values(n, v), of values that are neighbours along v.
 template <class Acc, class T, int Rows>
 KGEN_FN void add_weighted_rows(Strided<T> values, int64_t keys, int64_t columns, const Acc* weights, int64_t ldw, Acc* acc,
                                int64_t ld) {
-  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc))), Some = 4;
+  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc))), Some = Rows == 1 ? 8 : 4;
+  constexpr int64_t ahead = 8;  // rows of values that are asked for in advance
   const auto strip = [&](int64_t v, auto count, auto w) KGEN_INLINE {
-    Vec<Acc, L> sums[Rows * count.value];
-    KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-      sums[i] = load<L>(acc + i / count.value * ld + v + i % count.value * L, w);
-    }
-    for (int64_t n = 0; n < keys; ++n) {
-      Vec<Acc, L> row[count.value];
-      KGEN_UNROLL for (int c = 0; c < count.value; ++c) {
-        row[c] = cast_<Acc>(load<L>(values.data + n * values.i_stride + v + c * L, w));
+    constexpr int Count = count.value;
+    Vec<Acc, L> sums[Rows * Count];
+    KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) sums[i] = load<L>(acc + i / Count * ld + v + i % Count * L, w);
+    const T* row = values.data + v;
+    for (int64_t n = 0; n < keys; ++n, row += values.i_stride) {
+      Vec<Acc, L> value[Count];
+      KGEN_UNROLL for (int c = 0; c < Count; ++c) {
+        if constexpr (sizeof(T) * L >= 64 || Count == 1) __builtin_prefetch(row + ahead * values.i_stride + c * L);
+        else if (c % 2 == 0) __builtin_prefetch(row + ahead * values.i_stride + c * L);
+        value[c] = load<L>(row + c * L, w);
       }
-      KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-        sums[i] = multiply_add(row[i % count.value], splat<L>(weights[i / count.value * ldw + n]), sums[i]);
+      KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) {
+        sums[i] = multiply_add(value[i % Count], splat<L>(weights[i / Count * ldw + n]), sums[i]);
       }
     }
-    KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-      store(acc + i / count.value * ld + v + i % count.value * L, sums[i], w);
-    }
+    KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) store(acc + i / Count * ld + v + i % Count * L, sums[i], w);
   };
   int64_t v = 0;
   for (; v + Some * L <= columns; v += Some * L) strip(v, std::integral_constant<int, Some>{}, Full<L>{});
+  if (v + 4 * L <= columns) {
+    strip(v, std::integral_constant<int, 4>{}, Full<L>{});
+    v += 4 * L;
+  }
   vector_loop<L>(v, columns, [&](int64_t at, auto w) KGEN_INLINE { strip(at, std::integral_constant<int, 1>{}, w); });
 }
 template <class Acc, class T>
