@@ -90,17 +90,35 @@ template <class Acc, class T>
   for (; r < rows; ++r) add_weighted_rows<Acc, T, 1>(values, keys, columns, weights + r * ldw, ldw, acc + r * ld, ld);
 }
 
+// c[r * ldc + j] = the dot products of `rows` rows (word k of row r at x[r * words + k]) with all columns, whose k are neighbours.
+template <class U, class T>
+[[gnu::noinline]] void dot_few(const typename U::Word* x, int64_t words, int64_t rows, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
+  constexpr int Columns = 8;
+  const Next next{.far = 3 * Columns * b.view.i_stride, .near = Columns * b.view.i_stride};
+  for (int64_t n = 0; n < b.ni; n += Columns) {
+    const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
+    for (int64_t r = 0; r < rows; ++r) {
+      typename U::Acc* const to = c + r * ldc + n;
+      for (int64_t j = 0; j < smaller<int64_t>(Columns, b.ni - n); ++j) to[j] = 0;
+      dot_columns<U, 1, Columns>(x + r * words, kDepth<U>, some, to, ldc, next);
+    }
+  }
+}
+
 // The operands of one batch. `place`s tell whether another batch's keys and values are the same memory; null: they may not be.
 template <class U>
 struct AttentionOperands {
   Operand<U> queries, keys, values;
   const void *keys_place, *values_place;
   bool values_along_v;
+  // Scores of a few packed rows with a block of keys.
+  void (*dots)(const void* keys, Block block, const typename U::Word* x, int64_t words, int64_t rows, typename U::Acc* c, int64_t ldc,
+               void* room);
   // Adds weighted rows of values n0, ..., n0 + keys - 1 to `acc`.
   void (*add_weighted)(const void* values, int64_t n0, int64_t keys, int64_t columns, const typename U::Acc* weights, int64_t ldw,
                        int64_t rows, typename U::Acc* acc, int64_t ld, void* room);
 
-  bool takes_few_rows() const { return keys.dots != nullptr && keys.along_k && values_along_v; }
+  bool takes_few_rows() const { return keys.along_k && values_along_v; }
 };
 
 // What is computed, its types hidden: all kernels of a unit share the loops.
@@ -346,14 +364,13 @@ class AttentionRun {
 
   void pack_few(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows) const {
     const int64_t words = packed_depth<U>(shape_.d);
-    operands.queries.pack_row_panels(operands.queries.self, {m, rows, 0, shape_.d}, round_up(rows, kDotRows), {kDotRows, words},
-                                     own.queries, own.room);
+    operands.queries.pack_row_panels(operands.queries.self, {m, rows, 0, shape_.d}, rows, {1, words}, own.queries, own.room);
   }
 
   void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, Span span) const {
     const int64_t count = span.end - span.begin;
-    operands.keys.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d),
-                       round_up(strip.rows, kDotRows), own.scores, score_ld_, true, own.room);
+    operands.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d), strip.rows, own.scores,
+                  score_ld_, own.room);
     const bool first = !own.started[strip.r];
     weigh<false>(own, strip, span, first);
     for (int64_t i = 0; first && i < strip.rows * result_ld_; ++i) own.results[i] = Acc(0);
@@ -534,14 +551,6 @@ KGEN_FN Operand<U> packed_operand_of(const S& from) {
   return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), nullptr, F::row_panels,
           F::panels, nullptr};
 }
-// The same, whose columns may be read where they lie.
-template <class U, class S>
-KGEN_FN Operand<U> keys_of(const S& from) {
-  Operand<U> out = packed_operand_of<U>(from);
-  if constexpr (may_lie_along_k<S>) out.dots = OperandFunctions<U, S>::dots;
-  return out;
-}
-
 template <class S>
 KGEN_FN const void* place_of(const S& from) {
   if constexpr (S::in_place) return from.data;
@@ -562,9 +571,18 @@ struct AttentionFunctions {
     of(self).open(b, [&](const auto& queries, const auto& keys, const auto& values) KGEN_INLINE {
       using S = std::decay_t<decltype(values)>;
       const Exchanged<S> columns{values};
-      then(run, {packed_operand_of<U>(queries), keys_of<U>(keys), packed_operand_of<U>(columns), place_of(keys),
-                 place_of(values), values.along_k(), weighted<S>});
+      then(run, {packed_operand_of<U>(queries), packed_operand_of<U>(keys), packed_operand_of<U>(columns), place_of(keys),
+                 place_of(values), values.along_k(), dots<std::decay_t<decltype(keys)>>, weighted<S>});
     });
+  }
+  template <class S>
+  static void dots(const void* keys, Block block, const typename U::Word* x, int64_t words, int64_t rows, Acc* c, int64_t ldc,
+                   void* room) {
+    const int64_t at_once = S::in_place ? block.ni : kFilledDots;
+    for (int64_t i = 0; i < block.ni; i += at_once) {
+      const Block some{block.i + i, smaller(at_once, block.ni - i), block.k, block.nk};
+      dot_few(x, words, rows, OperandFunctions<U, S>::words(keys, some, room), c + i, ldc);
+    }
   }
   template <class S>
   static void weighted(const void* values, int64_t n0, int64_t keys, int64_t columns, const Acc* weights, int64_t ldw, int64_t rows,
@@ -610,6 +628,7 @@ KGEN_FN void attention(int threads, const AttentionShape& shape, const Attention
 #define KGEN_LOOPS_OF_ATTENTION(how, A, B)                                                                                     \
   namespace kgen {                                                                                                             \
   how template void attend<unit_t<A, B>>(int, const Attention<unit_t<A, B>>&);                                                 \
+  how template void dot_few(const unit_t<A, B>::Word*, int64_t, int64_t, Words<unit_t<A, B>, B>, unit_t<A, B>::Acc*, int64_t); \
   how template void add_weighted(Strided<B>, int64_t, int64_t, const unit_t<A, B>::Acc*, int64_t, int64_t, unit_t<A, B>::Acc*, \
                                  int64_t);                                                                                     \
   }
