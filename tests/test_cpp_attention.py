@@ -195,6 +195,13 @@ def test_numbers_that_are_none_stay_in_their_rows():
     check(written, (q, k, v))
 
 
+def test_scores_that_are_infinite():
+    q, k, v = inputs(40, 300)
+    bias = torch.zeros(40, 300)
+    bias[3, 250], bias[5, 7], bias[:, 128:200], bias[9] = math.inf, math.nan, -1e38, -math.inf
+    check(lambda q, k, v, bias: (q @ k.mT + bias).softmax(-1) @ v, (q, k, v, bias))
+
+
 def test_scores_far_apart_and_large():
     q, k, v = inputs()
     q, k = q.round(), k.round()  # whose scores are exact

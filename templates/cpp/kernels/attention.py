@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,16 @@ import torch
 
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.cpp.codegen import packing
 from kgen.templates.pattern import program, softmax
 from kgen.templates.problem import Problem
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Rows of queries that read a block of keys while it is in a core's cache, and blocks of rows that a thread should get.
+ROWS, TASKS = 192, 4
+# Seconds: starting the kernel. Shares of the peak rate of products: of numbers in registers, and of AMX tiles, of which short
+# sums (a head's) fill half. Float32 operations that the softmax of an element takes the time of.
+START, RATE, TILES_RATE, SOFTMAX = 3e-6, 0.85, 0.5, 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,7 @@ class Attention(KernelTemplate):
     batches and rows."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
-    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(96, 48, 192), knob(256, 128), knob(64), knob(64)
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128, 256), knob(64), knob(64)
     engine = "attention"
 
     def refuse(self, problem: Problem) -> str | None:
@@ -50,8 +57,21 @@ class Attention(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        yield {}
-        yield {"BLOCK_M": 48, "BLOCK_N": 128}
+        """Fewer rows at a time where threads would have less than a few blocks each."""
+        blocks = problem.size("b") * -(-problem.size("m") // ROWS)
+        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.processors else (ROWS // 2, ROWS)
+        for m in rows:
+            for n in (128, 256):
+                yield {"BLOCK_M": m, "BLOCK_N": n}
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        """Both products at the engine's rates, the softmax, and reading operands."""
+        kind = problem.main_dtype
+        rate = TILES_RATE if packing.in_tiles(kind, problem.device) else RATE
+        products = problem.flops / problem.rate / rate
+        softmax = math.prod(problem.size(axis) for axis in "bmn") * SOFTMAX / (problem.device.flops / problem.device.narrow)
+        reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+        return START + max(products + softmax, reading / problem.device.bandwidth)
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(not problems[0].middles["scores"].is_plain)

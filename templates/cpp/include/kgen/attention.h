@@ -286,7 +286,6 @@ class AttentionRun {
         const Span span = span_of(own.b, strip.m, strip.rows, i * block_);
         if (span.begin == shape_.n) continue;
         few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
-        own.started[r] = 1;
       }
     }
     for (int64_t r = 0; r < rows; r += kStrip) finish(own, {r, m + r, smaller(kStrip, rows - r)});
@@ -352,7 +351,8 @@ class AttentionRun {
       }
     }
     const bool first = !own.started[strip.r];
-    weigh<true>(own, strip, span, first);
+    if (!weigh<true>(own, strip, span, first)) return;
+    own.started[strip.r] = 1;
     const Word* const values = values_of(own, i) + begin / E * P;
     Acc* const results = own.results + strip.r * result_ld_;
     for (int64_t v = 0; v < shape_.v; v += P) {
@@ -372,7 +372,8 @@ class AttentionRun {
     operands.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d), strip.rows, own.scores,
                   score_ld_, own.room);
     const bool first = !own.started[strip.r];
-    weigh<false>(own, strip, span, first);
+    if (!weigh<false>(own, strip, span, first)) return;
+    own.started[strip.r] = 1;
     for (int64_t i = 0; first && i < strip.rows * result_ld_; ++i) own.results[i] = Acc(0);
     operands.add_weighted(operands.values.self, span.begin, count, shape_.v, own.scores, score_ld_, strip.rows, own.results,
                           result_ld_, own.room);
@@ -381,14 +382,16 @@ class AttentionRun {
   // ---- softmax --------------------------------------------------------------------------------------------------------
 
   // Makes weights of a strip's scores: packed as rows of the next product, or (a few rows) in their place. What there is of
-  // results shrinks where the maximum has grown.
+  // results shrinks where the maximum has grown. Says whether there are weights but zeros: those of masked keys need no product,
+  // wherever the mask comes from.
   template <bool Packed>
-  void weigh(const Thread& own, Strip strip, Span span, bool first) const {
+  bool weigh(const Thread& own, Strip strip, Span span, bool first) const {
     const int64_t count = span.end - span.begin, padded = round_up(strip.rows, U::row_step);
     if (all_.score != nullptr) all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores, score_ld_);
     alignas(64) Acc shift[kStrip + L], kept[kStrip + L];
-    for (int64_t r = 0; r < strip.rows; r += 4) raise_maxima(own.scores + r * score_ld_, count, own.top + strip.r + r, shift + r);
-    shift_and_keep(own.top + strip.r, strip.rows, shift, kept);
+    for (int64_t r = 0; r < strip.rows; r += 4) find_maxima(own.scores + r * score_ld_, count, shift + r);
+    const bool vanish = shift_and_keep(own.top + strip.r, strip.rows, shift, kept);
+    if (vanish && all_numbers(own.scores, strip.rows, count)) return false;
     for (int64_t r = 0; r < strip.rows; r += 4) {
       V sums[4] = {};
       for (int64_t j = 0; j < smaller<int64_t>(4, padded - r); ++j) {
@@ -401,6 +404,7 @@ class AttentionRun {
     for (int64_t r = 0; !first && r < strip.rows; ++r) {
       if (kept[r] != Acc(1)) scale(own.results + (strip.r + r) * result_ld_, kept[r]);
     }
+    return true;
   }
 
   // The larger of both; the second where one is no number. A row with a score that is none has such a weight, and so no result.
@@ -408,10 +412,10 @@ class AttentionRun {
     return lanewise([](auto x, auto y) KGEN_INLINE { return max_or_second(x, y); }, score, top);
   }
 
-  // The maxima of four rows so far and of `count` scores of each.
-  KGEN_FN void raise_maxima(const Acc* scores, int64_t count, const Acc* top, Acc* to) const {
+  // The maxima of `count` scores of each of four rows.
+  KGEN_FN void find_maxima(const Acc* scores, int64_t count, Acc* to) const {
     V high[4];
-    KGEN_UNROLL for (int j = 0; j < 4; ++j) high[j] = splat<L>(top[j]);
+    KGEN_UNROLL for (int j = 0; j < 4; ++j) high[j] = splat<L>(lowest);
     vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
       KGEN_UNROLL for (int j = 0; j < 4; ++j) {
         const V score = load<L>(scores + j * score_ld_ + n, w);
@@ -442,15 +446,30 @@ class AttentionRun {
     }
   }
 
-  // From new maxima what scores are shifted by, and the part that is kept of what there is. A row that is -inf so far has none.
-  KGEN_FN static void shift_and_keep(Acc* top, int64_t rows, Acc* shift, Acc* kept) {
+  bool all_numbers(const Acc* scores, int64_t rows, int64_t count) const {
+    bool found = true;
+    for (int64_t r = 0; r < rows; ++r) {
+      vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
+        const V score = load<L>(scores + r * score_ld_ + n, w);
+        found = found && !fold_any(and_(isnan_(score), w.mask()));
+      });
+    }
+    return found;
+  }
+
+  // From the maxima of new scores (in `shift`) what these are shifted by, and the part that is kept of what there is. A row that
+  // is -inf so far has none. Says whether all new weights will be zero.
+  KGEN_FN static bool shift_and_keep(Acc* top, int64_t rows, Acc* shift, Acc* kept) {
+    bool vanish = true;
     vector_loop<L>(0, rows, [&](int64_t r, auto w) KGEN_INLINE {
-      const V before = load<L>(top + r, w), now = load<L>(shift + r, w);
+      const V before = load<L>(top + r, w), own = load<L>(shift + r, w), now = higher(own, before);
       const V by = where_(eq_(now, splat<L>(lowest)), splat<L>(Acc(0)), now);
+      vanish = vanish && !fold_any(and_(ne_(weight_of(sub_(own, by)), splat<L>(Acc(0))), w.mask()));
       store(top + r, now, w);
       store(shift + r, by, w);
       store(kept + r, weight_of(sub_(before, by)), w);
     });
+    return vanish;
   }
 
   KGEN_FN static void add_to_totals(const V (&sums)[4], const Acc* kept, Acc* total) {
