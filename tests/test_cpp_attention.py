@@ -178,7 +178,9 @@ def test_spellings_in_other_types(spelling, dtype):
 def test_biases_and_masks_from_memory(dtype):
     q, k, v = inputs(dtype=dtype)
     bias, mask = r(3, 40, 70, dtype=dtype), r(2, 1, 1, 70) > -0.5
-    check(lambda q, k, v, bias, mask: (q @ k.mT * 0.3 + bias).masked_fill(~mask, -math.inf).softmax(-1) @ v, (q, k, v, bias, mask))
+    check(
+        lambda q, k, v, bias, mask: (q @ k.mT * 0.3 + bias).masked_fill(~mask, -math.inf).softmax(-1) @ v, (q, k, v, bias, mask)
+    )
     check(lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (q, k, v, mask))
 
 
@@ -318,7 +320,10 @@ def test_rows_of_several_loops_come_round():
     for first in range(25):
         for count in range(1, 5):
             found = run_of((outer, inner), ix.constant(first), ix.constant(count))
-            for loop, digits in ((outer, [k // 10 for k in range(first, first + count)]), (inner, [k % 10 for k in range(first, first + count)])):
+            for loop, digits in (
+                (outer, [k // 10 for k in range(first, first + count)]),
+                (inner, [k % 10 for k in range(first, first + count)]),
+            ):
                 low, high = found[loop].low.as_int(), found[loop].high.as_int()
                 assert low is not None
                 assert high is not None
@@ -331,7 +336,11 @@ def test_rows_of_several_loops_come_round():
 
 def some() -> list[Case]:
     template = registry.find(NAME)
-    return [plain(template, torch.bfloat16), *list(cases(template))[5::31], *list(cases_of_dtype(template, torch.bfloat16))[3::11]]
+    return [
+        plain(template, torch.bfloat16),
+        *list(cases(template))[5::31],
+        *list(cases_of_dtype(template, torch.bfloat16))[3::11],
+    ]
 
 
 def test_the_template_conforms():
