@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, where_holds
 from kgen.ir.values import Value
 
 
@@ -27,24 +30,47 @@ class Middle:
     @property
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
-        which it holds nowhere, by the ranges of the loops that it names."""
+        which it holds nowhere (`reach`)."""
         return _kept(self.value)
+
+    @property
+    def unmasked(self) -> Value:
+        """The function where the mask holds."""
+        return _unmasked(self.value)
+
+    def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr) -> Holds:
+        """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on."""
+        rows, columns = (loops[axis] for axis in self.axes[-2:])
+        if self.mask is None:
+            return EVERYWHERE
+        if len(columns) != 1 or len(rows) > 1:
+            return UNKNOWN
+        return where_holds(self.mask, columns[0], dict.fromkeys(rows, (first, first + count - 1)))
 
 
 def _kept(value: Value) -> Value | None:
+    """The condition of this value, and of those inside on which it is -inf as well."""
     if value.op == "where":
         condition, yes, no = value.args
         if _is(no, -math.inf):
-            return _both(condition, _kept(yes))
-        return _both(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
+            return _and(condition, _kept(yes))
+        return _and(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
     if value.op == "add":
-        added = (one for one in value.args if one.op == "where" and any(_is(arg, 0) for arg in one.args[1:]))
-        return next((kept for one in added if (kept := _kept(one)) is not None), None)
+        left, right = map(_kept, value.args)
+        return right if left is None else _and(left, right)
     return None
 
 
-def _both(condition: Value, other: Value | None) -> Value:
-    return condition if other is None else vs.call("and", condition, other)
+def _unmasked(value: Value) -> Value:
+    """The value where `_kept` of it holds."""
+    if value.op == "where":
+        _, yes, no = value.args
+        return _unmasked(yes) if _is(no, -math.inf) else _unmasked(no) if _is(yes, -math.inf) else value
+    return vs.call("add", *map(_unmasked, value.args)) if value.op == "add" else value
+
+
+def _and(condition: Value, more: Value | None) -> Value:
+    return condition if more is None else vs.call("and", condition, more)
 
 
 def _is(value: Value, number: float) -> bool:

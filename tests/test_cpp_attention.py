@@ -1,4 +1,4 @@
-"""Attention on CPUs by the C++ template: spellings, shapes and types against float64, what is skipped, and gradients."""
+"""Attention on CPUs by the C++ template: spellings, shapes and types against float64, threads, and gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
-from kgen.ir import index as ix
-from kgen.ir import values as vs
-from kgen.ir.values import Value
 from kgen.templates import registry
-from kgen.templates.mask_ranges import Range, everywhere, nowhere, run_of
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.tuning.only import only
@@ -252,83 +248,6 @@ def test_float64_is_refused():
     with only(NAME, lambda configs: configs[0]), kgen.config.override(cache=False):
         report = kgen.explain(written, *inputs(dtype=torch.float64), print_report=False)
     assert any("does not multiply torch.float64" in v.detail for v in report.verdicts)
-
-
-# ---- masks ------------------------------------------------------------------------------------------------------------
-
-M, N = ix.var("m", 100), ix.var("n", 200)
-m, n = vs.index_value(M.expr()), vs.index_value(N.expr())
-
-
-def number(value: int) -> Value:
-    return vs.const(value, torch.int64)
-
-
-CONDITIONS = {
-    "causal": vs.call("le", n, m),
-    "strictly": vs.call("lt", n, m),
-    "after": vs.call("gt", n, m),
-    "window": vs.call("and", vs.call("le", n, m), vs.call("lt", vs.call("sub", m, n), number(9))),
-    "either": vs.call("or", vs.call("le", n, m), vs.call("lt", n, number(5))),
-    "not": vs.call("not", vs.call("ge", n, m)),
-    "near": vs.call("le", vs.call("abs", vs.call("sub", m, n)), number(12)),
-    "blocks": vs.call("eq", vs.call("floordiv", m, number(16)), vs.call("floordiv", n, number(16))),
-    "other blocks": vs.call("ne", vs.call("floordiv", m, number(16)), vs.call("floordiv", n, number(16))),
-    "backwards": vs.call("lt", vs.call("neg", m), vs.call("sub", n, number(150))),
-}
-
-
-def holds(value: Value, at: dict[Any, int]) -> Any:
-    """The value of a condition, or of a number in it, at some indices."""
-    if value.op == "const":
-        return value.attr
-    if value.op == "index":
-        return ix.evaluate(value.attr, lambda atom: at[atom])
-    args = [holds(one, at) for one in value.args]
-    plain: dict[str, Callable[..., Any]] = {
-        "le": lambda a, b: a <= b, "lt": lambda a, b: a < b, "ge": lambda a, b: a >= b, "gt": lambda a, b: a > b,
-        "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "and": lambda a, b: a and b, "or": lambda a, b: a or b,
-        "not": lambda a: not a, "sub": lambda a, b: a - b, "abs": abs, "neg": lambda a: -a, "floordiv": lambda a, b: a // b,
-    }  # fmt: skip
-    return plain[value.op](*args)
-
-
-@pytest.mark.parametrize("name", CONDITIONS)
-def test_where_masks_hold_nowhere_or_everywhere(name):
-    condition, found = CONDITIONS[name], set()
-    for m0, n0 in ((0, 0), (0, 40), (30, 0), (64, 60), (80, 150), (32, 32), (90, 10)):
-        tile = {M: Range(ix.constant(m0), ix.constant(m0 + 7)), N: Range(ix.constant(n0), ix.constant(n0 + 3))}
-        inside = {holds(condition, {M: a, N: b}) for a in range(m0, m0 + 8) for b in range(n0, n0 + 4)}
-        never, always = nowhere(condition, tile), everywhere(condition, tile)
-        assert (never.op, always.op) == ("const", "const")
-        assert not (never.attr and True in inside)
-        assert not (always.attr and False in inside)
-        found |= {"never"} if never.attr else set()
-    assert found
-
-
-def test_what_comes_from_memory_may_be_anything():
-    read = vs.load("mask", (N.expr(),), torch.bool)
-    ranges = {M: Range(ix.ZERO, ix.ONE), N: Range(ix.ZERO, ix.ONE)}
-    assert not nowhere(read, ranges).attr
-    assert not nowhere(vs.call("or", read, CONDITIONS["after"]), ranges).attr
-    assert nowhere(vs.call("and", read, vs.call("gt", n, number(5))), ranges).attr
-
-
-def test_rows_of_several_loops_come_round():
-    outer, inner = ix.var("g", 3), ix.var("i", 10)
-    for first in range(25):
-        for count in range(1, 5):
-            found = run_of((outer, inner), ix.constant(first), ix.constant(count))
-            for loop, digits in (
-                (outer, [k // 10 for k in range(first, first + count)]),
-                (inner, [k % 10 for k in range(first, first + count)]),
-            ):
-                low, high = found[loop].low.as_int(), found[loop].high.as_int()
-                assert low is not None
-                assert high is not None
-                assert low <= min(digits)
-                assert max(digits) <= high
 
 
 # ---- the conformance kit ----------------------------------------------------------------------------------------------

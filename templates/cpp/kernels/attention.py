@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kgen.ir import index as ix
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp.codegen import packing
@@ -18,9 +18,10 @@ from kgen.templates.problem import Problem
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Rows of queries that read a block of keys while it is in a core's cache, and blocks of rows that a thread should get.
 ROWS, TASKS = 192, 4
-# Seconds: starting the kernel. Shares of the peak rate of products: of numbers in registers, and of AMX tiles, of which short
-# sums (a head's) fill half. Float32 operations that the softmax of an element takes the time of.
-START, RATE, TILES_RATE, SOFTMAX = 3e-6, 0.85, 0.5, 40.0
+# Seconds: starting the kernel. Shares of the peak rate, of numbers in registers and of AMX tiles, on the scale of what is known of
+# the library's call, whose estimate counts no softmax either: the kernel takes 0.65 to 0.95 of the call's time where nothing is
+# masked (docs/decisions/0016-cpu-attention.md).
+START, RATE, TILES_RATE = 2e-6, 1.0, 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Facts:
     name="cpp_attention",
 )
 class Attention(KernelTemplate):
-    """O[b, m, v] = sum over n of weights[b, m, n] V[b, n, v]: blocks of scores stay in a thread's cache, any layout, threads over
-    batches and rows."""
+    """O[b, m, v] = sum over n of weights[b, m, n] V[b, n, v]: blocks of scores stay in a thread's cache, operands have any layout,
+    and threads share batches and rows."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128, 256), knob(64), knob(64)
@@ -65,13 +66,11 @@ class Attention(KernelTemplate):
                 yield {"BLOCK_M": m, "BLOCK_N": n}
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        """Both products at the engine's rates, the softmax, and reading operands."""
-        kind = problem.main_dtype
-        rate = TILES_RATE if packing.in_tiles(kind, problem.device) else RATE
-        products = problem.flops / problem.rate / rate
-        softmax = math.prod(problem.size(axis) for axis in "bmn") * SOFTMAX / (problem.device.flops / problem.device.narrow)
+        """Both products at the engine's rates, of scores that a mask may keep; or reading operands."""
+        rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
+        products = problem.flops / problem.rate / rate * _share(problem, config)
         reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
-        return START + max(products + softmax, reading / problem.device.bandwidth)
+        return START + max(products, reading / problem.device.bandwidth)
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(not problems[0].middles["scores"].is_plain)
@@ -79,3 +78,17 @@ class Attention(KernelTemplate):
     def multiplies(self, problem: Problem) -> tuple[torch.dtype, torch.dtype]:
         """The element types whose loops are linked."""
         return problem.inputs["Q"].dtype, problem.inputs["K"].dtype
+
+
+def _share(problem: Problem, config: Config) -> float:
+    """The part of the scores that is computed."""
+    middle, rows, columns = problem.middles["scores"], problem.size("m"), problem.size("n")
+    kept = 0
+    for first in range(0, rows, config.BLOCK_M):
+        count = min(config.BLOCK_M, rows - first)
+        span = middle.reach(problem.loops, ix.constant(first), ix.constant(count)).may
+        if span is not None:
+            low = 0 if span.begin is None else max(0, problem.sizes.of(span.begin))
+            high = columns if span.end is None else min(columns, problem.sizes.of(span.end))
+            kept += count * max(0, high - low)
+    return kept / (rows * columns)

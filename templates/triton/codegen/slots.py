@@ -183,17 +183,25 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
-    def masked(self, step: str, indices: Sequence[str]) -> str:
-        """Nothing is known: a GPU's tiles are vectors of indices."""
-        return ""
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Stores a second result of a step, with what is made of it."""
+        template, lines = self.problem.template, list[str]()
+        for k, s in enumerate(self.problem.seconds(result)):
+            emitter = self.emitter(template.results[result].axes, indices, self.problem.loops, {})
+            emitter.suffix = f"_{result}{k or ''}"
+            [step] = (v.attr for v in vs.topological([s.value]) if v.op == "step")
+            emitter.locals[step] = (name, emitter.level)
+            emitter._pointwise(s)
+            lines += emitter.finish()
+        return lines
 
-    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them."""
         middle = self.problem.middles[step]
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
         emitter.suffix, emitter.behind = f"_{step}", True
         emitter.locals[middle.step] = (name, emitter.level)
-        text = emitter._tile(middle.value)
+        text = emitter._tile(middle.value if masked else middle.unmasked)
         if middle.normalised in emitter.masked():
             text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
         emitter.outer.lines.append(f"{name} = {text}")
@@ -307,6 +315,14 @@ class Slots:
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
         return self.length(self.problem.extent(axis))
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these variables, which are no parameters of the kernel."""
+        own = [name for name in names if name not in self.parameters.sizes]
+        text = self.length(expr)
+        for name in own:
+            self.parameters.sizes.pop(name, None)
+        return text
 
     def length(self, expr: Expr) -> str:
         """The text of an expression of sizes."""

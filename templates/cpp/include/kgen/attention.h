@@ -8,8 +8,8 @@
 //   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, store);
 //
 // Element (n, v) of the values is operand element (i, k) = (n, v), as for keys (n, d). `score` changes a tile of scores in place;
-// nullptr: they stay as they are. `masked(b, m0, n0, rows, columns)` may say that all scores of a rectangle are -inf: it is left
-// out. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
+// nullptr: they stay as they are. `reach(m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
+// -inf. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
 //
 // Packed keys and values of a batch are kept while a thread goes through rows of queries, up to `kKeptBytes`, and for the next
 // batch where its operands lie at the same place, as heads that share keys do. A few rows read keys and values where they lie.
@@ -22,6 +22,10 @@ namespace kgen {
 
 struct AttentionShape {
   int64_t b, m, n, d, v;
+};
+// Keys from `begin` on, before `end`.
+struct KeySpan {
+  int64_t begin, end;
 };
 // Rows of queries and keys of a block of scores, and columns of values that `store` gets at once.
 struct AttentionBlocks {
@@ -132,7 +136,7 @@ struct Attention {
   const void* self;
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld);
-  bool (*masked)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns);
+  KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
@@ -205,10 +209,6 @@ class AttentionRun {
     char *packed, *started;  // blocks of keys that are packed; strips of rows that have results
     void* room;
   };
-  // Keys from the first one of a panel on.
-  struct Span {
-    int64_t begin, end;
-  };
   // Rows of a strip, r the first one's place in its block and m its number.
   struct Strip {
     int64_t r, m, rows;
@@ -276,15 +276,15 @@ class AttentionRun {
     }
     few ? pack_few(own, operands, m, rows) : pack_queries(own, operands, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
-      if (span_of(own.b, m, rows, i * block_).begin == shape_.n) continue;
+      if (is_empty(span_of(m, rows, i * block_))) continue;
       if (!few && (!kept_ || !own.packed[i])) {
         pack_block(own, operands, i);
         own.packed[i] = 1;
       }
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const Span span = span_of(own.b, strip.m, strip.rows, i * block_);
-        if (span.begin == shape_.n) continue;
+        const KeySpan span = span_of(strip.m, strip.rows, i * block_);
+        if (is_empty(span)) continue;
         few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
       }
     }
@@ -294,18 +294,13 @@ class AttentionRun {
     }
   }
 
-  // The keys of a block, in whole panels, without those at its ends that are masked for all rows; of none, they begin at the end.
-  Span span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
-    Span out{n, smaller(n + block_, shape_.n)};
-    if (all_.masked == nullptr) return out;
-    if (all_.masked(all_.self, b, m, n, rows, out.end - n)) return {shape_.n, shape_.n};
-    while (out.end > n + P) {
-      const int64_t last = (out.end - 1) / P * P;
-      if (!all_.masked(all_.self, b, m, last, rows, out.end - last)) break;
-      out.end = last;
-    }
-    while (out.begin + P < out.end && all_.masked(all_.self, b, m, out.begin, rows, P)) out.begin += P;
-    return out;
+  static bool is_empty(KeySpan span) { return span.begin >= span.end; }
+  // The keys that rows look at in the block that begins with key n, from the first one of a panel on; of none, the end is first.
+  KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
+    const KeySpan block{n, smaller(n + block_, shape_.n)};
+    if (all_.reach == nullptr) return block;
+    const KeySpan wanted = all_.reach(all_.self, m, rows);
+    return {larger(block.begin, wanted.begin / P * P), smaller(block.end, wanted.end)};
   }
 
   // ---- many rows ------------------------------------------------------------------------------------------------------
@@ -340,7 +335,7 @@ class AttentionRun {
     }
   }
 
-  void many_rows(const Thread& own, Strip strip, int64_t i, Span span) const {
+  void many_rows(const Thread& own, Strip strip, int64_t i, KeySpan span) const {
     const int64_t padded = round_up(strip.rows, U::row_step), begin = span.begin - i * block_, count = span.end - span.begin;
     const Word* const keys = keys_of(own, i) + begin / P * key_panel_;
     for (int64_t j = 0; j < count; j += P) {
@@ -367,7 +362,7 @@ class AttentionRun {
     operands.queries.pack_row_panels(operands.queries.self, {m, rows, 0, shape_.d}, rows, {1, words}, own.queries, own.room);
   }
 
-  void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, Span span) const {
+  void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, KeySpan span) const {
     const int64_t count = span.end - span.begin;
     operands.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d), strip.rows, own.scores,
                   score_ld_, own.room);
@@ -385,7 +380,7 @@ class AttentionRun {
   // results shrinks where the maximum has grown. Says whether there are weights but zeros: those of masked keys need no product,
   // wherever the mask comes from.
   template <bool Packed>
-  bool weigh(const Thread& own, Strip strip, Span span, bool first) const {
+  bool weigh(const Thread& own, Strip strip, KeySpan span, bool first) const {
     const int64_t count = span.end - span.begin, padded = round_up(strip.rows, U::row_step);
     if (all_.score != nullptr) all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores, score_ld_);
     alignas(64) Acc shift[kStrip + L], kept[kStrip + L];
@@ -577,12 +572,12 @@ KGEN_FN const void* place_of(const S& from) {
 }
 
 // How generated code's functions are called.
-template <class U, class Open, class Score, class Masked, class Store>
+template <class U, class Open, class Score, class Reach, class Store>
 struct AttentionFunctions {
   using Acc = typename U::Acc;
   const Open& open;
   const Score& score;
-  const Masked& masked;
+  const Reach& reach;
   const Store& store;
 
   static const AttentionFunctions& of(const void* self) { return *static_cast<const AttentionFunctions*>(self); }
@@ -612,9 +607,9 @@ struct AttentionFunctions {
   static void scored(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld) {
     if constexpr (!std::is_null_pointer_v<Score>) of(self).score(b, m0, n0, rows, columns, tile, ld);
   }
-  static bool is_masked(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns) {
-    if constexpr (!std::is_null_pointer_v<Masked>) return of(self).masked(b, m0, n0, rows, columns);
-    else return false;
+  static KeySpan reached(const void* self, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
+    else return {0, 0};
   }
   static void stored(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld) {
     of(self).store(b, m0, v0, rows, columns, tile, ld);
@@ -622,14 +617,14 @@ struct AttentionFunctions {
 };
 
 // Attention of queries and keys of element types A and B, see the head of this file.
-template <class A, class B, class Open, class Score, class Masked, class Store>
+template <class A, class B, class Open, class Score, class Reach, class Store>
 KGEN_FN void attention(int threads, const AttentionShape& shape, const AttentionBlocks& how, bool safe, const Open& open,
-                       const Score& score, const Masked& masked, const Store& store) {
+                       const Score& score, const Reach& reach, const Store& store) {
   using U = unit_t<A, B>;
-  using F = AttentionFunctions<U, Open, Score, Masked, Store>;
-  const F functions{open, score, masked, store};
+  using F = AttentionFunctions<U, Open, Score, Reach, Store>;
+  const F functions{open, score, reach, store};
   attend<U>(threads, {shape, how, safe, &functions, F::opened, std::is_null_pointer_v<Score> ? nullptr : F::scored,
-                      std::is_null_pointer_v<Masked> ? nullptr : F::is_masked, F::stored});
+                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, F::stored});
 }
 
 }  // namespace kgen
