@@ -18,7 +18,7 @@ from kgen.templates.problem import Problem
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Rows of queries that read a block of keys while it is in a core's cache, and blocks of rows that a thread should get.
 ROWS, TASKS = 192, 4
-# Seconds: starting the kernel. Shares of the peak rate, of numbers in registers and of AMX tiles, on the scale of what is known of
+# Seconds: starting the kernel. Shares of the peak rate, of numbers in registers and of AMX tiles, on the scale of
 # the library's call, whose estimate counts no softmax either: the kernel takes 0.65 to 0.95 of the call's time where nothing is
 # masked (docs/decisions/0016-cpu-attention.md).
 START, RATE, TILES_RATE = 2e-6, 1.0, 1.1
@@ -42,8 +42,8 @@ class Facts:
     name="cpp_attention",
 )
 class Attention(KernelTemplate):
-    """O[b, m, v] = sum over n of weights[b, m, n] V[b, n, v]: blocks of scores stay in a thread's cache, operands have any layout,
-    and threads share batches and rows."""
+    """O[b, m, v] = sum over n of weights[b, m, n] V[b, n, v]: blocks of scores stay in a thread's cache, operands have
+    any layout, and threads share batches and rows."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128, 256), knob(64), knob(64)
