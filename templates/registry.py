@@ -24,6 +24,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_rows",
     "kgen.templates.triton.kernels.matmul_sliced",
     "kgen.templates.cpp.kernels.matmul",
+    "kgen.templates.cpp.kernels.attention",
 )
 
 # The same for loop kernels, by device.

@@ -25,17 +25,17 @@ def render_template(problems: Sequence[Problem], config: Config, name: str) -> R
     fillers = [Slots(problem, config, parameters) for problem in problems]
     function = _Function(name, fillers)
     text = sl.render(fillers, function, _facts, "").replace(OPENING, function.opening())
-    linked = _linked(problems[0])
-    text = f"{declaration(*linked)}\n{text}" if linked else text
+    linked, kind = _linked(problems[0]), problems[0].template.author.engine
+    text = f"{declaration(*linked, kind=kind)}\n{text}" if linked else text
     names = frozenset(parameters.made_names | set(parameters.sizes) | {f"p_{clean(b)}" for b in parameters.pointers})
-    return Rendered(
-        text, tuple(parameters.pointers), tuple(parameters.sizes), names, objects=objects(*linked) if linked else ()
-    )
+    made = objects(*linked, kind=kind) if linked else ()
+    return Rendered(text, tuple(parameters.pointers), tuple(parameters.sizes), names, objects=made)
 
 
-def _linked(problem: Problem) -> tuple[str, ...]:
+def _linked(problem: Problem) -> tuple[str, str] | None:
     """The two types whose loops the kernel links, if its author says that it does."""
-    return tuple(CPP_TYPES[kind].storage for kind in problem.template.author.multiplies(problem) or ())
+    kinds = problem.template.author.multiplies(problem)
+    return (CPP_TYPES[kinds[0]].storage, CPP_TYPES[kinds[1]].storage) if kinds else None
 
 
 @dataclass(frozen=True, slots=True)
