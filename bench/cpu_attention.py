@@ -29,7 +29,7 @@ from torch import Tensor
 
 from bench.contenders import copy_of, failure
 from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
-from kgen.tuning.only import only
+from kgen.only import only
 
 Function = Callable[..., Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

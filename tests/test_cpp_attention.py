@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
+from kgen.only import only
 from kgen.templates import registry
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
-from kgen.tuning.only import only
 from kgen.verdict import Reason
 
 NAME = "cpp_attention"
