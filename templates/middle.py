@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import values as vs
 from kgen.ir.values import Value
+
+# Smaller factors, and those that are larger than its inverse, stay where they are: numbers without them may leave float32's range.
+LEAST_FACTOR = 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,17 @@ class Middle:
         return self.value.op == "step"
 
     @property
+    def factor(self) -> float:
+        """The positive number that the function multiplies by at last, -inf staying what it is; 1 where there is none. The
+        maximum of a row may be found before, and an exponential of another base takes both factors at once."""
+        return _factored(self.value)[0]
+
+    @property
+    def unscaled(self) -> Value:
+        """The function without `factor`."""
+        return _factored(self.value)[1]
+
+    @property
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
         which it holds nowhere, by the ranges of the loops that it names."""
@@ -41,6 +56,56 @@ def _kept(value: Value) -> Value | None:
         added = (one for one in value.args if one.op == "where" and any(_is(arg, 0) for arg in one.args[1:]))
         return next((kept for one in added if (kept := _kept(one)) is not None), None)
     return None
+
+
+def _factored(value: Value) -> tuple[float, Value]:
+    """A positive factor of a value, and the rest. Any positive multiple of a mask, which is 0 or -inf, is the mask itself."""
+    times = _times(value)
+    if times is not None:
+        more, rest = _factored(times[1])
+        return (times[0] * more, rest) if _is_usual(times[0] * more) else (1.0, value)
+    if value.op == "where":
+        condition, *sides = value.args
+        return _shared(value, sides, lambda left, right: vs.where(condition, left, right))
+    if value.op == "add":
+        return _shared(value, value.args, lambda left, right: vs.call("add", left, right))
+    return 1.0, value
+
+
+def _times(value: Value) -> tuple[float, Value] | None:
+    """The constant that a value is a product with, or the inverse of a divisor, and the other factor."""
+    if value.op not in ("mul", "truediv") or not value.dtype.is_floating_point:
+        return None
+    left, right = value.args
+    if left.op == "const" and value.op == "mul":
+        left, right = right, left
+    if right.op != "const" or not _is_usual(right.attr):
+        return None
+    return (right.attr if value.op == "mul" else 1 / right.attr), left
+
+
+def _shared(value: Value, sides: Sequence[Value], join: Callable[[Value, Value], Value]) -> tuple[float, Value]:
+    """The factor of the one side, where the other is 0 or -inf everywhere."""
+    left, right = sides
+    if _is_mask(right):
+        factor, rest = _factored(left)
+        return factor, join(rest, right)
+    if _is_mask(left):
+        factor, rest = _factored(right)
+        return factor, join(left, rest)
+    return 1.0, value
+
+
+def _is_mask(value: Value) -> bool:
+    """Whether a value is 0 or -inf, wherever it is."""
+    if value.op == "where":
+        return all(map(_is_mask, value.args[1:]))
+    return _is(value, 0) or _is(value, -math.inf)
+
+
+def _is_usual(factor: float) -> bool:
+    """Whether products with a positive factor stay in float32's range."""
+    return LEAST_FACTOR <= factor <= 1 / LEAST_FACTOR
 
 
 def _is(value: Value, number: float) -> bool:

@@ -20,6 +20,21 @@ Lines = list[str]
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Indices of a tile along an axis: `length` of them, a power of two, from `begin` on. Its text is a vector of these."""
+
+    begin: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"({self.begin} + tl.arange(0, {self.length}))"
+
+
+# Indices along an axis, as an author gives them to a slot.
+Index = str | Span
+
+
+@dataclass(frozen=True, slots=True)
 class OperandSlot:
     """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
     an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
@@ -44,7 +59,7 @@ class OperandSlot:
     def store_sum(self, name: str, *indices: str) -> str:
         return "\n".join(self.filler.store_sum(self.name, self.number, name, indices))
 
-    def tile(self, name: str, *indices: str, **how: bool | str) -> str:
+    def tile(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[Self]:
@@ -72,7 +87,7 @@ class ResultSlot:
     def type(self) -> str:
         return self.filler.accumulator
 
-    def store(self, name: str, *indices: str, **how: Any) -> str:
+    def store(self, name: str, *indices: Index, **how: Any) -> str:
         return "\n".join(self.filler.store(self.name, name, indices, **how))
 
 
@@ -94,18 +109,27 @@ class StepSlot:
     def safe(self) -> bool:
         return bool(getattr(self.filler.problem.arguments, "safe", False))
 
-    def apply(self, name: str, *indices: str) -> str:
-        return "\n".join(self.filler.apply(self.name, name, indices))
+    @property
+    def factor(self) -> float:
+        """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
+        return self.filler.problem.middles[self.name].factor
+
+    def apply(self, name: str, *indices: Index, **how: Any) -> str:
+        return "\n".join(self.filler.apply(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
 class AxisSlot:
     """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
-    says whether that is a number."""
+    says whether that is a number. In Triton, ``k.span(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
+    length of a block."""
 
     name: str
     size: str
     static: bool
+
+    def span(self, begin: int, length: int) -> Span:
+        return Span(begin, length)
 
 
 @dataclass(frozen=True, slots=True)
