@@ -92,7 +92,8 @@ def _tuner(whole: Options, config: Config) -> Tuner:
 
     def make(part: ir.Graph, forced: Only | None, apart: bool, fused: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
         options = replace(
-            whole, only=forced, templates=forced is not None or apart, joint=not apart, fused_calls=fused, twice=False,
+            whole, only=forced, templates=forced is not None or apart, joint=not apart, programs=not apart, fused_calls=fused,
+            twice=False,
             demands=tuple(d for d in whole.demands if not d.wanted),
         )  # fmt: skip
         plan = make_schedule(replace(part, buffers=dict(part.buffers)), options)

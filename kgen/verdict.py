@@ -85,6 +85,9 @@ class Reason(Enum):
     CRASHED = "it ended the process that measured it"
     HUNG = "it did not end"
     NO_TEMPLATE = "no template takes it"
+    NOT_ELEMENTWISE = "between two steps of a template's program stands an operator that is not elementwise"
+    NOT_SOFTMAX = "what this contraction multiplies has a softmax in it, but is none along the axis that is summed over"
+    STEP_TYPES = "steps of a template's program are of one floating-point type, and nothing is added or rounded in between"
     TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
     NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
     NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
@@ -127,6 +130,11 @@ CHANGES: dict[Reason, str] = {
     Reason.INDEX_MISMATCH: "write the consumer so that it reads the element the producer makes, or accept two kernels",
     Reason.SPACE_MISMATCH: "give both the same shape",
     Reason.REDUCED_AXES_DIFFER: "reduce over the same axes",
+    Reason.NOT_ELEMENTWISE: "move that operator in front of the first contraction, or behind the last one",
+    Reason.NOT_SOFTMAX: "normalise along the axis that is summed over, and multiply by the weights as they are",
+    Reason.STEP_TYPES: "keep one floating-point type from the first contraction to the last one",
+    Reason.NEEDED: "return or read something else, or compute that outside of the compiled region",
+    Reason.STABLE_ORDER: "set options={'numerics': 'fast'}",
     Reason.CYCLE: "move the operation between them before the producer or after the consumer",
     Reason.SEARCH_LIMIT: "compile a smaller region",
     Reason.MUTATION: "write out of place",

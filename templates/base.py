@@ -73,6 +73,9 @@ class KernelTemplate:
     scale_cost: ClassVar[int] = 6
     epilogue_cost: ClassVar[int] = 100
 
+    # In C++, which of the engine's loops are linked where `multiplies` says so: "product", or "attention".
+    engine: ClassVar[str] = "product"
+
     def refuse(self, problem: Problem) -> str | None:
         """Why the template cannot take a problem, for people to read; None where it can."""
         return None

@@ -35,27 +35,38 @@ class Middle:
         return _factored(self.value)[0]
 
     @property
-    def unscaled(self) -> Value:
-        """The function without `factor`."""
-        return _factored(self.value)[1]
-
-    @property
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
         which it holds nowhere, by the ranges of the loops that it names."""
-        return _kept(self.value)
+        return _split(self.function(scaled=False))[0]
+
+    def function(self, scaled: bool = True, masked: bool = True) -> Value:
+        """The function, without `factor` where not `scaled`, and as if `mask` held where not `masked`."""
+        if scaled and masked:
+            return self.value
+        factor, value = _factored(self.value)
+        value = value if masked else _split(value)[1]
+        return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
 
 
-def _kept(value: Value) -> Value | None:
+def _split(value: Value) -> tuple[Value | None, Value]:
+    """The condition without which a value is -inf, if there is one, and what the value is where that holds."""
     if value.op == "where":
         condition, yes, no = value.args
         if _is(no, -math.inf):
-            return condition
-        return vs.call("not", condition) if _is(yes, -math.inf) else None
+            return _both(condition, yes)
+        return _both(vs.call("not", condition), no) if _is(yes, -math.inf) else (None, value)
     if value.op == "add":
-        added = (one for one in value.args if one.op == "where" and any(_is(arg, 0) for arg in one.args[1:]))
-        return next((kept for one in added if (kept := _kept(one)) is not None), None)
-    return None
+        for k, one in enumerate(value.args):
+            condition, rest = _split(one) if _is_mask(one) else (None, one)
+            if condition is not None:
+                return condition, vs.call("add", value.args[1 - k], rest)
+    return None, value
+
+
+def _both(condition: Value, value: Value) -> tuple[Value, Value]:
+    inner, rest = _split(value)
+    return condition if inner is None else vs.call("and", condition, inner), rest
 
 
 def _factored(value: Value) -> tuple[float, Value]:

@@ -248,6 +248,13 @@ class Problem:
         found = next((node for node in nodes if made is not None and node.out == made.source), None)
         return found if found is not None and found.vendor is not None else None
 
+    @cached_property
+    def has_library_call(self) -> bool:
+        """Whether the library has one call for all that the main loop of an operator or a program computes."""
+        made = self.graph.provenance.get(self.mains[0].outs[0])
+        nodes = (node for node in self.graph.nodes if isinstance(node, ir.Operation) and node.vendor is not None)
+        return made is not None and any(made.source in ir.outs(node) for node in nodes)
+
     @property
     def reduces_tiles(self) -> bool:
         """Whether the epilogue reduces each tile along an axis."""
@@ -409,8 +416,13 @@ class Problem:
         program = self.template.implements.program
         if program is None:
             return 2 * len(self.members) * self._points(self.loops)
-        steps = [step for step in program.steps if isinstance(step, Contract)]
-        return sum(2 * self._points((*step.axes, *program.reduced(step))) for step in steps)
+        return sum(self.flops_of(step) for step in program.steps if isinstance(step, Contract))
+
+    def flops_of(self, step: Contract) -> int:
+        """Operations of a contraction of the program."""
+        program = self.template.implements.program
+        assert program is not None
+        return 2 * self._points((*step.axes, *program.reduced(step)))
 
     @property
     def tf32(self) -> bool:
@@ -435,6 +447,10 @@ class Problem:
     def bytes_of_operand(self, name: str) -> int:
         """Bytes of an operand as the library would read it."""
         return self._points(self.inputs[name].axes) * self.inputs[name].dtype.itemsize
+
+    def bytes_over(self, axes: Iterable[str]) -> int:
+        """Bytes of a tensor over some axes in the operands' type."""
+        return self._points(axes) * self.main_dtype.itemsize
 
     def _points(self, axes: Iterable[str]) -> int:
         total = 1

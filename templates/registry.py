@@ -25,6 +25,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_sliced",
     "kgen.templates.triton.kernels.attention",
     "kgen.templates.cpp.kernels.matmul",
+    "kgen.templates.cpp.kernels.attention",
 )
 
 # The same for loop kernels, by device.

@@ -96,7 +96,8 @@ class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
     the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
-    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
+    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN. In C++,
+    ``{% set masked = scores.masked("b", "m0", "n0", "rows", "columns") %}`` tells which tiles need not be made."""
 
     name: str
     filler: Filler
@@ -110,12 +111,25 @@ class StepSlot:
         return bool(getattr(self.filler.problem.arguments, "safe", False))
 
     @property
+    def runs(self) -> tuple[Any, ...]:
+        """Runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the numbers of
+        their edges, ``run.whole`` says that all of a tile is inside of the axis, and no mask leaves out any of it."""
+        return self.filler.runs(self.name)
+
+    def edges(self, stem: str, row: str) -> str:
+        return "\n".join(self.filler.edges(self.name, stem, row))
+
+    @property
     def factor(self) -> float:
         """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
         return self.filler.problem.middles[self.name].factor
 
     def apply(self, name: str, *indices: Index, **how: Any) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices, **how))
+
+    def masked(self, *indices: str) -> str:
+        """A condition under which all elements of a tile are -inf, so that it may be left out; empty where none is known."""
+        return self.filler.masked(self.name, indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +218,17 @@ class Filler(Protocol):
     @property
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
+
+    @property
+    def edges(self) -> Callable[..., Lines]:
+        """Of a step of a program, the stem of the edges' names and the first row of a tile."""
+
+    @property
+    def runs(self) -> Callable[[str], tuple[Any, ...]]:
+        """Of a step of a program."""
+
+    def masked(self, step: str, indices: Sequence[str]) -> str:
+        """Of a step of a program and its tile's indices: the condition under which a mask leaves the tile out, or nothing."""
 
     @property
     def accumulator(self) -> str:

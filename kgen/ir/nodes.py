@@ -279,7 +279,8 @@ class Operation:
     """A call of an operator that some template implements: `outs[out_vars]`, all over the same variables. `operands` are its
     tensors as values over ``out_vars + inner``, each in its own type `dtypes`; `axes` names the variables as the template
     does, `arguments` are the numbers among the operator's arguments. `vendor` is the call, used when no template takes it. With
-    a `program`, `operands` goes on with the functions in its middle slots, in its order."""
+    a `program`, `operands` goes on with the functions in its middle slots, in its order. Without a call, `replaces` are the
+    nodes of which it takes the place, in order: they are what is compared with it, and what runs when no template takes it."""
 
     outs: tuple[str | None, ...]
     out_vars: tuple[Var, ...]
@@ -293,6 +294,7 @@ class Operation:
     origin: Origin = Origin()
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them
     program: Program | None = None
+    replaces: tuple[Node, ...] = field(default=(), compare=False)  # library calls among them have no hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kgen.verdict import Verdict
 
 
-# In the place of a template's name: products that might share a kernel are faster with one each.
+# In the place of a template's name: products that might share a kernel, or be steps in one, are faster with one each.
 APART = "a kernel for each"
 # In the place of a template's knobs: the library's one call for the product and what follows, where it has one.
 FUSED = (("fused", True),)
@@ -48,7 +48,7 @@ class Question:
     of all members. `parts` is into how many parts its sum might be cut, with the elements of the tile for which it would be so
     many, `vendor` whether a library call computes it. It is asked for each of the `hints`: where sizes are dynamic, these are
     one length after the other. `copies` are operands that may be copied, with the seconds that this is estimated to take, and
-    how templates see it then."""
+    how templates see it then. `apart`: it is of several contractions, each of which templates may compute by itself."""
 
     step: Launch
     problems: Sequence[Sequence[Problem]]
@@ -56,6 +56,7 @@ class Question:
     vendor: bool = True
     hints: Sequence[Mapping[Size, int]] = ({},)
     copies: Mapping[str, tuple[float, Sequence[Problem]]] = field(default_factory=dict)
+    apart: bool = False
 
 
 Place = frozenset[tuple["Size", int]]

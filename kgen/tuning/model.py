@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
+from kgen.ir.program import Program, Softmax
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.tuning.unusable import usable
@@ -119,8 +120,8 @@ def roofline(problem: Problem) -> float:
 def vendor_seconds(problem: Problem) -> float:
     """The time of the library call, and of separate kernels for what the library does not fuse, less what templates'
     estimates may be wrong by. Of an operator's own implementation nothing is known: who registers a template for it wants
-    that to run."""
-    if problem.template.implements.operator:
+    that to run. A program has the time of its steps, one by one."""
+    if problem.template.implements.operator and problem.template.implements.program is None:
         return math.inf
     total = apart_seconds(problem)
     if problem.device.kind != "cuda":
@@ -156,8 +157,12 @@ def apart_seconds(problem: Problem) -> float:
     """The library call and the separate kernels."""
     device, result, count = problem.device, problem.size_of_result, len(problem.members)
     stream = device.bandwidth * STREAM_RATE
-    moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
-    total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
+    program = problem.template.implements.program
+    if program is None:
+        moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + result
+        total = count * (_call(problem, moved / stream) + LAUNCH[device.kind])
+    else:
+        total = program_seconds(problem, program)
     total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) else 0.0
     if problem.has_fused_call:
         total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
@@ -169,6 +174,52 @@ def apart_seconds(problem: Problem) -> float:
             apart = (problem.bytes_read(name) + problem.bytes_of_operand(name)) / stream + LAUNCH[device.kind]
             total += apart / max(1, read.unscaled)
     return total + sums_seconds(problem)
+
+
+def program_seconds(problem: Problem, program: Program) -> float:
+    """The time of a program's steps: of the library's one call for all, where there is one, else of a call for each contraction
+    and of a kernel for each softmax, which also computes what a slot makes of the elements. Such calls reach the rate of
+    matrix products: a template is compared with the best that there may be."""
+    kind = problem.device.kind
+    if problem.has_library_call:
+        moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + problem.size_of_result + _slot_bytes(problem)
+        return _step_seconds(problem, problem.flops, moved) + LAUNCH[kind]
+    total = 0.0
+    for step in program.steps:
+        if isinstance(step, Softmax):
+            total += _row_seconds(problem, step)
+        else:
+            moved = problem.bytes_over(step.axes) + sum(problem.bytes_over(program.axes_of(ref)) for ref in step.reads)
+            total += _step_seconds(problem, problem.flops_of(step), moved) + LAUNCH[kind]
+    return total + _slot_bytes(problem) / (problem.device.bandwidth * STREAM_RATE)
+
+
+def _step_seconds(problem: Problem, flops: int, moved: int) -> float:
+    """The time of the library's contractions without their launches."""
+    share = LIBRARY_RATE[problem.device.kind] * (_share_on_cpu(problem) if problem.device.kind == "cpu" else 1.0)
+    return max(flops / problem.rate / share, moved / (problem.device.bandwidth * STREAM_RATE))
+
+
+def _row_seconds(problem: Problem, step: Softmax) -> float:
+    """The time of a kernel that reads the elements of a step, and writes their weights."""
+    device, moved = problem.device, problem.bytes_over(step.axes)
+    again = 0 if device.kind == "cuda" and moved <= HELD else 2 * moved
+    return again / (device.bandwidth * STREAM_RATE) + LAUNCH[device.kind]
+
+
+def _slot_bytes(problem: Problem) -> int:
+    """Bytes that the functions in a program's slots read."""
+    read = {load.attr[0] for middle in problem.middles.values() for load in vs.loads([middle.value])}
+    return sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in sorted(read & problem.graph.buffers.keys()))
+
+
+def _share_on_cpu(problem: Problem) -> float:
+    """What is left of the library's rate for a type of numbers."""
+    if not problem.main_dtype.is_floating_point:
+        return 1.0
+    if problem.main_dtype.itemsize == 2 and problem.device.narrow <= 1:
+        return EMULATED_SHARE
+    return problem.device.library if problem.main_dtype.itemsize >= 4 else 1.0
 
 
 def _is_merged(problem: Problem, name: str) -> bool:
@@ -252,10 +303,7 @@ def _call(problem: Problem, streaming: float) -> float:
         tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
         cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
-    if problem.main_dtype.is_floating_point and problem.main_dtype.itemsize == 2 and device.narrow <= 1:
-        share *= EMULATED_SHARE
-    elif problem.main_dtype.is_floating_point and problem.main_dtype.itemsize >= 4:
-        share *= device.library
+    share *= _share_on_cpu(problem)
     compute = problem.flops / len(problem.members) / problem.rate / share
     batch, sides = _sides(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)

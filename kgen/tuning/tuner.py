@@ -321,7 +321,7 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     kept += _with_copies(question, HOPELESS * priced[0][0] if priced else math.inf)
     fused = any(own.has_fused_call for own in question.problems[0]) if question.problems else False
     library = [Candidate(None), *([Candidate(None, FUSED)] if fused else [])] if question.vendor else []
-    return [*library, *([Candidate(APART)] if batch else []), *kept]
+    return [*library, *([Candidate(APART)] if question.apart else []), *kept]
 
 
 def _with_copies(question: Question, hopeless: float) -> list[Candidate]:

@@ -19,7 +19,7 @@ from kgen.templates import registry
 from kgen.templates.contract import Config, Template
 from kgen.templates.problem import Problem, problem_of
 from kgen.tuning import model
-from kgen.tuning.answer import Answer, Place, place
+from kgen.tuning.answer import APART, Answer, Place, place
 from kgen.tuning.only import Only
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -157,10 +157,11 @@ def _measured(estimated: Best, problems: Sequence[Problem], answer: Answer, give
     """What was measured in the place of estimates, as far as it can still be had. Of a sum in parts, the template and its knobs
     are those for the parts."""
     library = answer.library_seconds if given.vendor and not given.stable else math.inf
-    if answer.template is None:
-        beaten = answer.library_seconds * BEATEN
+    if answer.template in (None, APART):
+        faster = answer.library_seconds if answer.template is None else answer.seconds
         return estimated if given.stable else replace(
-            estimated, seconds_of_template=beaten, seconds_of_library=library, measured=True
+            estimated, seconds_of_template=faster * BEATEN, seconds_of_library=faster if given.vendor else math.inf,
+            measured=True,
         )  # fmt: skip
     problem = next((p for p in problems if p.template.name == answer.template), None)
     choice = None if problem is None else answer.choice_for(problem.template)

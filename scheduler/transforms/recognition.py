@@ -26,22 +26,21 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.dependencies import overwritten
 from kgen.scheduler.analysis.memo import once_for
 from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
 from kgen.scheduler.selection.choose import products_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
-from kgen.scheduler.transforms.softmax_form import Weights, weights_in
+from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Reader
+from kgen.scheduler.transforms.near_programs import Miss, nearest
 from kgen.templates import registry
-from kgen.verdict import FusionDemand, Verdict
+from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 PROGRAM = "program"
 
@@ -52,12 +51,6 @@ class Recognised:
 
     out: str
     operation: ir.Operation
-
-
-# Nodes that have no effect but their results.
-COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
-# Elementwise nodes, one reading the other, that are looked through.
-MOST_NODES = 48
 
 
 class Recognition(Transform):
@@ -72,7 +65,9 @@ class Recognition(Transform):
             forget_first_sizes(graph, [meant for meant in map(ir.meaning_of, graph.nodes) if meant is not None])
 
     def apply(self, draft: Draft) -> None:
-        open_ = [place for place in _places(draft.graph, draft.options) if draft.decisions.is_open(PROGRAM, place.out)]
+        found = _search(draft.graph, draft.options)
+        draft.verdicts += found.refused
+        open_ = [place for place in found.places if draft.decisions.is_open(PROGRAM, place.out)]
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
@@ -91,14 +86,19 @@ class Untaken(Transform):
         products = products_of(kernel)
         if isinstance(chosen, Kernel) or len(products) > 1:
             return {}
-        made = (n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None)
-        return {Candidate(PROGRAM, out): chosen for out in products if any(out in ir.outs(node) for node in made)}
+        made = [n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None]
+        why = replace(chosen, outcome=Outcome.ILLEGAL if chosen.reason is Reason.NO_TEMPLATE else Outcome.UNPROFITABLE)
+        return {Candidate(PROGRAM, out): why for out in products if any(out in ir.outs(node) for node in made)}
 
 
 def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
-    """The programs that templates implement on the devices of a graph. These may divide behind a sum, and add up in the order
-    of their tiles. A graph in which none can end loads no templates."""
-    wanted = options.templates and options.programs and options.fusion and options.scales and not options.stable
+    """The programs that templates implement on the devices of a graph, and that may stand there."""
+    return [] if _order(options) is not None else _registered(graph, options)
+
+
+def _registered(graph: ir.Graph, options: Options) -> list[Program]:
+    """A graph in which no program can end loads no templates."""
+    wanted = options.templates and options.programs and options.fusion
     ends = any(ir.is_contraction(node) or ir.meaning_of(node) is not None for node in graph.nodes)
     if not (wanted and ends) or not registry.programs():
         return []
@@ -106,23 +106,47 @@ def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
     return [program for kind in sorted(kinds) for program in registry.programs(kind)]
 
 
-def _places(graph: ir.Graph, options: Options) -> list[Recognised]:
-    """Places with nothing that the user wants apart. They are looked for once: attempts begin with the same list of nodes."""
+def _order(options: Options) -> Reason | None:
+    """Why programs may not stand anywhere: their templates divide behind a sum, and add up in the order of their tiles."""
+    if options.stable:
+        return Reason.STABLE_ORDER
+    return None if options.scales else Reason.SCALE_ORDER
 
-    def found() -> list[Recognised]:
-        places = recognised(graph, programs_for(graph, options))
-        return [place for place in places if not _is_forbidden(place.operation.origin.operators, options.demands)]
 
-    return once_for(graph.nodes, PROGRAM, found)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Places where programs may stand, and why they do not stand in others."""
+
+    places: list[Recognised]
+    refused: list[Verdict]
+
+
+def _search(graph: ir.Graph, options: Options) -> _Found:
+    """Places are looked for once: attempts begin with the same list of nodes."""
+    return once_for(graph.nodes, PROGRAM, lambda: _searched(graph, options))
+
+
+def _searched(graph: ir.Graph, options: Options) -> _Found:
+    """With nothing that the user wants apart."""
+    places: list[Recognised] = []
+    found, order = _Found(places, []), _order(options)
+    for place in recognised(graph, _registered(graph, options), found.refused):
+        apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
+        if apart is None:
+            places.append(place)
+        else:
+            found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
+    return found
 
 
 def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
     return any(not demand.wanted and demand.between(operators, operators) for demand in demands)
 
 
-def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]:
+def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict] | None = None) -> list[Recognised]:
     """The places in a graph where one of the programs (in canonical form, the first that fits) stands, in program order. One
-    may be a step of another: when that is applied, nobody reads the one any more, and it goes."""
+    may be a step of another: when that is applied, nobody reads the one any more, and it goes. `near` gets why it
+    stands nowhere else, where most of it does."""
     programs = list(programs)
     if not programs:
         return []
@@ -134,8 +158,11 @@ def recognised(graph: ir.Graph, programs: Iterable[Program]) -> list[Recognised]
             known = any(meant.operator == program.key for program in programs)
             one = Recognised(ir.outs(meant)[0], meant) if known else None
         elif ir.is_contraction(node):
-            places = (_in_place(reader, node, program) for program in programs)
+            missed: list[Miss] = []
+            places = (_in_place(_Search(reader, program, missed), node) for program in programs)
             one = next((place for place in places if place is not None), None)
+            if one is None and near is not None:
+                near += nearest(missed)
         found += [one] if one is not None else []
     return found
 
@@ -148,19 +175,36 @@ def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
     return replace(graph, nodes=needed(graph, nodes, COMPUTATIONS), buffers=dict(graph.buffers))
 
 
-def _in_place(reader: Reader, node: ir.Contraction, program: Program) -> Recognised | None:
+def _in_place(search: _Search, node: ir.Contraction) -> Recognised | None:
     """The program whose last step the contraction is."""
-    if node.scale is not None or node.addend is not None or not _is_plain(node):
-        return None
-    for match in _Search(reader, program).last(node):
-        operation = _operation(node, program, match)
+    reader = search.reader
+    for match in search.last(node) if node.operands is not None else ():
+        operation = _operation(node, search.program, match)
         gone = [] if operation is None else reader.only_for(node, operation)
-        outs = {out for one in gone for out in ir.outs(one)}
-        if operation is not None and match.inside <= outs and reader.is_current(ir.reads(operation), node.out):
-            origin = reduce(ir.Origin.joined, (one.origin for one in reversed(gone)), ir.Origin()).joined(node.origin)
+        why = _objection(reader, node, operation, gone, match)
+        if operation is not None and why is None:
+            gone.sort(key=lambda one: reader.places[ir.outs(one)[0]])
+            origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
-            return Recognised(node.out, replace(operation, origin=named))
+            return Recognised(node.out, replace(operation, origin=named, replaces=(*gone, node)))
+        search.miss(match, node, why)
     return None
+
+
+def _objection(
+    reader: Reader, node: ir.Contraction, operation: ir.Operation | None, gone: Sequence[ir.Node], match: _Match
+) -> tuple[Reason, ir.Node | None] | None:
+    """Why the operation may not take the place of its nodes, and which node is in its way."""
+    if node.scale is not None or node.addend is not None or not _is_plain(node):
+        return Reason.STEP_TYPES, node
+    if operation is None:
+        return Reason.SPACE_MISMATCH, node
+    kept = sorted(match.inside.difference(*map(ir.outs, gone)))
+    if kept:
+        other = reader.other_reader(kept[0], node, operation)
+        between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
+        return Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other
+    return None if reader.is_current(ir.reads(operation), node.out) else (Reason.MUTATION, None)
 
 
 def _is_plain(node: ir.Contraction) -> bool:
@@ -168,103 +212,16 @@ def _is_plain(node: ir.Contraction) -> bool:
     return node.operands is not None and node.operands.is_floating_point and node.operands.itemsize > 1 and node.rounded is None
 
 
-# ---- reading a graph ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """Who makes and who reads the buffers of a graph, which of them hold elementwise functions of contractions or reductions,
-    and values in terms of these and of memory."""
-
-    makers: Mapping[str, ir.Node]
-    readers: Mapping[str, list[ir.Node]]
-    visible: frozenset[str]
-    derived: frozenset[str]
-    owners: Mapping[str, str]  # of the storage
-    places: Mapping[str, int]  # of who makes a buffer, among the nodes
-    writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
-    known: dict[Value, Value | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: ir.Graph) -> Reader:
-        makers: dict[str, ir.Node] = {}
-        readers: dict[str, list[ir.Node]] = {}
-        derived: set[str] = set()
-        known: dict[str, str] = {}
-        owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
-        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in overwritten(node)]
-        for node in graph.nodes:
-            for name in ir.reads(node):
-                readers.setdefault(name, []).append(node)
-            makers |= dict.fromkeys(ir.outs(node), node)
-            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
-            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
-        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
-        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
-
-    def is_current(self, names: Iterable[str], last: str) -> bool:
-        """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
-        made = {name: self.places.get(name, -1) for name in names}
-        return not any(
-            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
-        )
-
-    def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
-        """The computations that nobody needs when another node stands in the place of `node`, the last ones first."""
-        kept = {*self.visible, *ir.reads(instead)}
-        gone: list[ir.Node] = [node]
-        for one in gone:  # grows on the way
-            for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
-                readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
-                unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
-                if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
-                    gone.append(maker)
-        return gone[1:]
-
-    def inlined(self, value: Value, depth: int = 0) -> Value:
-        """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
-        memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
-        return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
-
-    def _through(self, load: Value, depth: int) -> Value | None:
-        if load not in self.known:
-            self.known[load] = self._inlined(load, depth) if depth < MOST_NODES else None
-        return self.known[load]
-
-    def _inlined(self, load: Value, depth: int) -> Value | None:
-        name, index, dtype = load.attr
-        node = self.makers.get(name)
-        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value])):
-            return None
-        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
-        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
-        return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
-
-    def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
-        """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""
-        name, index, _ = load.attr
-        node = self.makers.get(name)
-        if not isinstance(node, ir.Reduction) or node.op != op or load.args:
-            return None
-        if [v.extent for v in node.rvars] != [v.extent for v in along]:
-            return None
-        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
-        mapping |= {v: w.expr() for v, w in zip(node.rvars, along, strict=True)}
-        return self.inlined(vs.substitute(node.value, mapping))
-
-    def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
-        """The softmax that a value is, along loops."""
-        return weights_in(value, lambda load, op: self.reduced(load, op, along) if load.op == "load" else None)
-
-
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """What was found of a program: operands with their types, functions in slots, the loops that each step sums over, results
-    of the contractions in front of the last one, and whether rows that are masked as a whole give zeros."""
+    """What was found of a program that ends in a contraction: operands with their types, functions in slots, the loops that
+    each step sums over, results of the contractions in front of the last one, and whether rows that are masked as a whole give
+    zeros."""
 
+    end: ir.Contraction
     operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
     slots: Mapping[str, Value] = field(default_factory=dict)
     sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
@@ -274,15 +231,21 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Goes backwards along the steps of one program."""
+    """Goes backwards along the steps of one program. `misses` are the places where it went no further."""
 
     reader: Reader
     program: Program
+    misses: list[Miss]
+
+    def miss(self, match: _Match, node: ir.Contraction, why: tuple[Reason, ir.Node | None] | None) -> None:
+        """Notes what is in the way of a program of which all steps were found."""
+        assert why is not None
+        self.misses.append(Miss(self.reader, match.end, len(self.program.steps), reason=why[0], blocker=why[1]))
 
     def last(self, node: ir.Contraction) -> Iterator[_Match]:
         step = self.program.steps[-1]
         assert isinstance(step, Contract)
-        return self._contraction(step, node, {}, _Match(sums={step.name: node.reduced}))
+        return self._contraction(step, node, {}, _Match(node, sums={step.name: node.reduced}))
 
     def _contraction(
         self, step: Contract, node: ir.Contraction, mapping: Mapping[Atom, Expr], match: _Match
@@ -304,16 +267,24 @@ class _Search:
             return
         along, before = match.sums[reader.name], self.program.step(step.of)
         filled = ix.lower_bound(ix.product(v.extent for v in along)) >= 1  # weights of nothing are no sum of nothing
-        weights = self.reader.weights(value, along) if filled and self.program.reduced(reader) == (step.over,) else None
-        if weights is not None and isinstance(before, Contract):
+        if not filled or self.program.reduced(reader) != (step.over,) or not isinstance(before, Contract):
+            return
+        weights = self.reader.weights(value, along)
+        if weights is None:
+            self.misses.append(Miss(self.reader, match.end, len(match.slots), value, along))
+        else:
             yield from self._middle(before, weights.of, replace(match, safe=weights.safe))
 
     def _middle(self, step: Contract, value: Value, match: _Match) -> Iterator[_Match]:
         """A function of one contraction's element."""
+        found = False
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
             if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
+                found = True
                 yield from self._with(step, node, load, value, match)
+        if not found:
+            self.misses.append(Miss(self.reader, match.end, len(match.slots) + 1, value))
 
     def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
         own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
@@ -323,8 +294,10 @@ class _Search:
             if factor is not None:
                 made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
         [function] = vs.replace_loads([value], lambda one: made if one is load else None)
-        if any(one.attr[0] == node.out for one in vs.loads([function])):
-            return  # it reads other elements as well
+        if any(one.attr[0] == node.out for one in vs.loads([function])):  # it reads other elements as well
+            reached = len(match.slots) + 2
+            self.misses.append(Miss(self.reader, match.end, reached, reason=Reason.INDEX_MISMATCH, blocker=node))
+            return
         inside = replace(
             match, slots={**match.slots, step.name: function}, sums={**match.sums, step.name: tuple(own.values())},
             inside=match.inside | {node.out},

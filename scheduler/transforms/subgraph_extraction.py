@@ -1,5 +1,6 @@
 """The part of a graph that became one kernel as a graph of its own, in which candidates are measured: fused, and by the library
-with separate kernels."""
+with separate kernels. An operation without a library call is there as the nodes that it replaces: candidates that want the
+operation recognise it again."""
 
 from __future__ import annotations
 
@@ -65,19 +66,29 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     reduced = {name for name in (reduction_of(graph, one) for one in made) if name is not None}
     made |= reduced
     wanted: set[str] = set()
-    for node in graph.nodes:
+    nodes = [one for node in graph.nodes for one in _originals(node, made)]
+    for node in nodes:
         names = {*ir.outs(node), *(accumulators(graph, node) if ir.is_product(node) else ())}
         if names & made:
             wanted |= names
         if ir.is_contraction(node) and node.out in wanted:
             wanted |= {load.attr[0] for load in vs.loads(node.stored)}
-    kept = [node for node in graph.nodes if wanted & set(ir.outs(node))]
+    kept = [node for node in nodes if wanted & set(ir.outs(node))]
     makers = {name for node in kept if ir.is_contraction(node) for name in _stored(node)} - _read(step)
     nodes = [n for n in kept if made & set(ir.outs(n)) or ir.is_product(n) or (isinstance(n, ir.Pointwise) and n.out in makers)]
     nodes = [_unfolded(graph, node, made) if reduced & set(ir.outs(node)) else node for node in nodes]
-    picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, graph.nodes)))]
-    slices = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, graph.nodes)))]
+    picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, kept)))]
+    slices = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, kept)))]
     return [*nodes, *(node for node in (*picks, *slices) if node is not None)]
+
+
+def _originals(node: ir.Node, made: set[str]) -> tuple[ir.Node, ...]:
+    """The node, or those that it replaces, whose results are `made` then."""
+    if not isinstance(node, ir.Operation) or not node.replaces:
+        return (node,)
+    if not made.isdisjoint(ir.outs(node)):
+        made.update(out for one in node.replaces for out in ir.outs(one))
+    return node.replaces
 
 
 def _unfolded(graph: ir.Graph, node: ir.Node, made: set[str]) -> ir.Node:

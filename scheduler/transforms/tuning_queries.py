@@ -83,13 +83,15 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
     if not found:
         return None
     library = all(_has_library(graph, product_of(kernel)) for kernel in members(step))
+    apart = isinstance(step, Batch) or bool(_replaced(_maker(graph, product_of(step))))
     length = length_of(found[0])
     if length is not None:
-        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)])
+        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
     parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
     copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
-    return Question(step, found, parts, library, copies={name: (c.seconds, c.problems) for name, c in copies.items()})
+    priced = {name: (c.seconds, c.problems) for name, c in copies.items()}
+    return Question(step, found, parts, library, copies=priced, apart=apart)
 
 
 def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:
@@ -100,9 +102,19 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
-    """Whether a library call computes the product."""
+    """Whether a library call computes the product, or several of them, and separate kernels, do."""
+    node = _maker(graph, out)
+    return node is not None and (node.vendor is not None or bool(_replaced(node)))
+
+
+def _maker(graph: ir.Graph, out: str) -> ir.Product | None:
     out = source_of(graph, out)
-    return any(ir.is_product(node) and node.vendor is not None and out in ir.outs(node) for node in graph.nodes)
+    return next((node for node in graph.nodes if ir.is_product(node) and out in ir.outs(node)), None)
+
+
+def _replaced(node: ir.Product | None) -> tuple[ir.Node, ...]:
+    """The nodes in whose place it stands."""
+    return () if node is None or ir.is_contraction(node) else node.replaces
 
 
 def _settled(

@@ -1,17 +1,26 @@
-"""What kernels link of the matmul engine (`include/kgen/matmul.h`): its loops, compiled once a machine for two types."""
+"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`): its loops, compiled once a machine for two types."""
 
 from __future__ import annotations
 
 __all__ = ["declaration", "objects"]
 
+# By what a kernel computes: loops whose objects it links, those that take longest first.
+LOOPS = {"product": ("FEW_ROWS", "PACKING", "PRODUCT"), "attention": ("ATTENTION", "PACKING")}
+# Loops of which there is one object for each type of elements.
+OF_ELEMENTS = ("FEW_ROWS", "PACKING")
 
-def declaration(left: str, right: str) -> str:
+
+def declaration(left: str, right: str, kind: str = "product") -> str:
     """The line by which a unit leaves the loops of products of these types to the objects that it links."""
-    return f"KGEN_PRODUCT({left}, {right})"
+    return f"KGEN_{kind.upper()}({left}, {right})"
 
 
-def objects(left: str, right: str) -> tuple[str, ...]:
-    """The texts of these objects, each once, those that take longest first."""
-    kinds = dict.fromkeys((left, right))
-    loops = [f"KGEN_LOOPS_OF_{part}(, {left}, {right}, {kind})" for part in ("FEW_ROWS", "PACKING") for kind in kinds]
-    return (*loops, f"KGEN_LOOPS_OF_PRODUCT(, {left}, {right})")
+def objects(left: str, right: str, kind: str = "product") -> tuple[str, ...]:
+    """The texts of these objects, each once."""
+    return tuple(text for part in LOOPS[kind] for text in _texts(part, left, right))
+
+
+def _texts(part: str, left: str, right: str) -> list[str]:
+    if part in OF_ELEMENTS:
+        return [f"KGEN_LOOPS_OF_{part}(, {left}, {right}, {kind})" for kind in dict.fromkeys((left, right))]
+    return [f"KGEN_LOOPS_OF_{part}(, {left}, {right})"]

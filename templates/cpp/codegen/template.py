@@ -26,11 +26,11 @@ def render_template(problems: Sequence[Problem], config: Config, name: str) -> R
     fillers = [Slots(problem, config, parameters) for problem in problems]
     function = _Function(name, fillers)
     text = sl.render(fillers, function, _facts, "").replace(OPENING, function.opening())
-    linked = _linked(problems[0])
-    text = f"{declaration(*linked)}\n{text}" if linked else text
+    linked, kind = _linked(problems[0]), problems[0].template.author.engine
+    text = f"{declaration(*linked, kind)}\n{text}" if linked else text
     names = frozenset(parameters.made_names | set(parameters.sizes) | {f"p_{clean(b)}" for b in parameters.pointers})
     return Rendered(
-        text, tuple(parameters.pointers), tuple(parameters.sizes), names, objects=objects(*linked) if linked else ()
+        text, tuple(parameters.pointers), tuple(parameters.sizes), names, objects=objects(*linked, kind) if linked else ()
     )
 
 

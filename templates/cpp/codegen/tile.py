@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
+from kgen.ir.values import Value
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.epilogue_loops import Block, Nests, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import walks_of
+from kgen.templates.mask_ranges import Range, nowhere, run_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
+_OPERATORS = {"and": "&&", "or": "||", "lt": "<", "le": "<="}
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
 
@@ -180,6 +185,28 @@ class Slots:
         body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
+
+    def masked(self, step: str, indices: Sequence[str]) -> str:
+        """A condition under which a step's rectangle is masked as a whole. `indices` are those of the batch axes, then the first
+        row, the first column, and the numbers of rows and of columns."""
+        middle, loops = self.problem.middles[step], self.problem.loops
+        if middle.mask is None:
+            return ""
+        batch, (rows, columns) = middle.axes[:-2], middle.axes[-2:]
+        scalars, (row, column, count, width) = indices[: len(batch)], [ix.size(index).expr() for index in indices[len(batch) :]]
+        self.nests.variables.update(indices)
+        fixed = self._digits(batch, scalars, loops)
+        ranges: dict[Atom, Range] = {v: Range(place, place) for v, place in fixed.items()}
+        ranges |= {**run_of(loops[rows], row, count), **run_of(loops[columns], column, width)}
+        found = nowhere(middle.mask, ranges)
+        return "" if found.op == "const" and not found.attr else self._condition(found)
+
+    def _condition(self, value: Value) -> str:
+        """A condition on indices, as `mask_ranges` makes them."""
+        if value.op in ("const", "index"):
+            return str(bool(value.attr)).lower() if value.dtype is torch.bool else self.text(ix.as_expr(value.attr))
+        parts = [f"({self._condition(one)})" for one in value.args]
+        return f"!{parts[0]}" if value.op == "not" else f" {_OPERATORS[value.op]} ".join(parts)
 
     @property
     def accumulator(self) -> str:

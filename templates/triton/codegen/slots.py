@@ -17,6 +17,7 @@ from kgen.templates.contract import Config, Result
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Index, OperandSlot, ResultSlot, Span
+from kgen.templates.triton.codegen.runs import Run, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes
@@ -82,9 +83,10 @@ class Slots:
         loops: Mapping[str, tuple[Var, ...]],
         lengths: Mapping[str, str],
         folded: Folded | None = None,
+        inside: str = "",
     ) -> TileEmitter:
         """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
-        are those of sides that are not whole blocks."""
+        are those of sides that are not whole blocks. Along the axes `inside` all of the tile is within the axis."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -102,7 +104,7 @@ class Slots:
                     scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
                     continue
                 block = str(folded.runs)
-            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged))
+            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged and axis not in inside))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
@@ -113,12 +115,13 @@ class Slots:
         return extent is None or extent % self.config.get(block) != 0, block
 
     def tile(
-        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, **starts: str
+        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
     ) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`)."""
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`). Along the axes
+        `inside` the author promises that all indices are within."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
@@ -130,7 +133,7 @@ class Slots:
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
-        emitter = self.emitter(one.axes, indices, one.loops, {})
+        emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside)
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
         axis = next((a for a in known if one.load is None and neighbours_of(one.value, one.loops[a])), None)
@@ -193,17 +196,32 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
-    def apply(self, step: str, name: str, indices: Sequence[Index], scaled: bool = True) -> list[str]:
-        """Makes of the tile `name` of a step's sums what the next step sees of them, but for its factor where not `scaled`."""
+    def masked(self, step: str, indices: Sequence[str]) -> str:
+        """Nothing is known: a GPU's tiles are vectors of indices. `runs` has the tiles that a mask leaves out."""
+        return ""
+
+    def apply(
+        self, step: str, name: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
+    ) -> list[str]:
+        """Makes of the tile `name` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
+        for its mask where not `masked`."""
         middle = self.problem.middles[step]
-        emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, inside=inside)
         emitter.suffix, emitter.behind = f"_{step}", True
         emitter.locals[middle.step] = (name, emitter.level)
-        text = emitter._tile(middle.value if scaled else middle.unscaled)
+        text = emitter._tile(middle.function(scaled, masked))
         if middle.normalised in emitter.masked():
             text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
-        emitter.outer.lines.append(f"{name} = {text}")
+        emitter.outer.lines += [f"{name} = {text}"] if text != name else []
         return emitter.finish()
+
+    def edges(self, step: str, stem: str, row: str) -> list[str]:
+        """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
+        runs = runs_of(self.problem, step, self.config)
+        return [f"{stem}{k} = {self.length(edge)}" for k, edge in enumerate(runs.edges(row))]
+
+    def runs(self, step: str) -> tuple[Run, ...]:
+        return runs_of(self.problem, step, self.config).all
 
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""

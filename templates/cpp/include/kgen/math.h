@@ -170,11 +170,9 @@ KGEN_FN R polynomial(R x, float c0, C... rest) {
   return mul_add(polynomial(x, rest...), x, lit<R>(c0));
 }
 
-// exp(x) = 2^n exp(r), |r| <= log(2) / 2. Error below 1 ulp.
+// exp(x) = 2^n exp(r), |r| <= log(2) / 2, of numbers whose result is one of the format, or NaN. Error below 1 ulp.
 template <class R>
-KGEN_FN R exp_register(R x) {
-  // in this order of arguments NaN passes; beyond these bounds the result is 0 or infinity anyway
-  x = min_or_second(lit<R>(89.0f), max_or_second(lit<R>(-104.5f), x));
+KGEN_FN R exp_in_range(R x) {
   const R magic = lit<R>(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
   const R shifted = mul_add(x, lit<R>(1.44269504f), magic);
   const R n = shifted - magic;
@@ -193,6 +191,18 @@ KGEN_FN R exp_register(R x) {
   const auto power = [](auto k) KGEN_INLINE { return (R)((k + 127) << 23); };
   return p * power(half_of_it) * power(whole - half_of_it);
 #endif
+}
+template <class R>
+KGEN_FN R exp_register(R x) {
+  // in this order of arguments NaN passes; beyond these bounds the result is 0 or infinity anyway
+  return exp_in_range(min_or_second(lit<R>(89.0f), max_or_second(lit<R>(-104.5f), x)));
+}
+// exp(x) for x <= 0, with 0 for what would be subnormal: making one of these takes a CPU a hundred cycles.
+template <class R>
+KGEN_FN R exp_of_negative_register(R x) {
+  const R least = lit<R>(-87.0f);
+  const R result = exp_in_range(max_or_second(least, x));
+  return x < least ? R{} : result;
 }
 
 // log(x) = e log(2) + log(1 + f), 1 + f in [2/3, 4/3). Error below 1 ulp.

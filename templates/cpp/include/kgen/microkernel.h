@@ -154,17 +154,21 @@ KGEN_FN R register_at(const T* from) {
   return out;
 }
 
-// The sums of four registers' lanes, each in a fixed tree.
-template <class S, int... I>
-KGEN_FN auto fold_four(S a, S b, S c, S d, Lanes<I...>) {
+// f of all lanes of a register, for four registers, each in a fixed tree.
+template <class F, class S, int... I>
+KGEN_FN auto fold_four_by(F f, S a, S b, S c, S d, Lanes<I...>) {
   constexpr int L = sizeof...(I), H = L / 2, Q = L / 4;
-  const S ab = __builtin_shufflevector(a, b, (I < H ? I : I + H)...) + __builtin_shufflevector(a, b, (I < H ? I + H : I + L)...);
-  const S cd = __builtin_shufflevector(c, d, (I < H ? I : I + H)...) + __builtin_shufflevector(c, d, (I < H ? I + H : I + L)...);
-  S sum = __builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q)...) +
-          __builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q + Q)...);
-  if constexpr (Q > 2) sum += __builtin_shufflevector(sum, sum, (I ^ 2)...);
-  if constexpr (Q > 1) sum += __builtin_shufflevector(sum, sum, (I ^ 1)...);
-  return __builtin_shufflevector(sum, sum, 0, Q, 2 * Q, 3 * Q);
+  const S ab = f(__builtin_shufflevector(a, b, (I < H ? I : I + H)...), __builtin_shufflevector(a, b, (I < H ? I + H : I + L)...));
+  const S cd = f(__builtin_shufflevector(c, d, (I < H ? I : I + H)...), __builtin_shufflevector(c, d, (I < H ? I + H : I + L)...));
+  S all = f(__builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q)...),
+            __builtin_shufflevector(ab, cd, (I / H * L + I / Q % 2 * H + I % Q + Q)...));
+  if constexpr (Q > 2) all = f(all, __builtin_shufflevector(all, all, (I ^ 2)...));
+  if constexpr (Q > 1) all = f(all, __builtin_shufflevector(all, all, (I ^ 1)...));
+  return __builtin_shufflevector(all, all, 0, Q, 2 * Q, 3 * Q);
+}
+template <class S, class N>
+KGEN_FN auto fold_four(S a, S b, S c, S d, N lanes) {
+  return fold_four_by([](S x, S y) KGEN_INLINE { return x + y; }, a, b, c, d, lanes);
 }
 
 // c[r * ldc + j] (+)= the sum over `words` of a row and a panel's columns, for Rows rows and all columns of the panel. Rows,

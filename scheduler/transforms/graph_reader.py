@@ -1,0 +1,128 @@
+"""Reads a graph backwards: who makes and who reads a buffer, and values in terms of contractions, reductions and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kgen.ir import nodes as ir
+from kgen.ir import ops
+from kgen.ir import values as vs
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import overwritten
+from kgen.scheduler.transforms.softmax_form import Weights, weights_in
+
+# Nodes that have no effect but their results.
+COMPUTATIONS = (ir.Pointwise, ir.Reduction, ir.Contraction, ir.Operation)
+# Elementwise nodes, one reading the other, that are looked through.
+MOST_NODES = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who makes and who reads the buffers of a graph, which of them hold elementwise functions of contractions or reductions,
+    and values in terms of these and of memory."""
+
+    makers: Mapping[str, ir.Node]
+    readers: Mapping[str, list[ir.Node]]
+    visible: frozenset[str]
+    derived: frozenset[str]
+    owners: Mapping[str, str]  # of the storage
+    places: Mapping[str, int]  # of who makes a buffer, among the nodes
+    writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
+    known: dict[Value, Value | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> Reader:
+        makers: dict[str, ir.Node] = {}
+        readers: dict[str, list[ir.Node]] = {}
+        derived: set[str] = set()
+        known: dict[str, str] = {}
+        owners = {name: ir.storage_owner(graph.buffers, name, known) for name in graph.buffers}
+        writes = [(k, owners[old]) for k, node in enumerate(graph.nodes) for old in overwritten(node)]
+        for node in graph.nodes:
+            for name in ir.reads(node):
+                readers.setdefault(name, []).append(node)
+            makers |= dict.fromkeys(ir.outs(node), node)
+            inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
+            derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
+        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
+
+    def is_current(self, names: Iterable[str], last: str) -> bool:
+        """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
+        made = {name: self.places.get(name, -1) for name in names}
+        return not any(
+            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
+        )
+
+    def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
+        """The computations that nobody needs when another node stands in the place of `node`, in no order."""
+        kept = {*self.visible, *ir.reads(instead)}
+        gone: list[ir.Node] = [node]
+        for one in gone:  # grows on the way
+            for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
+                readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
+                unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
+                if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
+                    gone.append(maker)
+        return gone[1:]
+
+    def other_reader(self, name: str, end: ir.Node, instead: ir.Node) -> ir.Node | None:
+        """Who reads a buffer, or what is made of it, although it does not lead to `end`, or although another node reads its
+        result `instead` of making it; None: it is a result of the graph, or under one."""
+        leading = self._leading(end, set(ir.reads(instead)))
+        todo = [self.makers[name]]
+        for node in todo:  # grows on the way
+            readers = [r for out in ir.outs(node) for r in self.readers.get(out, ())]
+            outside = next((r for r in readers if id(r) not in leading), None)
+            if outside is not None:
+                return outside
+            todo += [r for r in readers if r is not end and not any(r is one for one in todo)]
+        return None
+
+    def _leading(self, end: ir.Node, read: set[str]) -> set[int]:
+        """The nodes, by identity, that make what a node reads, without those whose results are `read`."""
+        found, todo = {id(end)}, [end]
+        for node in todo:  # grows on the way
+            for maker in (self.makers[name] for name in ir.reads(node) if name in self.makers):
+                if id(maker) not in found and read.isdisjoint(ir.outs(maker)):
+                    found.add(id(maker))
+                    todo.append(maker)
+        return found
+
+    def inlined(self, value: Value, depth: int = 0) -> Value:
+        """The value with the elementwise nodes on its way back to contractions and reductions inlined, and such that read no
+        memory. What else is read stays in memory: for each element that a step makes it would be computed again."""
+        return vs.replace_loads([value], lambda load: self._through(load, depth))[0]
+
+    def _through(self, load: Value, depth: int) -> Value | None:
+        if load not in self.known:
+            self.known[load] = self._inlined(load, depth) if depth < MOST_NODES else None
+        return self.known[load]
+
+    def _inlined(self, load: Value, depth: int) -> Value | None:
+        name, index, dtype = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Pointwise) or not (name in self.derived or not vs.loads([node.value])):
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        value = self.inlined(vs.cast(vs.substitute(node.value, mapping), ops.compute_dtype(dtype)), depth + 1)
+        return vs.masked(load.args[0], value, vs.const(0, value.dtype)) if load.args else value
+
+    def reduced(self, load: Value, op: str, along: Sequence[Var]) -> Value | None:
+        """What the reduction `op` along these loops reduces to make the element that is loaded; None: it is no such load."""
+        name, index, _ = load.attr
+        node = self.makers.get(name)
+        if not isinstance(node, ir.Reduction) or node.op != op or load.args:
+            return None
+        if [v.extent for v in node.rvars] != [v.extent for v in along]:
+            return None
+        mapping: dict[Atom, Expr] = dict(zip(node.vars, index, strict=True))
+        mapping |= {v: w.expr() for v, w in zip(node.rvars, along, strict=True)}
+        return self.inlined(vs.substitute(node.value, mapping))
+
+    def weights(self, value: Value, along: Sequence[Var]) -> Weights | None:
+        """The softmax that a value is, along loops."""
+        return weights_in(value, lambda load, op: self.reduced(load, op, along) if load.op == "load" else None)

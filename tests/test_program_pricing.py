@@ -1,0 +1,188 @@
+"""Programs compete with the library, and with separate kernels: by estimates, and by measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kgen
+from kgen.device import Device
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Kernel, members
+from kgen.ir.verify import verify
+from kgen.report.record import Record, recording
+from kgen.scheduler import Options
+from kgen.scheduler.transforms.subgraph_extraction import excerpt
+from kgen.templates import registry
+from kgen.templates.contract import Config, Template
+from kgen.templates.problem import Problem
+from kgen.tuning import measure as measuring
+from kgen.tuning.answer import APART, Answer, Place, Question, place
+from kgen.tuning.store import TuningFile
+from kgen.tuning.tuner import candidates_of
+from kgen.verdict import Reason, Verdict
+from tests.kernels import plans
+from tests.test_programs import TEMPLATES, inputs, r, written_out
+
+PLAIN = TEMPLATES["plain_attention_cpp"]
+OPTIONS = Options(cpu=Device("cpu", isa="generic"))
+
+
+class Slow(type(PLAIN.author)):  # type: ignore[misc]
+    """Says that it takes a second."""
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return 1.0
+
+
+class Unknown(type(PLAIN.author)):  # type: ignore[misc]
+    """Says that nobody has measured it."""
+
+    def uncalibrated(self, problem: Problem) -> str:
+        return "nobody has timed it"
+
+
+@pytest.fixture
+def attention() -> Iterator[Any]:
+    """Registers the plain template with another author."""
+
+    def register(author: Any = PLAIN.author) -> Template:
+        made = replace(PLAIN, author=author)
+        registry.add(made)
+        return made
+
+    yield register
+    registry.remove(PLAIN.name)
+
+
+def reasons(options: Options = OPTIONS, f: Any = written_out, args: Sequence[Tensor] = ()) -> tuple[set[Reason], bool]:
+    """Of the verdicts, and whether the program was taken."""
+    plan = plans(f, *(args or inputs()), options=options).forward
+    choices = [k.choice.template for step in plan.kernels for k in members(step) if k.choice is not None]
+    return {verdict.reason for verdict in plan.verdicts}, choices == [PLAIN.name]
+
+
+# ---- estimates ------------------------------------------------------------------------------------------------------
+
+
+def test_without_an_estimate_the_roofline_counts(attention):
+    attention()
+    assert reasons() == ({Reason.TEMPLATE}, True)
+
+
+def test_what_is_estimated_to_be_slower_is_not_taken(attention):
+    attention(Slow())
+    found, taken = reasons()
+    assert Reason.VENDOR_FASTER in found
+    assert not taken
+    found, taken = reasons(f=F.scaled_dot_product_attention)
+    assert Reason.VENDOR_FASTER in found
+    assert not taken
+
+
+def test_what_nobody_has_measured_is_not_taken(attention):
+    attention(Unknown())
+    plan = plans(written_out, *inputs(), options=OPTIONS).forward
+    [verdict] = [v for v in plan.verdicts if v.reason is Reason.UNCALIBRATED]
+    assert verdict.detail == "nobody has timed it"
+    assert len(plan.kernels) > 1
+    assert not reasons(f=F.scaled_dot_product_attention)[1]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("author", [Slow(), Unknown()], ids=["slow", "unknown"])
+def test_results_are_right_without_the_program(attention, author):
+    attention(author)
+    torch._dynamo.reset()
+    args = inputs()
+    with kgen.config.override(cache=False):
+        torch.testing.assert_close(torch.compile(written_out, backend="kgen")(*args), written_out(*args))
+
+
+# ---- measurements ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """Says of every question that this was the fastest; `asked` are the questions."""
+
+    template: str | None
+    asked: list[Question]
+    is_worth_asking: bool = True
+
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+        self.asked += questions
+        return {q.step.name: {place({}): self._answer(q)} for q in questions}
+
+    def _answer(self, question: Question) -> Answer:
+        is_program = any(problem.template is registry.find(PLAIN.name) for own in question.problems for problem in own)
+        config = PLAIN.config().values if self.template == PLAIN.name else ()
+        return Answer(self.template if is_program else None, config if is_program else (), 1, 1e-5, 2e-5)
+
+    def verdicts(self) -> list[Verdict]:
+        return []
+
+
+@pytest.mark.parametrize("fastest", [None, APART, PLAIN.name])
+def test_measurements_decide_whatever_is_estimated(attention, fastest):
+    attention(Unknown() if fastest == PLAIN.name else PLAIN.author)
+    told = Told(fastest, [])
+    found, taken = reasons(replace(OPTIONS, oracle=told))
+    assert taken == (fastest == PLAIN.name)
+    assert (Reason.VENDOR_MEASURED in found) == (not taken)
+    question = told.asked[0]
+    assert question.vendor
+    assert question.apart
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    return written_out(q * 2, k, v) * gate
+
+
+def test_what_is_measured_are_the_nodes_that_the_program_replaces(attention):
+    attention()
+    plan = plans(gated, *inputs(), r(2, 3, 12, 16), options=OPTIONS).forward
+    [step] = [step for step in plan.kernels if isinstance(step, Kernel)]
+    part = excerpt(plan.graph, step)
+    assert part is not None
+    verify(part, "excerpt")
+    assert (len(part.inputs), len(part.outputs)) == (4, 1)
+    assert sum(isinstance(node, ir.Contraction) for node in part.nodes) == 2
+    assert not any(isinstance(node, ir.Operation) for node in part.nodes)
+    alone = plans(F.scaled_dot_product_attention, *inputs(), options=OPTIONS).forward
+    called = excerpt(alone.graph, next(step for step in alone.kernels if isinstance(step, Kernel)))
+    assert called is not None
+    assert [type(node) for node in called.nodes] == [ir.Operation]
+
+
+def test_the_library_separate_kernels_and_the_template_are_candidates(attention):
+    attention()
+    told = Told(PLAIN.name, [])
+    reasons(replace(OPTIONS, oracle=told))
+    assert [c.template for c in candidates_of(told.asked[0])][:3] == [None, APART, PLAIN.name]
+
+
+@pytest.mark.cpu
+def test_a_program_is_measured_against_the_library(attention, tmp_path: Path):
+    attention()
+    torch._dynamo.reset()
+    args = inputs()
+    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(tmp_path / "t.json"), "tuning_seconds": 60}
+    try:
+        with recording() as seen, torch.no_grad():
+            torch.testing.assert_close(torch.compile(written_out, backend="kgen", options=options)(*args), written_out(*args))
+    finally:
+        measuring.stop()
+    [graph] = seen.graphs
+    assert isinstance(graph, Record)
+    entries = TuningFile(tmp_path / "t.json").entries()
+    found = [entry for entry in entries if entry.measured >= 3]
+    assert found, entries
+    assert not any(v.reason in (Reason.WRONG_RESULT, Reason.FAILED, Reason.NOT_COMPILED) for v in graph.plan.verdicts)
