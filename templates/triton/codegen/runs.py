@@ -19,6 +19,7 @@ from kgen.templates.contract import Config
 from kgen.templates.mask_ranges import everywhere, nowhere, run_of
 from kgen.templates.problem import Problem, once
 
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Tiles from edge `first` up to edge `last`; `whole`: no element of them is masked or past the end."""
@@ -100,7 +101,8 @@ def _unless(condition: Value, column: Var) -> Ends:
     """Between which ends a condition does not hold for sure: it holds outside."""
     if condition.op == "or":
         return _unless(condition.args[0], column) + _unless(condition.args[1], column)
-    return _solved(condition, column, holds=False) or Ends()
+    ends = (_solved(above, least, column) for above, least in _least_sums(condition, holds=False))
+    return sum((one for one in ends if one is not None), Ends())
 
 
 def _where(condition: Value, column: Var) -> Ends | None:
@@ -108,19 +110,37 @@ def _where(condition: Value, column: Var) -> Ends | None:
     if condition.op == "const":
         return Ends() if condition.attr else None
     if condition.op == "and":
-        left, right = (_where(one, column) for one in condition.args)
-        return None if left is None or right is None else left + right
-    return _solved(condition, column, holds=True)
+        parts = [_where(one, column) for one in condition.args]
+    else:
+        parts = [_solved(above, least, column) for above, least in _least_sums(condition, holds=True)] or [None]
+    known = [one for one in parts if one is not None]
+    return sum(known, Ends()) if len(known) == len(parts) else None
 
 
-def _solved(condition: Value, column: Var, holds: bool) -> Ends | None:
-    """Where the column has to be for a comparison to hold, or not to; None where that is no one end."""
+def _least_sums(condition: Value, holds: bool) -> list[tuple[Expr, int]]:
+    """Sums that have to be at least so large, all of them, for a comparison to hold, or not to; none for anything else."""
     if condition.op not in ("lt", "le") or any(one.op not in ("index", "const") for one in condition.args):
-        return None
+        return []
     left, right = (ix.as_expr(one.attr) for one in condition.args)
-    above = right - left if holds else left - right  # is then at least
-    least = int((condition.op == "lt") == holds)
-    slope = ix.stride_of(above, column)
+    above = right - left if holds else left - right
+    return [(one, int((condition.op == "lt") == holds)) for one in _smallest(above)]
+
+
+def _smallest(total: Expr) -> list[Expr]:
+    """Expressions of which a sum is the least: those of its minima, and of the maxima that it subtracts."""
+    for mono, coef in total.terms:
+        [atom, *rest] = mono or (None,)
+        if isinstance(atom, ix.Apply) and not rest and atom.fn == ("min" if coef > 0 else "max"):
+            others = total - atom.expr() * coef
+            return [one for arg in atom.args for one in _smallest(others + arg * coef)]
+    return [total]
+
+
+def _solved(above: Expr, least: int, column: Var) -> Ends | None:
+    """Where the column has to be for a sum to be at least so large; None where that is no one end."""
+    known, slope = above.as_int(), ix.stride_of(above, column)
+    if known is not None:
+        return Ends() if known >= least else None
     if slope == 1:
         return Ends(low=(column.expr() - above + least,))
     return Ends(high=(above + column.expr() + 1 - least,)) if slope == -1 else None
