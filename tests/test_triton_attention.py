@@ -225,7 +225,7 @@ def problem_of(function: Function, *args: Tensor, gpu: Device | None = None) -> 
 
 def edges_of(problem: Problem, config: Config, row: int) -> list[int]:
     """The edges of the runs of a tile of rows, as numbers."""
-    return [ix.evaluate(e, lambda atom: row) for e in runs_of(problem, "scores", config).edges("m0")]
+    return [problem.sizes.of(edge) for edge in runs_of(problem, "scores", config).edges(ix.constant(row))]
 
 
 MASKS: dict[str, tuple[Function, int]] = {  # with the runs that there are

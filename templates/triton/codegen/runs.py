@@ -59,8 +59,8 @@ class Runs:
         last = len(before) + 1
         return *before, Run(last - 1, last, whole=True), *([Run(last, last + 1, whole=False)] if self.whole.high else [])
 
-    def edges(self, row: str) -> list[Expr]:
-        """The edges, in order, for tiles of rows from `row` on; tiles begin at multiples of their length. Where only the last
+    def edges(self, row: Expr) -> list[Expr]:
+        """The edges, in order, for a tile of rows from `row` on; tiles begin at multiples of their length. Where only the last
         tile is not whole, an edge may lie past the end of the axis."""
         begin, end = self._first_tile(self.made.low), reduce(ix.minimum, self.made.high, self.length)
         found = [begin, end]
@@ -68,7 +68,7 @@ class Runs:
             first = ix.maximum(begin, self._first_tile(self.whole.low)) if self.whole.low else begin
             after = [ix.maximum(first, self._first_tile([reduce(ix.minimum, self.whole.high)]))] if self.whole.high else []
             found = [begin, *([first] if self.whole.low else []), *after, end]
-        return [ix.substitute(edge, {self.row: ix.var(row, self.row.extent).expr()}) for edge in found]
+        return [ix.substitute(edge, {self.row: row}) for edge in found]
 
     def _first_tile(self, ends: Sequence[Expr]) -> Expr:
         """The first tile at or behind all of these ends."""

@@ -218,7 +218,8 @@ class Slots:
     def edges(self, step: str, stem: str, row: str) -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
         runs = runs_of(self.problem, step, self.config)
-        return [f"{stem}{k} = {self.length(edge)}" for k, edge in enumerate(runs.edges(row))]
+        first = ix.var(row, runs.row.extent).expr()
+        return [f"{stem}{k} = {self.length(edge)}" for k, edge in enumerate(runs.edges(first))]
 
     def runs(self, step: str) -> tuple[Run, ...]:
         return runs_of(self.problem, step, self.config).all

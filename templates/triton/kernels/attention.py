@@ -17,6 +17,7 @@ from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.pattern import program, softmax
 from kgen.templates.problem import Problem, once, once_at_sizes
+from kgen.templates.triton.kernels import attention_estimate
 
 ATTENTION = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
@@ -104,16 +105,20 @@ class Attention(KernelTemplate):
         [problem] = problems
         return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor * math.log2(math.e))
 
+    def seconds(self, problem: Problem, config: Config) -> float:
+        widths = _width(problem, "d"), _width(problem, "v")
+        return attention_estimate.seconds(problem, config, self.resources(problem, config), widths)
+
     def uncalibrated(self, problem: Problem) -> str | None:
         return "no GPU has measured it yet"
 
 
 def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     head = next(most for most in HALVES if max(problem.size("d"), problem.size("v")) <= most)
-    if problem.size("m") <= 2 * SHORTEST:
-        yield from FEW[head]
     tables = EXACT if problem.exact_float32 else ROUNDED if problem.main_dtype.itemsize > 2 else HALVES
-    yield from tables[head]
+    few = problem.size("m") <= 2 * SHORTEST
+    yield from FEW[head] if few else ()
+    yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
 
 
 def _whole(length: int) -> int:
