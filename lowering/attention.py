@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -22,11 +24,13 @@ ATTENTION = Program(
     (("b", "m", "d"), ("b", "n", "d"), ("b", "n", "v")),
     (
         Contract("scores", 0, 1, ("b", "m", "n")),
-        Softmax("weights", "scores", "n", ("b", "m", "n")),
+        Softmax("weights", "scores", "n", ("b", "m", "n"), logsumexp=True),
         Contract("out", "weights", 2, ("b", "m", "v")),
     ),
 ).canonical
-SCORES = ATTENTION.middles[0].name
+SCORES, WEIGHTS = ATTENTION.middles[0].name, ATTENTION.seconds[0].name
+# What calls make of the log-sum-exp of a row without any key that counts.
+ROWS_WITHOUT_KEYS = {"flash_attention_for_cpu": 0.0}
 
 
 def attention(b: Builder, *args: Any, **kwargs: Any) -> Any:
@@ -80,8 +84,11 @@ def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapp
     name = "attn_mask" if given.get("attn_mask") is not None else "attn_bias"
     scale = _scale(given.get("scale"), tensors[0])
     loops = _loops(tensors)
-    alone = call.outs[0] is not None and not any(call.outs[1:]) and b.numerics != "eager"
+    alone = call.outs[0] is not None and not any(call.outs[2:]) and b.numerics != "eager"
     if loops is None or scale is None or given.get("dropout_p") or not alone or not _fits(mask, loops):
+        return None
+    seconds = _logsumexp(b, call, loops, mask is not None)
+    if seconds is None:
         return None
     places = (loops.at(loops.m, loops.d), loops.of_keys(loops.n, loops.d), loops.of_keys(loops.n, loops.v))
     values = [at(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
@@ -100,7 +107,24 @@ def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapp
     return ir.Operation(
         call.outs[:1], (*loops.batch, loops.m, loops.v), (loops.n, loops.d), (*values, slot), kinds, loops.axes, ATTENTION.key,
         (("safe", True),), call, b.origin, (*stored, score(lambda place: loaded(passed[name], place))), ATTENTION,
+        seconds=seconds,
     )  # fmt: skip
+
+
+def _logsumexp(b: Builder, call: ir.Extern, loops: _Loops, masked: bool) -> tuple[ir.Second, ...] | None:
+    """The log-sum-exp, where somebody reads it; None where the call has another one. Calls disagree on rows without keys."""
+    out = call.outs[1] if len(call.outs) > 1 else None
+    if out is None:
+        return ()
+    name = call.target._schema.name.removeprefix("aten::_scaled_dot_product_")
+    buffer, rows = b.graph.buffers[out], (*loops.batch, loops.m)
+    if [*buffer.sizes] != [v.extent for v in rows] or (masked and name not in ROWS_WITHOUT_KEYS):
+        return None
+    value = vs.step_result(WEIGHTS, torch.float32)
+    if name in ROWS_WITHOUT_KEYS:
+        empty = vs.call("eq", value, vs.const(-math.inf, value.dtype))
+        value = vs.where(empty, vs.const(ROWS_WITHOUT_KEYS[name], value.dtype), value)
+    return (ir.Second(WEIGHTS, out, value, tuple(v.expr() for v in rows)),)
 
 
 def _scale(given: Any, query: Tensor) -> float | None:

@@ -186,6 +186,11 @@ class Template:
         return self.implements.axes
 
     @cached_property
+    def seconds(self) -> Mapping[str, str]:
+        """Results that are second ones of a program's steps, with these."""
+        return dict(zip(list(self.results)[1:], self.implements.seconds, strict=False))
+
+    @cached_property
     def many(self) -> str | None:
         """The operand of which each product of a family has its own."""
         return next((name for name, one in self.operands.items() if one.many), None)
@@ -327,7 +332,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     path = source_file(cls, source, fail)
     own = {k: v for k, v in members.items() if isinstance(v, Workspace | HostValue)}
     slots = (*knobs, *implements.axes, *implements.steps)
-    used, rendered = _check_source(path, operands, list(results), slots, tuple(own), fail)
+    together = list(results)[: len(results) - len(implements.seconds)]
+    used, rendered = _check_source(path, operands, together, (*slots, *results), tuple(own), fail)
+    _check_seconds(implements, list(results)[len(together) :], rendered, fail)
     _check_members(members, rendered, fail)
     _check_steps(implements, members, used, fail)
     _check_joining(cls.joins, used, fail)
@@ -403,6 +410,12 @@ def _check_steps(
     unused = [name for name in implements.middles if name not in used]
     if unused:
         raise fail(f"its Jinja file never applies what is made of {unused[0]}")
+
+
+def _check_seconds(implements: Pattern, results: Sequence[str], rendered: set[str], fail: Callable[[str], Exception]) -> None:
+    for step, result in zip(implements.seconds, results, strict=True):
+        if result not in rendered:
+            raise fail(f"its Jinja file never stores {result}, the log-sum-exp of {step}")
 
 
 def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:

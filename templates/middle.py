@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import values as vs
+from kgen.ir.index import Expr, Var
+from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, where_holds
 from kgen.ir.values import Value
 
 # Smaller factors, and those that are larger than its inverse, stay where they are: numbers without them may leave float32's range.
@@ -37,36 +39,55 @@ class Middle:
     @property
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
-        which it holds nowhere, by the ranges of the loops that it names."""
-        return _split(self.function(scaled=False))[0]
+        which it holds nowhere (`reach`)."""
+        return _kept(self.function(scaled=False))
+
+    @property
+    def unmasked(self) -> Value:
+        """The function where the mask holds."""
+        return self.function(masked=False)
 
     def function(self, scaled: bool = True, masked: bool = True) -> Value:
         """The function, without `factor` where not `scaled`, and as if `mask` held where not `masked`."""
         if scaled and masked:
             return self.value
         factor, value = _factored(self.value)
-        value = value if masked else _split(value)[1]
+        value = value if masked else _unmasked(value)
         return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
 
+    def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr) -> Holds:
+        """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on."""
+        rows, columns = (loops[axis] for axis in self.axes[-2:])
+        if self.mask is None:
+            return EVERYWHERE
+        if len(columns) != 1 or len(rows) > 1:
+            return UNKNOWN
+        return where_holds(self.mask, columns[0], dict.fromkeys(rows, (first, first + count - 1)))
 
-def _split(value: Value) -> tuple[Value | None, Value]:
-    """The condition without which a value is -inf, if there is one, and what the value is where that holds."""
+
+def _kept(value: Value) -> Value | None:
+    """The condition of this value, and of those inside on which it is -inf as well."""
     if value.op == "where":
         condition, yes, no = value.args
         if _is(no, -math.inf):
-            return _both(condition, yes)
-        return _both(vs.call("not", condition), no) if _is(yes, -math.inf) else (None, value)
+            return _and(condition, _kept(yes))
+        return _and(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
     if value.op == "add":
-        for k, one in enumerate(value.args):
-            condition, rest = _split(one) if _is_mask(one) else (None, one)
-            if condition is not None:
-                return condition, vs.call("add", value.args[1 - k], rest)
-    return None, value
+        left, right = map(_kept, value.args)
+        return right if left is None else _and(left, right)
+    return None
 
 
-def _both(condition: Value, value: Value) -> tuple[Value, Value]:
-    inner, rest = _split(value)
-    return condition if inner is None else vs.call("and", condition, inner), rest
+def _unmasked(value: Value) -> Value:
+    """The value where `_kept` of it holds."""
+    if value.op == "where":
+        _, yes, no = value.args
+        return _unmasked(yes) if _is(no, -math.inf) else _unmasked(no) if _is(yes, -math.inf) else value
+    return vs.call("add", *map(_unmasked, value.args)) if value.op == "add" else value
+
+
+def _and(condition: Value, more: Value | None) -> Value:
+    return condition if more is None else vs.call("and", condition, more)
 
 
 def _factored(value: Value) -> tuple[float, Value]:

@@ -52,6 +52,11 @@ class Pattern:
         """Steps whose results pass through a slot of the template's."""
         return () if self.program is None else tuple(step.name for step in self.program.middles)
 
+    @property
+    def seconds(self) -> tuple[str, ...]:
+        """Steps of its program with a second result, in the order of these."""
+        return () if self.program is None else tuple(step.name for step in self.program.seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
@@ -59,6 +64,7 @@ class Normalised:
 
     of: str
     over: str
+    logsumexp: bool = False
 
 
 def contraction(first: str, rest: str) -> Pattern:
@@ -85,9 +91,12 @@ def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None)
     return Pattern(operands, results, name, reference)
 
 
-def softmax(of: str, over: str) -> Normalised:
-    """A step of a `program`: ``exp(x - max(x)) / sum(exp(x - max(x)))`` of the step `of` along the axis `over`."""
-    return Normalised(of, over)
+def softmax(of: str, over: str, *, logsumexp: bool = False) -> Normalised:
+    """A step of a `program`: ``exp(x - max(x)) / sum(exp(x - max(x)))`` of the step `of` along the axis `over`.
+
+    With `logsumexp` the template can also store ``max(x) + log(sum(exp(x - max(x))))`` of each row, as a result over the
+    remaining axes, behind the one of the last step: for those who read it, such as a backward pass."""
+    return Normalised(of, over, logsumexp)
 
 
 def program(**steps: Pattern | Normalised) -> Pattern:
@@ -109,13 +118,13 @@ def program(**steps: Pattern | Normalised) -> Pattern:
     if unread != {last.name} or not isinstance(last, Contract):
         raise errors.BadTemplate(template="program", problem="the last step is a contraction that needs all others")
     whole = Program(tuple(operands), tuple(made.values()))
-    return Pattern(whole.operands, (whole.result,), whole.key, program=whole)
+    return Pattern(whole.operands, (whole.result, *(step.rows for step in whole.seconds)), whole.key, program=whole)
 
 
 def _softmax(name: str, one: Normalised, made: dict[str, Step]) -> Step:
     if one.of not in made or one.over not in made[one.of].axes:
         raise errors.BadTemplate(template=name, problem=f"no earlier step {one.of} has an axis {one.over}")
-    return Softmax(name, one.of, one.over, made[one.of].axes)
+    return Softmax(name, one.of, one.over, made[one.of].axes, one.logsumexp)
 
 
 def _contract(name: str, one: Pattern, made: dict[str, Step], operands: list[Axes]) -> Step:

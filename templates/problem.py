@@ -182,17 +182,17 @@ class Problem:
 
     @cached_property
     def _beside(self) -> frozenset[str]:
-        """What sums of operands make, and what follows from them."""
+        """What sums of operands make, and what follows from them; and second results of steps."""
         found: set[str] = set()
         for s in self.kernel.statements:
-            if s.kind == "reduction" or any(load.attr[0] in found for load in vs.loads(s.roots)):
+            if s.kind == "reduction" or _steps_in(s) or any(load.attr[0] in found for load in vs.loads(s.roots)):
                 found.update(s.outs)
         return frozenset(found)
 
     @cached_property
     def side_sums(self) -> tuple[SideSum, ...]:
         """The operands that are summed as well."""
-        beside = [s for s in self.kernel.statements if not self._beside.isdisjoint(s.outs)]
+        beside = [s for s in self.kernel.statements if not (self._beside.isdisjoint(s.outs) or _steps_in(s))]
         found: dict[tuple[str, int], list[Statement]] = {}
         maker: dict[str, tuple[str, int]] = {}
         for s in beside:
@@ -228,6 +228,13 @@ class Problem:
             step.name: Middle(step.axes, canonical.name, value, self._normalised(program, step))
             for step, canonical, value in named
         }
+
+    def seconds(self, result: str) -> tuple[Statement, ...]:
+        """What is stored of a second result, if anything is."""
+        program, step = self.template.implements.program, self.template.seconds[result]
+        assert program is not None
+        names = dict(zip((one.name for one in program.steps), (one.name for one in program.canonical.steps), strict=True))
+        return tuple(s for s in self.kernel.statements if _steps_in(s) == {names[step]})
 
     def _normalised(self, program: Program, step: Contract) -> str | None:
         reader = program.reader(step)
@@ -529,7 +536,7 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     """The problem with its loops sorted into axes."""
     main = [s for s in kernel.statements if s.kind == "contraction"]
     pattern = template.implements
-    reason = _other_work(template, main)
+    reason = _other_work(template, main, kernel.statements)
     if reason is not None:
         return reason
     if pattern.operator:
@@ -581,7 +588,7 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
 
 
-def _other_work(template: Template, main: list[Statement]) -> str | None:
+def _other_work(template: Template, main: list[Statement], statements: Sequence[Statement]) -> str | None:
     """Why products are not what a template computes, whatever their loops."""
     pattern = template.implements
     if len(main) > template.most.family:
@@ -590,7 +597,14 @@ def _other_work(template: Template, main: list[Statement]) -> str | None:
         return f"it is {main[0].op}, not {pattern.operator or 'a sum of products'}"
     if len(main[0].factors) + 1 != len(pattern.operands) + len(pattern.middles):
         return f"{len(main[0].factors) + 1} operands, where the template has {len(pattern.operands)}"
+    if not pattern.seconds and any(map(_steps_in, statements)):
+        return "somebody reads a log-sum-exp, which it does not store"
     return None
+
+
+def _steps_in(s: Statement) -> set[str]:
+    """The steps of which a statement stores a second result."""
+    return {v.attr for v in vs.topological([s.value]) if v.op == "step"} if s.kind == "pointwise" else set()
 
 
 def _no_sum(one: SideSum, problem: Problem) -> str | None:

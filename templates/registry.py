@@ -139,9 +139,12 @@ def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T])
 
 
 def programs(device: str | None = None) -> list[Program]:
-    """The programs that templates of a device implement, each once, in their canonical form."""
-    found = (t.implements.program for t in every(device))
-    return list({p.key: p.canonical for p in found if p is not None}.values())
+    """The programs that templates of a device implement, each once, in their canonical form, with the most second results."""
+    found: dict[str, Program] = {}
+    for program in (t.implements.program for t in every(device)):
+        if program is not None and (program.key not in found or len(program.seconds) > len(found[program.key].seconds)):
+            found[program.key] = program.canonical
+    return list(found.values())
 
 
 def find(name: str) -> Template:

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
-from kgen.ir.index import as_expr
+from kgen.ir import index as ix
+from kgen.ir.index import Expr, as_expr
+from kgen.ir.spans import Holds, Span
 from kgen.templates.contract import Config
+from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
 from kgen.templates.render import IndentedSlots, clean, environment, tidy
 
@@ -78,26 +81,36 @@ class ResultSlot:
     result has to come by exactly once, after all of its sum: ``{{ C.store("half", "rm", "rn", n="BLOCK_N // 2") }}`` stores a
     part of a tile, which begins at a multiple of its own length. Of a result with access "tma" the indices are where the tile
     begins. The tiles of a family are `acc0`, `acc1`, and so on; those of an
-    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements."""
+    operator's several results are named one by one, ``"first second"``; ``{{ C.type }}`` is the type of their elements. Of a
+    second result ``{% if L.wanted %}`` says whether anybody reads it: only then ``{{ L.store("lse", "b", "rm") }}`` stores it,
+    by the indices of its axes (in C++ those of batches, the first row, and the number of rows). Programs that work out one row
+    may each store it."""
 
     name: str
     filler: Filler
+
+    @property
+    def wanted(self) -> bool:
+        return self.name not in self.filler.problem.template.seconds or bool(self.filler.problem.seconds(self.name))
 
     @property
     def type(self) -> str:
         return self.filler.accumulator
 
     def store(self, name: str, *indices: Index, **how: Any) -> str:
-        return "\n".join(self.filler.store(self.name, name, indices, **how))
+        second = self.name in self.filler.problem.template.seconds
+        store = self.filler.store_second if second else self.filler.store
+        return "\n".join(store(self.name, name, indices, **how))
 
 
 @dataclass(frozen=True, slots=True)
 class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
     next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
-    the end of its axis is -inf. An element comes by each time that it is computed; in C++ the indices are those of a store. Of
-    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN. In C++,
-    ``{% set masked = scores.masked("b", "m0", "n0", "rows", "columns") %}`` tells which tiles need not be made."""
+    the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
+    keep there in some rows, `full_begin` and `full_end` those of what it keeps in all, where ``apply(..., masked=False)`` does.
+    An element comes by each time that it is computed; in C++ the indices are those of a store. Of
+    a softmax, ``{% if weights.safe %}`` says that rows which are -inf as a whole have weights of 0, and not NaN."""
 
     name: str
     filler: Filler
@@ -124,12 +137,45 @@ class StepSlot:
         """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
         return self.filler.problem.middles[self.name].factor
 
+    @property
+    def masked(self) -> bool:
+        """Whether a mask keeps some elements, and makes others -inf."""
+        return self._middle.mask is not None
+
     def apply(self, name: str, *indices: Index, **how: Any) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices, **how))
 
-    def masked(self, *indices: str) -> str:
-        """A condition under which all elements of a tile are -inf, so that it may be left out; empty where none is known."""
-        return self.filler.masked(self.name, indices)
+    def begin(self, first: str, count: str) -> str:
+        """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""
+        return self._begin(self._reach(first, count).may, (first, count))
+
+    def end(self, first: str, count: str) -> str:
+        """The text of the column behind the last one that it may keep there; all others are -inf, and need no tiles."""
+        return self._end(self._reach(first, count).may, (first, count))
+
+    def full_begin(self, first: str, count: str) -> str:
+        """The text of the first of those columns that it keeps in all of these rows, where it need not be applied."""
+        return self._begin(self._reach(first, count).must, (first, count))
+
+    def full_end(self, first: str, count: str) -> str:
+        """The text of the column behind the last one of those."""
+        return self._end(self._reach(first, count).must, (first, count))
+
+    def _begin(self, span: Span | None, names: Sequence[str]) -> str:
+        begin = None if span is None else span.begin
+        return self.filler.expression(ix.ZERO if begin is None else ix.maximum(begin, ix.ZERO), names)
+
+    def _end(self, span: Span | None, names: Sequence[str]) -> str:
+        length, end = self.filler.problem.extent(self._middle.axes[-1]), ix.ZERO if span is None else span.end
+        return self.filler.expression(length if end is None else ix.minimum(end, length), names)
+
+    @property
+    def _middle(self) -> Middle:
+        return self.filler.problem.middles[self.name]
+
+    def _reach(self, first: str, count: str) -> Holds:
+        rows = (ix.size(name).expr() for name in (first, count))
+        return self._middle.reach(self.filler.problem.loops, *rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +262,10 @@ class Filler(Protocol):
         """Of a result, its name and its indices; what else a store may be told is the language's."""
 
     @property
+    def store_second(self) -> Callable[..., Lines]:
+        """Of a second result, its name and its indices."""
+
+    @property
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
 
@@ -227,15 +277,15 @@ class Filler(Protocol):
     def runs(self) -> Callable[[str], tuple[Any, ...]]:
         """Of a step of a program."""
 
-    def masked(self, step: str, indices: Sequence[str]) -> str:
-        """Of a step of a program and its tile's indices: the condition under which a mask leaves the tile out, or nothing."""
-
     @property
     def accumulator(self) -> str:
         """The text of the type of sums."""
 
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of variables of the author's."""
 
 
 def render(

@@ -59,7 +59,7 @@ def over_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-2) @ v
 
 
-def neighbours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def adjacent_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s = q @ k.mT
     return (s + s.roll(1, -1)).softmax(-1) @ v
 
@@ -89,7 +89,7 @@ NEAR = {
     less_the_mean: (Reason.NOT_ELEMENTWISE, "aten.mean"),
     scaled_weights: (Reason.NOT_SOFTMAX, "mul of the weights"),
     over_rows: (Reason.NOT_SOFTMAX, "aten.sum"),
-    neighbours: (Reason.INDEX_MISMATCH, "aten.bmm"),
+    adjacent_scores: (Reason.INDEX_MISMATCH, "aten.bmm"),
     scores_kept: (Reason.NEEDED, ""),
     weights_summed: (Reason.NEEDED, "aten.sum"),
     in_float64: (Reason.STEP_TYPES, "cast of the weights"),
@@ -107,10 +107,10 @@ def test_the_operator_in_the_way_is_named(f):
 
 
 def test_loops_of_no_axis_are_named():
-    def batched(x: Tensor, w: Tensor, w2: Tensor) -> Tensor:
+    def of_batches(x: Tensor, w: Tensor, w2: Tensor) -> Tensor:
         return torch.relu(x @ w) @ w2
 
-    [verdict] = near(batched, r(3, 7, 10), r(3, 10, 30), r(3, 30, 5), program=LAYERS)
+    [verdict] = near(of_batches, r(3, 7, 10), r(3, 10, 30), r(3, 30, 5), program=LAYERS)
     assert verdict.reason is Reason.SPACE_MISMATCH
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
 from kgen.device import Device
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Kernel, members
+from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.verify import verify
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options
@@ -29,9 +28,10 @@ from kgen.tuning.store import TuningFile
 from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Reason, Verdict
 from tests.kernels import plans
-from tests.test_programs import TEMPLATES, inputs, r, written_out
+from tests.test_programs import SPELLINGS, TEMPLATES, inputs, r, written_out
 
 PLAIN = TEMPLATES["plain_attention_cpp"]
+OF_THE_LIBRARY = SPELLINGS["of the library"]
 OPTIONS = Options(cpu=Device("cpu", isa="generic"))
 
 
@@ -82,7 +82,7 @@ def test_what_is_estimated_to_be_slower_is_not_taken(attention):
     found, taken = reasons()
     assert Reason.VENDOR_FASTER in found
     assert not taken
-    found, taken = reasons(f=F.scaled_dot_product_attention)
+    found, taken = reasons(f=OF_THE_LIBRARY)
     assert Reason.VENDOR_FASTER in found
     assert not taken
 
@@ -93,7 +93,7 @@ def test_what_nobody_has_measured_is_not_taken(attention):
     [verdict] = [v for v in plan.verdicts if v.reason is Reason.UNCALIBRATED]
     assert verdict.detail == "nobody has timed it"
     assert len(plan.kernels) > 1
-    assert not reasons(f=F.scaled_dot_product_attention)[1]
+    assert not reasons(f=OF_THE_LIBRARY)[1]
 
 
 @pytest.mark.cpu
@@ -117,11 +117,11 @@ class Told:
     asked: list[Question]
     is_worth_asking: bool = True
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Any]]:
         self.asked += questions
-        return {q.step.name: {place({}): self._answer(q)} for q in questions}
+        return {q.step.name: {place({}): self._told(q)} for q in questions}
 
-    def _answer(self, question: Question) -> Answer:
+    def _told(self, question: Question) -> Any:
         is_program = any(problem.template is registry.find(PLAIN.name) for own in question.problems for problem in own)
         config = PLAIN.config().values if self.template == PLAIN.name else ()
         return Answer(self.template if is_program else None, config if is_program else (), 1, 1e-5, 2e-5)
@@ -146,20 +146,24 @@ def gated(q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
     return written_out(q * 2, k, v) * gate
 
 
+def extracted(plan: Schedule) -> ir.Graph:
+    """The subgraph of the one kernel."""
+    [kernel] = [step for step in plan.kernels if isinstance(step, Kernel)]
+    part = excerpt(plan.graph, kernel)
+    assert part is not None
+    return part
+
+
 def test_what_is_measured_are_the_nodes_that_the_program_replaces(attention):
     attention()
     plan = plans(gated, *inputs(), r(2, 3, 12, 16), options=OPTIONS).forward
-    [step] = [step for step in plan.kernels if isinstance(step, Kernel)]
-    part = excerpt(plan.graph, step)
-    assert part is not None
-    verify(part, "excerpt")
+    part = extracted(plan)
+    verify(part, "extraction")
     assert (len(part.inputs), len(part.outputs)) == (4, 1)
     assert sum(isinstance(node, ir.Contraction) for node in part.nodes) == 2
     assert not any(isinstance(node, ir.Operation) for node in part.nodes)
-    alone = plans(F.scaled_dot_product_attention, *inputs(), options=OPTIONS).forward
-    called = excerpt(alone.graph, next(step for step in alone.kernels if isinstance(step, Kernel)))
-    assert called is not None
-    assert [type(node) for node in called.nodes] == [ir.Operation]
+    alone = plans(OF_THE_LIBRARY, *inputs(), options=OPTIONS).forward
+    assert [type(node) for node in extracted(alone).nodes] == [ir.Operation]
 
 
 def test_the_library_separate_kernels_and_the_template_are_candidates(attention):
@@ -169,12 +173,14 @@ def test_the_library_separate_kernels_and_the_template_are_candidates(attention)
     assert [c.template for c in candidates_of(told.asked[0])][:3] == [None, APART, PLAIN.name]
 
 
+@pytest.mark.slow
 @pytest.mark.cpu
 def test_a_program_is_measured_against_the_library(attention, tmp_path: Path):
     attention()
     torch._dynamo.reset()
     args = inputs()
-    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(tmp_path / "t.json"), "tuning_seconds": 60}
+    file = tmp_path / "tuning.json"
+    options = {"mode": "max-autotune-no-cudagraphs", "cache": False, "tuning_file": str(file), "tuning_seconds": 60}
     try:
         with recording() as seen, torch.no_grad():
             torch.testing.assert_close(torch.compile(written_out, backend="kgen", options=options)(*args), written_out(*args))
@@ -182,7 +188,7 @@ def test_a_program_is_measured_against_the_library(attention, tmp_path: Path):
         measuring.stop()
     [graph] = seen.graphs
     assert isinstance(graph, Record)
-    entries = TuningFile(tmp_path / "t.json").entries()
+    entries = TuningFile(file).entries()
     found = [entry for entry in entries if entry.measured >= 3]
     assert found, entries
     assert not any(v.reason in (Reason.WRONG_RESULT, Reason.FAILED, Reason.NOT_COMPILED) for v in graph.plan.verdicts)

@@ -417,7 +417,7 @@ def kept(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.relu() * 2
 
 
-EXCERPTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
+SUBGRAPHS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
     "epilogue": (layer, ARGS, 3, 1),
     "prologue": (normalised, (r(64, 96), r(96), r(96, 128)), 3, 1),
     "two results": (kept, (r(64, 96), r(96, 128)), 2, 2),
@@ -433,14 +433,14 @@ EXCERPTS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", EXCERPTS)
-def test_an_excerpt_is_what_the_kernel_computes(name: str) -> None:
-    f, args, inputs, outputs = EXCERPTS[name]
+@pytest.mark.parametrize("name", SUBGRAPHS)
+def test_an_extracted_subgraph_is_what_the_kernel_computes(name: str) -> None:
+    f, args, inputs, outputs = SUBGRAPHS[name]
     asked, graph = question(f, *args)
     part = excerpt(graph, asked.step)
     assert part is not None
     assert (len(part.inputs), len(part.outputs)) == (inputs, outputs)
-    verify(part, "excerpt")
+    verify(part, "extraction")
 
 
 def test_what_is_added_in_place_is_not_measured() -> None:

@@ -275,6 +275,17 @@ class Contraction:
 
 
 @dataclass(frozen=True, slots=True)
+class Second:
+    """What an operation makes besides its results: ``out[index] = value``, a function of the second result of a step (a leaf
+    of that name), at indices over the loops of the operation's results that are of the step's rows."""
+
+    step: str
+    out: str
+    value: Value
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """A call of an operator that some template implements: `outs[out_vars]`, all over the same variables. `operands` are its
     tensors as values over ``out_vars + inner``, each in its own type `dtypes`; `axes` names the variables as the template
@@ -295,6 +306,7 @@ class Operation:
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them
     program: Program | None = None
     replaces: tuple[Node, ...] = field(default=(), compare=False)  # library calls among them have no hash
+    seconds: tuple[Second, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,7 +506,7 @@ def outs(node: Node) -> tuple[str, ...]:
     if isinstance(node, Reduction | Partial | Scan):
         return node.outs
     if isinstance(node, Operation):
-        return tuple(o for o in node.outs if o is not None)
+        return (*(o for o in node.outs if o is not None), *(one.out for one in node.seconds))
     call = call_of(node)
     assert call is not None
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
@@ -515,7 +527,7 @@ def roots(node: Node) -> tuple[Value, ...]:
     if isinstance(node, Contraction):
         return (node.lhs, node.rhs, *(v for v in (node.scale, node.addend) if v is not None))
     if isinstance(node, Operation):
-        return node.operands
+        return (*node.operands, *(one.value for one in node.seconds))
     return ()
 
 

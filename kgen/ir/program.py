@@ -4,7 +4,9 @@ loops and values that a program is applied to are those of an `ir.Operation`.
 A step takes operands of the program (by number) or results of earlier steps (by name). `Contract` is the sum of products over
 the axes that its result lacks; `Softmax` normalises along one axis, and of a row that is -inf as a whole it makes NaN, or zeros
 where the operation says so. Each step but the last and each operand is used once. What a `Contract` makes passes through a
-*middle slot* before the next step sees it: any function of the one element, of the indices, and of memory.
+*middle slot* before the next step sees it: any function of the one element, of the indices, and of memory. A `Softmax` may have
+a second result, the *log-sum-exp* of each row, which passes through a slot of its own. Programs are equal whether they have it
+or not: it is made only where somebody reads it.
 
 A program over one operator's loops has axes of other lengths than another one: equality of two programs is that of their
 `canonical` forms, in which axes and steps are named in the order in which they appear.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 Axes = tuple[str, ...]
@@ -37,16 +39,23 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """``name[axes] = exp(of - m) / sum(exp(of - m))`` along `over`, where m is the maximum along it."""
+    """``name[axes] = exp(of - m) / sum(exp(of - m))`` along `over`, where m is the maximum along it. With `logsumexp` also
+    ``m + log(sum(exp(of - m)))``, which is -inf of a row that is -inf as a whole."""
 
     name: str
     of: str
     over: str
     axes: Axes
+    logsumexp: bool = field(default=False, compare=False)
 
     @property
     def reads(self) -> tuple[Ref, ...]:
         return (self.of,)
+
+    @property
+    def rows(self) -> Axes:
+        """The axes of its second result."""
+        return tuple(axis for axis in self.axes if axis != self.over)
 
 
 Step = Contract | Softmax
@@ -72,6 +81,11 @@ class Program:
     def middles(self) -> tuple[Contract, ...]:
         """The steps whose results pass through a slot."""
         return tuple(s for s in self.steps[:-1] if isinstance(s, Contract))
+
+    @cached_property
+    def seconds(self) -> tuple[Softmax, ...]:
+        """The steps that have a second result."""
+        return tuple(s for s in self.steps if isinstance(s, Softmax) and s.logsumexp)
 
     def step(self, name: str) -> Step:
         return next(s for s in self.steps if s.name == name)
@@ -119,7 +133,7 @@ def _renamed(axes: Axes, names: Mapping[str, str]) -> Axes:
 
 def _canonical(step: Step, axes: Mapping[str, str], names: Mapping[str, str]) -> Step:
     if isinstance(step, Softmax):
-        return Softmax(names[step.name], names[step.of], axes[step.over], _renamed(step.axes, axes))
+        return replace(step, name=names[step.name], of=names[step.of], over=axes[step.over], axes=_renamed(step.axes, axes))
     left, right = (ref if isinstance(ref, int) else names[ref] for ref in step.reads)
     return replace(step, name=names[step.name], left=left, right=right, axes=_renamed(step.axes, axes))
 

@@ -5,7 +5,7 @@ The cost is linear in the size of the graph, except that indices are checked thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +17,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Indirect, Size, Var
 from kgen.ir.nodes import Buffer, Graph, TensorArg
-from kgen.ir.program import Program
+from kgen.ir.program import Program, Softmax
 from kgen.ir.values import Value
 
 
@@ -338,11 +338,13 @@ class _Verifier:
         self.require(len(node.operands) == len(node.dtypes), f"{len(node.operands)} operands of {len(node.dtypes)} types")
         if node.program is not None:
             self.program(node, node.program)
-        for out in ir.outs(node):
-            self.same_sizes(out, self.buffer(out).sizes, _extents(node.out_vars))
+        for out in node.outs:
+            if out is not None:
+                self.same_sizes(out, self.buffer(out).sizes, _extents(node.out_vars))
         if node.vendor is not None:
-            defined, more = node.vendor.outs[: len(node.outs)], node.vendor.outs[len(node.outs) :]
-            self.require(defined == node.outs and not any(more), f"its call defines {node.vendor.outs}")
+            named = tuple(out for out in node.vendor.outs if out is not None)
+            defined = node.vendor.outs[: len(node.outs)] == node.outs and named == ir.outs(node)
+            self.require(defined, f"its call defines {node.vendor.outs}")
             self.call(node.vendor)
 
     def program(self, node: ir.Operation, program: Program) -> None:
@@ -358,6 +360,24 @@ class _Verifier:
             self.require(value.variables() <= allowed, f"{value} depends on more than the axes {', '.join(axes)}")
             steps = {v.attr for v in vs.topological([value]) if v.op == "step"}
             self.require(steps <= {slot}, f"{value} reads {', '.join(sorted(steps))}")
+        for one in node.seconds:
+            self.second(node, one, loops)
+
+    def second(self, node: ir.Operation, one: ir.Second, loops: Mapping[str, frozenset[Atom]]) -> None:
+        """It depends on the rows of its step alone."""
+        assert node.program is not None
+        step = node.program.step(one.step)
+        self.require(isinstance(step, Softmax), f"{one.step} has no second result")
+        assert isinstance(step, Softmax)
+        allowed = frozenset[Atom]().union(*(loops[axis] for axis in step.rows))
+        self.values([one.value], self.variables(node.out_vars))
+        used = one.value.variables().union(*map(ix.free_atoms, one.index))
+        self.require(
+            {a for a in used if isinstance(a, Var)} <= allowed, f"{one.out} depends on more than {', '.join(step.rows)}"
+        )
+        steps = {v.attr for v in vs.topological([one.value]) if v.op == "step"}
+        self.require(steps <= {one.step}, f"{one.out} reads {', '.join(sorted(steps))}")
+        self.require(len(one.index) == len(self.buffer(one.out).sizes), f"{one.out} has another rank than its index")
 
     def attention(self, node: ir.Attention) -> None:
         self.call(node.vendor)

@@ -303,18 +303,22 @@ class _Machine:
 
     def operation(self, node: ir.Operation) -> None:
         if node.program is not None:
-            self.store(ir.outs(node)[0], self._run_program(node, node.program))
+            self._run_program(node, node.program)
             return
         assert node.vendor is not None
         self.extern(node.vendor)
 
-    def _run_program(self, node: ir.Operation, program: Program) -> Tensor:
+    def _run_program(self, node: ir.Operation, program: Program) -> None:
         """Each step over all loops of the node, with size 1 along those that it does not depend on."""
         variables = (*node.out_vars, *node.inner)
         points = self.points(variables, node.operands)
         count = len(program.operands)
         if points.empty:
-            return torch.zeros(points.extents[: len(node.out_vars)], dtype=points.policy.real(torch.float32))
+            nothing = torch.zeros(points.extents[: len(node.out_vars)], dtype=points.policy.real(torch.float32))
+            self.store(ir.outs(node)[0], nothing)
+            for one in node.seconds:
+                self.define(one.out).fill_(-torch.inf)
+            return
         steps = ProgramSteps(program, {a: [variables.index(v) for v in _loops_of(e)] for a, e in node.axes}, points.extents)
         values = zip(node.operands[:count], node.dtypes, strict=False)
         operands = [points.value(vs.cast(value, dtype)) for value, dtype in values]
@@ -324,9 +328,20 @@ class _Machine:
             found = Points(variables, {**points.env, name: made}, self.sizes, self.policy)
             return found.value(slots[name])
 
-        result = steps.run(operands, middle, dict(node.arguments).get("safe", False))
+        result, seconds = steps.run(operands, middle, dict(node.arguments).get("safe", False))
         kept = len(node.out_vars)
-        return result.reshape(result.shape[:kept]).expand(points.extents[:kept])
+        self.store(ir.outs(node)[0], result.reshape(result.shape[:kept]).expand(points.extents[:kept]))
+        for one in node.seconds:
+            self._second(one, variables, seconds[one.step])
+
+    def _second(self, one: ir.Second, variables: Sequence[Var], made: Tensor) -> None:
+        """Stores a second result of a program's step at all points: those of one row are equal."""
+        points = self.points(variables, [one.value])
+        points.env = {**points.env, one.step: made}
+        lanes = (points.value(one.value), *map(points.index, one.index))
+        value, *index = (lane.expand(points.extents).reshape(-1) for lane in lanes)
+        stored = self.define(one.out)
+        stored[tuple(index)] = value.to(stored.dtype)
 
     def attention(self, node: ir.Attention) -> None:
         self.extern(node.vendor)

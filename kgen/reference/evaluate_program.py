@@ -23,17 +23,24 @@ class ProgramSteps:
     dimensions: Mapping[str, Sequence[int]]
     extents: Sequence[int]
 
-    def run(self, operands: Sequence[Tensor], middle: Middle, safe: bool = False) -> Tensor:
-        """The result. Rows of a softmax that are -inf as a whole give zeros where it is `safe`, else NaN."""
+    def run(self, operands: Sequence[Tensor], middle: Middle, safe: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+        """The result, and the second results of softmaxes. Rows that are -inf as a whole give zeros where it is `safe`, else
+        NaN."""
         made: dict[Ref, Tensor] = dict(enumerate(operands))
+        seconds: dict[str, Tensor] = {}
         slots = {step.name for step in self.program.middles}
         for step in self.program.steps:
             if isinstance(step, Softmax):
+                seconds[step.name] = self._logsumexp(made[step.of], step)
                 made[step.name] = self._softmax(made[step.of], step, safe)
             else:
                 result = self._contract(made[step.left], made[step.right], step)
                 made[step.name] = middle(step.name, result) if step.name in slots else result
-        return made[self.program.steps[-1].name]
+        return made[self.program.steps[-1].name], seconds
+
+    def _logsumexp(self, tensor: Tensor, step: Softmax) -> Tensor:
+        along = self._of((step.over,))
+        return torch.logsumexp(self._spread(tensor, (step.over,)), along, keepdim=True) if along else tensor
 
     def _spread(self, tensor: Tensor, axes: Axes) -> Tensor:
         """The tensor in full along axes."""

@@ -39,6 +39,8 @@ WALKS: tuple[dict[str, int], ...] = (
 # What is tried with a batch, in other types than the first, and with sizes that are symbols.
 BATCHED = {"gelu", "all kinds of input", "transposed", "sum of rows", "times a row", "and epilogue"}
 TYPED = {"plus a row", "to float32", "raw result kept", "cast", "dequantised from int8", "and epilogue", "sum of rows"}
+# Functions of a step whose second result is read.
+SECOND = {"scaled and causal", "scaled", "plus a tile", "rows without elements", "much of it"}
 DYNAMIC = {"all kinds of input", "transposed", "padded", "normalised"}
 
 
@@ -55,6 +57,7 @@ def cases(template: Template, dtype: torch.dtype = torch.float32) -> Iterator[Ca
         yield from maker.slots("family", FAMILIES)
     yield from maker.sums()
     yield from maker.middles()
+    yield from maker.seconds()
     yield from maker.windows()
     yield from maker.dynamic()
 
@@ -191,8 +194,25 @@ class _Maker:
         row = replace(next(iter(rows)), name="between a prologue and an epilogue")
         yield self._between(program, row, row.name, False, torch.relu)
 
+    def seconds(self) -> Iterator[Case]:
+        """Second results of steps, as they are and with something made of them, for some functions in the first slot."""
+        program = self.pattern.program
+        if program is None or not program.seconds:
+            return
+        for batched in (False, True)[: 1 + self.roles.batches]:
+            suffix = ", batched" if batched else ""
+            rows = (row for row in MIDDLES if row.name in SECOND)
+            made = (self._between(program, row, f"{row.name}{suffix}", batched, seconds=True) for row in rows)
+            yield from (replace(case, kind="second result") for case in made)
+
     def _between(
-        self, program: Program, row: Between, name: str, batched: bool, around: Callable[..., Any] = lambda x: x
+        self,
+        program: Program,
+        row: Between,
+        name: str,
+        batched: bool,
+        around: Callable[..., Any] = lambda x: x,
+        seconds: bool = False,
     ) -> Case:
         lengths = self.roles.lengths(self.for_slots, batched)
         run, step = Steps(program, frozenset(lengths)), program.middles[0]
@@ -201,10 +221,16 @@ class _Maker:
 
         def function(*inputs: torch.Tensor) -> Any:
             own, more = inputs[: len(operands)], inputs[len(operands) :]
-            made = run(around(own[0]), *own[1:], middle=lambda at, s: row.run(s, *more) if at == step.name else s)
-            return around(made)
 
-        return Case(name, "middle", function, (*operands, *extras))
+            def middle(at: str, made: torch.Tensor) -> Any:
+                return row.run(made, *more) if at == step.name else made
+
+            if seconds:
+                result, *others = run.with_seconds(*own, middle=middle)
+                return result, *others, *(one * 0.5 + 1 for one in others)
+            return around(run(around(own[0]), *own[1:], middle=middle))
+
+        return Case(name, "middle", function, (*operands, *extras), kernels=1 + seconds)
 
     def windows(self) -> Iterator[Case]:
         """Strides, dilations and paddings."""

@@ -205,8 +205,8 @@ class _Run:
 
     def refused(self, template: str) -> Result:
         """The scheduler's reason for leaving the product to the library."""
-        verdicts = [v for plan in self.plans for v in plan.verdicts if v.outcome is Decision.EXTERN]
-        verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or verdicts
+        verdicts = [v for plan in self.plans for v in plan.verdicts]
+        verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or [v for v in verdicts if v.outcome is Decision.EXTERN]
         reasons = dict.fromkeys(v.detail.removeprefix(f"{template}: ") or v.reason.value for v in verdicts)
         return self.refused_because("; ".join(reasons) or "there is no product in the graph")
 

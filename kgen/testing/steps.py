@@ -27,12 +27,21 @@ class Steps:
     present: frozenset[str]
 
     def __call__(self, *operands: torch.Tensor, middle: Middle = lambda _, made: made) -> torch.Tensor:
+        return self._made(operands, middle)[self.program.steps[-1].name]
+
+    def with_seconds(self, *operands: torch.Tensor, middle: Middle = lambda _, made: made) -> tuple[torch.Tensor, ...]:
+        """The result, and the second ones of steps behind it."""
+        made = self._made(operands, middle)
+        rows = (torch.logsumexp(made[s.of], self.axes(s.axes).index(s.over)) for s in self.program.seconds)
+        return (made[self.program.steps[-1].name], *rows)
+
+    def _made(self, operands: Sequence[torch.Tensor], middle: Middle) -> Mapping[Ref, torch.Tensor]:
         made: dict[Ref, torch.Tensor] = dict(enumerate(operands))
         slots = {step.name for step in self.program.middles}
         for step in self.program.steps:
             found = self._run(step, made)
             made[step.name] = middle(step.name, found) if step.name in slots else found
-        return made[self.program.steps[-1].name]
+        return made
 
     def axes(self, axes: Iterable[str]) -> Axes:
         return tuple(a for a in axes if a in self.present)

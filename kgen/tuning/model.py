@@ -167,7 +167,7 @@ def apart_seconds(problem: Problem) -> float:
     if problem.has_fused_call:
         total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
     elif problem.finishing:  # the results are written, and read again, from caches where these hold them
-        again = count * result if device.kind == "cuda" and result > HELD else 0
+        again = count * _past_caches(problem, result) if device.kind == "cuda" else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
     for name, read in problem.inputs.items():
         if read.load is None or read.unscaled or _is_looked_up(read.load) or _is_merged(problem, name):
@@ -179,7 +179,7 @@ def apart_seconds(problem: Problem) -> float:
 def program_seconds(problem: Problem, program: Program) -> float:
     """The time of a program's steps: of the library's one call for all, where there is one, else of a call for each contraction
     and of a kernel for each softmax, which also computes what a slot makes of the elements. Such calls reach the rate of
-    matrix products: a template is compared with the best that there may be."""
+    matmuls: a template is compared with the best that there may be."""
     kind = problem.device.kind
     if problem.has_library_call:
         moved = sum(problem.bytes_of_operand(name) for name in problem.inputs) + problem.size_of_result + _slot_bytes(problem)
@@ -202,9 +202,13 @@ def _step_seconds(problem: Problem, flops: int, moved: int) -> float:
 
 def _row_seconds(problem: Problem, step: Softmax) -> float:
     """The time of a kernel that reads the elements of a step, and writes their weights."""
-    device, moved = problem.device, problem.bytes_over(step.axes)
-    again = 0 if device.kind == "cuda" and moved <= HELD else 2 * moved
-    return again / (device.bandwidth * STREAM_RATE) + LAUNCH[device.kind]
+    moved = 2 * _past_caches(problem, problem.bytes_over(step.axes))
+    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
+
+
+def _past_caches(problem: Problem, moved: int) -> int:
+    """Bytes of a result that no cache has any more when the next kernel reads it."""
+    return 0 if moved <= (HELD if problem.device.kind == "cuda" else CACHED) else moved
 
 
 def _slot_bytes(problem: Problem) -> int:

@@ -40,6 +40,7 @@ class Item:
     factors: tuple[Value, ...] = ()  # further operands of a product
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
     made: tuple[str, ...] = ()  # of a product: its accumulators
+    second: bool = False  # what a template makes besides its results: nothing in its kernel may read it
 
     @property
     def reduces(self) -> bool:

@@ -24,7 +24,13 @@ def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
             value = finished(node, value)
         value = vs.cast(value, ops.compute_dtype(graph.buffers[out].dtype))
         items.append(make_item(ir.Pointwise(out, made.outer, value, node.origin), position))
-    return items
+    return items if ir.is_contraction(node) else [*items, *(_second(one, node, position) for one in node.seconds)]
+
+
+def _second(one: ir.Second, node: ir.Operation, position: float) -> Item:
+    """The item of a second result: points of one row store one number."""
+    stored = ir.Pointwise(one.out, node.out_vars, one.value, node.origin)
+    return Item(stored, position, node.out_vars, (), one.value, one.index, in_order=False, second=True)
 
 
 def is_product(group: Group) -> bool:

@@ -60,7 +60,7 @@ def _bad_flow(producer: Item, consumer: Item, index: tuple[ix.Expr, ...]) -> Rea
     """A consumer in the same kernel must read exactly the element that was made at its own point."""
     if isinstance(producer.node, ir.Scatter) and not _same_element(producer, index):
         return Reason.SCATTER_RESULT
-    if producer.store != index:
+    if producer.store != index or producer.second:
         return Reason.INDEX_MISMATCH
     if producer.is_partial and not consumer.is_partial and not producer.is_whole:  # a point is not its tile
         return Reason.INDEX_MISMATCH

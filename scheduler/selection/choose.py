@@ -153,25 +153,24 @@ def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None)
     return found if answer is None else _measured(found, problems, answer, given)
 
 
-def _measured(estimated: Best, problems: Sequence[Problem], answer: Answer, given: Given) -> Best:
+def _measured(estimated: Best, problems: Sequence[Problem], result: Answer, given: Given) -> Best:
     """What was measured in the place of estimates, as far as it can still be had. Of a sum in parts, the template and its knobs
     are those for the parts."""
-    library = answer.library_seconds if given.vendor and not given.stable else math.inf
-    if answer.template in (None, APART):
-        faster = answer.library_seconds if answer.template is None else answer.seconds
+    library = result.library_seconds if given.vendor and not given.stable else math.inf
+    if result.template in (None, APART):
+        others = result.seconds if given.vendor else math.inf
         return estimated if given.stable else replace(
-            estimated, seconds_of_template=faster * BEATEN, seconds_of_library=faster if given.vendor else math.inf,
-            measured=True,
+            estimated, seconds_of_template=result.seconds * BEATEN, seconds_of_library=others, measured=True
         )  # fmt: skip
-    problem = next((p for p in problems if p.template.name == answer.template), None)
-    choice = None if problem is None else answer.choice_for(problem.template)
+    problem = next((p for p in problems if p.template.name == result.template), None)
+    choice = None if problem is None else result.choice_for(problem.template)
     if problem is None or choice is None:
         return estimated
     config = problem.template.config(**dict(choice.config))
     other = given.stable and model.order(problem, config) != model.order(estimated.problem, estimated.config)
     if other or not model.fits(problem, config):
         return estimated
-    return Best(problem, config, answer.seconds, math.inf if math.isnan(library) else library, measured=True)
+    return Best(problem, config, result.seconds, math.inf if math.isnan(library) else library, measured=True)
 
 
 def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:

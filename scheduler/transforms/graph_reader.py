@@ -29,7 +29,7 @@ class Reader:
     visible: frozenset[str]
     derived: frozenset[str]
     owners: Mapping[str, str]  # of the storage
-    places: Mapping[str, int]  # of who makes a buffer, among the nodes
+    positions: Mapping[str, int]  # of who makes a buffer, among the nodes
     writes: Sequence[tuple[int, str]]  # into storage that is there: by which node, into which
     known: dict[Value, Value | None] = field(default_factory=dict)
 
@@ -47,32 +47,35 @@ class Reader:
             makers |= dict.fromkeys(ir.outs(node), node)
             inside = isinstance(node, ir.Pointwise) and not derived.isdisjoint(ir.reads(node))
             derived.update(ir.outs(node) if inside or isinstance(node, ir.Contraction | ir.Reduction) else ())
-        places = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
-        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, places, writes)
+        positions = {out: k for k, node in enumerate(graph.nodes) for out in ir.outs(node)}
+        return cls(makers, readers, frozenset(ir.visible(graph)), frozenset(derived), owners, positions, writes)
 
     def is_current(self, names: Iterable[str], last: str) -> bool:
         """Whether nobody has written into the storage of buffers since they were made, when `last` is."""
-        made = {name: self.places.get(name, -1) for name in names}
+        made = {name: self.positions.get(name, -1) for name in names}
         return not any(
-            self.owners[name] == storage and made[name] < k < self.places[last] for name in made for k, storage in self.writes
+            self.owners[name] == storage and made[name] < k < self.positions[last]
+            for name in made
+            for k, storage in self.writes
         )
 
-    def only_for(self, node: ir.Node, instead: ir.Node) -> list[ir.Node]:
-        """The computations that nobody needs when another node stands in the place of `node`, in no order."""
-        kept = {*self.visible, *ir.reads(instead)}
-        gone: list[ir.Node] = [node]
+    def only_for(self, instead: Mapping[str, ir.Node]) -> list[ir.Node]:
+        """The computations that nobody needs when other nodes stand in the place of those that make some buffers, in no
+        order."""
+        kept = self.visible.union(*map(ir.reads, instead.values()))
+        gone = [self.makers[out] for out in instead]
         for one in gone:  # grows on the way
             for maker in (self.makers[name] for name in ir.reads(one) if name in self.makers):
                 readers = [r for out in ir.outs(maker) for r in self.readers.get(out, ())]
                 unneeded = kept.isdisjoint(ir.outs(maker)) and all(any(r is g for g in gone) for r in readers)
                 if isinstance(maker, COMPUTATIONS) and unneeded and not any(maker is g for g in gone):
                     gone.append(maker)
-        return gone[1:]
+        return gone[len(instead) :]
 
     def other_reader(self, name: str, end: ir.Node, instead: ir.Node) -> ir.Node | None:
         """Who reads a buffer, or what is made of it, although it does not lead to `end`, or although another node reads its
         result `instead` of making it; None: it is a result of the graph, or under one."""
-        leading = self._leading(end, set(ir.reads(instead)))
+        leading = self.leading(end, ir.reads(instead))
         todo = [self.makers[name]]
         for node in todo:  # grows on the way
             readers = [r for out in ir.outs(node) for r in self.readers.get(out, ())]
@@ -82,8 +85,9 @@ class Reader:
             todo += [r for r in readers if r is not end and not any(r is one for one in todo)]
         return None
 
-    def _leading(self, end: ir.Node, read: set[str]) -> set[int]:
+    def leading(self, end: ir.Node, read: Iterable[str] = ()) -> set[int]:
         """The nodes, by identity, that make what a node reads, without those whose results are `read`."""
+        read = set(read)
         found, todo = {id(end)}, [end]
         for node in todo:  # grows on the way
             for maker in (self.makers[name] for name in ir.reads(node) if name in self.makers):

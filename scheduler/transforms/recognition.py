@@ -31,6 +31,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
+from kgen.scheduler.analysis.dependencies import edges, topological
 from kgen.scheduler.analysis.memo import once_for
 from kgen.scheduler.analysis.unread import needed
 from kgen.scheduler.options import Options
@@ -39,6 +40,7 @@ from kgen.scheduler.selection.choose import products_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
+from kgen.scheduler.transforms.second_results import Rows, Shared, rewritten, shared
 from kgen.templates import registry
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
@@ -47,10 +49,12 @@ PROGRAM = "program"
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """A place where a program stands: the node that may take the place of whoever makes `out`."""
+    """A place where a program stands: the node that may take the place of whoever makes `out`. What it makes besides is
+    `shared`."""
 
     out: str
     operation: ir.Operation
+    shared: tuple[Shared, ...] = ()
 
 
 class Recognition(Transform):
@@ -67,7 +71,7 @@ class Recognition(Transform):
     def apply(self, draft: Draft) -> None:
         found = _search(draft.graph, draft.options)
         draft.verdicts += found.refused
-        open_ = [place for place in found.places if draft.decisions.is_open(PROGRAM, place.out)]
+        open_ = [place for place in found.standing if draft.decisions.is_open(PROGRAM, place.out)]
         if open_:
             draft.graph = applied(draft.graph, *open_)
             draft.nodes = draft.graph.nodes
@@ -115,25 +119,24 @@ def _order(options: Options) -> Reason | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Places where programs may stand, and why they do not stand in others."""
+    """Programs that may stand where they were recognised, and why others may not."""
 
-    places: list[Recognised]
+    standing: list[Recognised]
     refused: list[Verdict]
 
 
 def _search(graph: ir.Graph, options: Options) -> _Found:
-    """Places are looked for once: attempts begin with the same list of nodes."""
+    """Programs are looked for once: attempts begin with the same list of nodes."""
     return once_for(graph.nodes, PROGRAM, lambda: _searched(graph, options))
 
 
 def _searched(graph: ir.Graph, options: Options) -> _Found:
     """With nothing that the user wants apart."""
-    places: list[Recognised] = []
-    found, order = _Found(places, []), _order(options)
+    found, order = _Found([], []), _order(options)
     for place in recognised(graph, _registered(graph, options), found.refused):
         apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
         if apart is None:
-            places.append(place)
+            found.standing.append(place)
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
@@ -159,20 +162,28 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
             one = Recognised(ir.outs(meant)[0], meant) if known else None
         elif ir.is_contraction(node):
             missed: list[Miss] = []
-            places = (_in_place(_Search(reader, program, missed), node) for program in programs)
-            one = next((place for place in places if place is not None), None)
+            fitting = (_in_place(_Search(graph, reader, program, missed), node) for program in programs)
+            one = next((place for place in fitting if place is not None), None)
             if one is None and near is not None:
                 near += nearest(missed)
         found += [one] if one is not None else []
     return found
 
 
-def applied(graph: ir.Graph, *places: Recognised) -> ir.Graph:
+def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     """The graph, with buffers of its own, with operations in the place of the nodes that they stand for. Those that somebody
     else reads stay."""
-    made = {place.out: place.operation for place in places}
-    nodes = [next((made[out] for out in ir.outs(node) if out in made), node) for node in graph.nodes]
-    return replace(graph, nodes=needed(graph, nodes, COMPUTATIONS), buffers=dict(graph.buffers))
+    made = {place.out: place.operation for place in recognised}
+    both = [one for place in recognised for one in place.shared]
+    gone = frozenset[str]().union(*(one.gone for one in both))
+    nodes = [next((made[out] for out in ir.outs(n) if out in made), n) for n in graph.nodes if gone.isdisjoint(ir.outs(n))]
+    buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in both}}
+    if both:
+        nodes = [rewritten(n, [one.readers.get(next(iter(ir.outs(n)), ""), {}) for one in both]) for n in nodes]
+    found = replace(graph, nodes=needed(graph, nodes, COMPUTATIONS), buffers=buffers)
+    if both:  # who reads a second result may have come before the last contraction
+        found.nodes = [found.nodes[k] for k in topological(edges(found), graph.name)]
+    return found
 
 
 def _in_place(search: _Search, node: ir.Contraction) -> Recognised | None:
@@ -180,13 +191,16 @@ def _in_place(search: _Search, node: ir.Contraction) -> Recognised | None:
     reader = search.reader
     for match in search.last(node) if node.operands is not None else ():
         operation = _operation(node, search.program, match)
-        gone = [] if operation is None else reader.only_for(node, operation)
+        both = () if operation is None else search.shared(match, operation)
+        gone = [] if operation is None else reader.only_for({node.out: operation, **search.instead(both, operation)})
         why = _objection(reader, node, operation, gone, match)
         if operation is not None and why is None:
-            gone.sort(key=lambda one: reader.places[ir.outs(one)[0]])
+            gone.sort(key=lambda one: reader.positions[ir.outs(one)[0]])
             origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
             named = replace(origin, name=node.origin.name, line=node.origin.line)
-            return Recognised(node.out, replace(operation, origin=named, replaces=(*gone, node)))
+            replaces = (*gone, node, *(made for one in both for made in one.made))
+            seconds = tuple(second for one in both for second in one.seconds)
+            return Recognised(node.out, replace(operation, origin=named, replaces=replaces, seconds=seconds), both)
         search.miss(match, node, why)
     return None
 
@@ -227,15 +241,35 @@ class _Match:
     sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
     safe: bool = False
+    rows: tuple[Rows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Goes backwards along the steps of one program. `misses` are the places where it went no further."""
+    """Goes backwards along the steps of one program. `misses` say where it went no further."""
 
+    graph: ir.Graph
     reader: Reader
     program: Program
     misses: list[Miss]
+
+    def shared(self, match: _Match, operation: ir.Operation) -> tuple[Shared, ...]:
+        """The second results of steps that others read, of which the operation needs nothing."""
+        wanted = {step.name for step in self.program.seconds}
+        found = (shared(self.graph, self.reader, rows) for rows in match.rows if rows.step in wanted)
+        both = tuple(one for one in found if one is not None)
+        needs = self.reader.leading(operation)
+        outs = [out for one in both for out in (*one.readers, *one.gone)]
+        return both if all(id(self.reader.makers[out]) not in needs for out in outs) else ()
+
+    def instead(self, both: Iterable[Shared], operation: ir.Operation) -> dict[str, ir.Node]:
+        """What stands in the place of those who read second results, by what they make."""
+        changes: dict[str, list[Mapping[Value, Value]]] = {}
+        for one in both:
+            for out, new in one.readers.items():
+                changes.setdefault(out, []).append(new)
+        found: dict[str, ir.Node] = {out: rewritten(self.reader.makers[out], new) for out, new in changes.items()}
+        return found | {out: operation for one in both for out in one.gone}
 
     def miss(self, match: _Match, node: ir.Contraction, why: tuple[Reason, ir.Node | None] | None) -> None:
         """Notes what is in the way of a program of which all steps were found."""
@@ -273,7 +307,8 @@ class _Search:
         if weights is None:
             self.misses.append(Miss(self.reader, match.end, len(match.slots), value, along))
         else:
-            yield from self._middle(before, weights.of, replace(match, safe=weights.safe))
+            rows = Rows(step.name, weights.of, weights.total, tuple(along))
+            yield from self._middle(before, weights.of, replace(match, safe=weights.safe, rows=(*match.rows, rows)))
 
     def _middle(self, step: Contract, value: Value, match: _Match) -> Iterator[_Match]:
         """A function of one contraction's element."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kgen.ir.values import Value
 
@@ -15,10 +15,30 @@ Reduced = Callable[[Value, str], Value | None]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A softmax of the value `of`. Rows that are -inf as a whole give zeros where it is `safe`, else NaN."""
+    """A softmax of the value `of`, with the load of its sum. Rows that are -inf as a whole give zeros where it is `safe`, else
+    NaN."""
 
     of: Value
+    total: Value
     safe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A sum of exponentials of the value `of`; `shifted`: its maximum was subtracted from each."""
+
+    of: Value
+    shifted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogSumExp:
+    """A value that has the form of a log-sum-exp: the loads of the sum, and of the maximum if that is added. `guarded`: where
+    the maximum is infinite, it is the result."""
+
+    total: Value
+    top: Value | None
+    guarded: bool
 
 
 def weights_in(value: Value, reduced: Reduced) -> Weights | None:
@@ -33,7 +53,35 @@ def weights_in(value: Value, reduced: Reduced) -> Weights | None:
     summed = reduced(total, "sum")
     if exponential.op != "exp" or summed is None or bare(summed) is not exponential:
         return None
-    return Weights(_without_maximum(bare(exponential.args[0]), reduced), False)
+    return Weights(_without_maximum(bare(exponential.args[0]), reduced), total, False)
+
+
+def total_of(load: Value, reduced: Reduced) -> Total | None:
+    """What exponentials a load is the sum of."""
+    summed = reduced(load, "sum")
+    exponential = None if summed is None else bare(summed)
+    if exponential is None or exponential.op != "exp":
+        return None
+    inside = bare(exponential.args[0])
+    of = _without_maximum(inside, reduced)
+    return Total(of, of is not inside)
+
+
+def logsumexp_form(value: Value) -> LogSumExp | None:
+    """``log(s)``, ``m + log(s)``, or with a guard ``where(isinf(m), m, m + log(s))``, of two loads."""
+    if value.op == "where":
+        condition, yes, no = value.args
+        found = logsumexp_form(no)
+        guards = found is not None and found.top is yes and condition.op == "isinf" and condition.args[0] is yes
+        return LogSumExp(found.total, yes, True) if found is not None and guards and not found.guarded else None
+    if value.op == "add":
+        for one, other in (value.args, value.args[::-1]):
+            found = logsumexp_form(one) if one.op == "log" else None
+            if found is not None and other.op == "load" and not other.args:
+                return LogSumExp(found.total, other, False)
+        return None
+    total = bare(value.args[0]) if value.op == "log" else None
+    return LogSumExp(total, None, False) if total is not None and total.op == "load" and not total.args else None
 
 
 def _quotient(value: Value) -> tuple[Value, Value] | None:
@@ -68,7 +116,7 @@ def _safe(value: Value, reduced: Reduced) -> Weights | None:
     if found is None or some is None or some.op != "not" or some.args[0].op != "eq":
         return None
     compared, limit = some.args[0].args
-    return Weights(found.of, True) if bare(compared) is found.of and _is_number(limit, -math.inf) else None
+    return replace(found, safe=True) if bare(compared) is found.of and _is_number(limit, -math.inf) else None
 
 
 def bare(value: Value) -> Value:

@@ -82,8 +82,9 @@ def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
     found = _problems(step, graph, device)
     if not found:
         return None
-    library = all(_has_library(graph, product_of(kernel)) for kernel in members(step))
-    apart = isinstance(step, Batch) or bool(_replaced(_maker(graph, product_of(step))))
+    outs = [product_of(kernel) for kernel in members(step)]
+    library = all(_has_library(graph, out) for out in outs)
+    apart = len(outs) > 1 or any(_replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
     length = length_of(found[0])
     if length is not None:
         return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
@@ -102,19 +103,15 @@ def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Proble
 
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
-    """Whether a library call computes the product, or several of them, and separate kernels, do."""
-    node = _maker(graph, out)
-    return node is not None and (node.vendor is not None or bool(_replaced(node)))
-
-
-def _maker(graph: ir.Graph, out: str) -> ir.Product | None:
+    """Whether a library call computes the contraction, or several of them and separate kernels do."""
     out = source_of(graph, out)
-    return next((node for node in graph.nodes if ir.is_product(node) and out in ir.outs(node)), None)
+    makers = (node for node in graph.nodes if ir.is_product(node) and out in ir.outs(node))
+    return any(node.vendor is not None or _replaced(node) for node in makers)
 
 
-def _replaced(node: ir.Product | None) -> tuple[ir.Node, ...]:
+def _replaced(node: ir.Node) -> tuple[ir.Node, ...]:
     """The nodes in whose place it stands."""
-    return () if node is None or ir.is_contraction(node) else node.replaces
+    return node.replaces if isinstance(node, ir.Operation) else ()
 
 
 def _settled(

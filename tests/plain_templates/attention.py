@@ -13,7 +13,7 @@ from kgen.templates.problem import Problem
 
 ATTENTION = kgen.program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-    weights=softmax("scores", over="n"),
+    weights=softmax("scores", over="n", logsumexp=True),
     out=contraction("weights", "b,n,v -> b,m,v"),
 )
 
@@ -23,6 +23,7 @@ class Attention(kgen.KernelTemplate):
     """Online softmax over blocks of keys; blocks of values' columns compute the scores anew."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(32, 16), knob(32, 16), knob(16), knob(16, 64)
 
     def refuse(self, problem: Problem) -> str | None:
@@ -39,6 +40,7 @@ class AttentionOnCpu(kgen.KernelTemplate):
     """The same in C++."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(32, 16), knob(32, 16), knob(16), knob(16, 64)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:

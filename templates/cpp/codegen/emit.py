@@ -378,6 +378,8 @@ class Emitter:
         if value.op == "index":
             printer = self._index(value.attr)
             return printer.vectorized(value.attr) if self._in_lanes() else f"int64_t({printer.scalar(value.attr)})"
+        if value.op == "truediv" and _has_exact_inverse(value.args[1]):
+            return CPP_OPS["mul"].format(self.emit(value.args[0]), self._literal(1 / value.args[1].attr, value.dtype))
         if value.op == "truediv" and self._is_shared_divisor(value):
             return f"divide_by({self.emit(value.args[0])}, {self._divisor(value.args[1])})"
         args = [self.emit(a) for a in value.args]
@@ -592,6 +594,14 @@ class Emitter:
             return "std::numeric_limits<int64_t>::min()"
         suffix = "ULL" if number > 2**63 - 1 else ""
         return f"{kind}({number}{suffix})"
+
+
+def _has_exact_inverse(divisor: Value) -> bool:
+    """Whether a number is a power of two, so that products with its inverse are the quotients, bit by bit."""
+    if divisor.op != "const" or not divisor.dtype.is_floating_point or not math.isfinite(divisor.attr):
+        return False
+    part, exponent = math.frexp(divisor.attr)
+    return abs(part) == 0.5 and abs(exponent) < 100
 
 
 def _by_order(atom: Atom) -> tuple[Any, ...]:

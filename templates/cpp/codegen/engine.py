@@ -1,4 +1,4 @@
-"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`): its loops, compiled once a machine for two types."""
+"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`): loops, compiled once a machine for two types."""
 
 from __future__ import annotations
 

@@ -111,14 +111,15 @@ class Nests:
         return [self._lanes(), *(line for lines in found for line in lines)]
 
     def totals(self, statements: Sequence[Statement], total: str, over: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
-        """What is made of sums, of which `total` has one for each index of a side."""
+        """What is made of sums, or of second results, of which `total` has one for each index of a side."""
         j, kind = _loop(over, self.problem).expr(), self.problem.accumulator
         self.variables.add(over.first)
         mapping: dict[Atom, Expr] = {**fixed, **digits(over.loops, ix.size(over.first).expr() + j)}
         points: list[Statement] = []
+        made = vs.load(total, (j,), kind)
         for s in statements:
             moved = s.substituted(mapping)
-            value = vs.load(total, (j,), kind) if s.kind == "reduction" else moved.value
+            value = made if s.kind == "reduction" else vs.replace_steps(moved.value, lambda _: made)
             store = moved.store if over.loops else (moved.store[0] + j,)
             points.append(replace(_point(s.outs[0], value, store), outs=s.outs, stored=s.stored))
         return [self._lanes(), *self._one_row(Rectangle(over, over, (), "", fixed, {total: kind}), points)]

@@ -9,24 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
-from kgen.ir.values import Value
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.epilogue_loops import Block, Nests, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
 from kgen.templates.cpp.codegen.tile_loops import walks_of
-from kgen.templates.mask_ranges import Range, nowhere, run_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
-_OPERATORS = {"and": "&&", "or": "||", "lt": "<", "le": "<="}
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
 FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
 
@@ -144,10 +139,13 @@ class Slots:
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
         found = self.problem.side_sum(operand, number)
-        total = ir.fresh(self.problem.graph, f"{found.statements[0].outs[0]}_total")
+        return self._totals(found.statements, name, Block(own, self.problem.loops[own], first, count, "j"), fixed)
+
+    def _totals(self, statements: Sequence[Statement], name: str, side: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
+        """What becomes of the numbers `name`, one for each index of a side."""
+        total = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_total")
         self.parameters.made_names.add(f"p_{clean(total)}")
-        side = Block(own, self.problem.loops[own], first, count, "j")
-        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(found.statements, total, side, fixed)]
+        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(statements, total, side, fixed)]
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
@@ -169,9 +167,19 @@ class Slots:
         walks = walks_of(self.problem, self.config, columns)
         return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
 
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """What becomes of the second results `name` of a step. `indices` are those of the batch axes, then the first row, and
+        how many rows there are."""
+        *batch, rows = self.problem.template.results[result].axes
+        fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
+        first, count = indices[len(batch) :]
+        side = Block(rows, self.problem.loops[rows], first, count, "j")
+        body = self._totals(self.problem.seconds(result), name, side, fixed)
+        return ["{", *(f"  {line}" for line in body), "}"]
+
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
         """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
         middle, loops = self.problem.middles[step], self.problem.loops
         self._told_apart(indices, WALKING)
@@ -180,33 +188,11 @@ class Slots:
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
         made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
-        value = vs.replace_steps(middle.value, lambda _: vs.load(made, (ix.ZERO,), kind))
+        value = vs.replace_steps(middle.value if masked else middle.unmasked, lambda _: vs.load(made, (ix.ZERO,), kind))
         statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
         body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
-
-    def masked(self, step: str, indices: Sequence[str]) -> str:
-        """A condition under which a step's rectangle is masked as a whole. `indices` are those of the batch axes, then the first
-        row, the first column, and the numbers of rows and of columns."""
-        middle, loops = self.problem.middles[step], self.problem.loops
-        if middle.mask is None:
-            return ""
-        batch, (rows, columns) = middle.axes[:-2], middle.axes[-2:]
-        scalars, (row, column, count, width) = indices[: len(batch)], [ix.size(index).expr() for index in indices[len(batch) :]]
-        self.nests.variables.update(indices)
-        fixed = self._digits(batch, scalars, loops)
-        ranges: dict[Atom, Range] = {v: Range(place, place) for v, place in fixed.items()}
-        ranges |= {**run_of(loops[rows], row, count), **run_of(loops[columns], column, width)}
-        found = nowhere(middle.mask, ranges)
-        return "" if found.op == "const" and not found.attr else self._condition(found)
-
-    def _condition(self, value: Value) -> str:
-        """A condition on indices, as `mask_ranges` makes them."""
-        if value.op in ("const", "index"):
-            return str(bool(value.attr)).lower() if value.dtype is torch.bool else self.text(ix.as_expr(value.attr))
-        parts = [f"({self._condition(one)})" for one in value.args]
-        return f"!{parts[0]}" if value.op == "not" else f" {_OPERATORS[value.op]} ".join(parts)
 
     @property
     def accumulator(self) -> str:
@@ -224,6 +210,12 @@ class Slots:
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
         return self.text(self.problem.extent(axis))
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these C++ variables."""
+        self._told_apart(names, WALKING)
+        self.nests.variables.update(names)
+        return self.text(expr)
 
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""

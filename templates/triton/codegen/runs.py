@@ -1,23 +1,23 @@
 """Which tiles along the axis of a softmax a template has to make: not those that a mask leaves out as a whole; and where it need
 not ask for the mask, nor for the end of the axis, because it holds everywhere in a tile.
 
-A mask says of a tile at (m0, n0) that it holds nowhere, or everywhere, by comparisons that are linear in n0
-(`templates/mask_ranges.py`). So there are three runs of tiles one behind the other, each of which may be empty: up to the first
-that is whole, the whole ones, and the others. Of a causal mask the first is always empty.
+For a tile of rows a mask says outside of which columns it holds nowhere, and inside of which everywhere (`kgen/ir/spans.py`). So
+there are three runs of tiles one behind the other, each of which may be empty: up to the first that is whole, the whole ones, and
+the others. Of a causal mask the first is always empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from kgen.ir import index as ix
-from kgen.ir.index import Expr, Var
-from kgen.ir.values import Value
+from kgen.ir.index import Expr, Size
+from kgen.ir.spans import Span
 from kgen.templates.contract import Config
-from kgen.templates.mask_ranges import everywhere, nowhere, run_of
 from kgen.templates.problem import Problem, once
+
+# Stands for the first row of a tile.
+ROW: Size = ix.size("first row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,117 +30,61 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """Where the first index of a tile may be: at all of `low` at least, and below all of `high`."""
-
-    low: tuple[Expr, ...] = ()
-    high: tuple[Expr, ...] = ()
-
-    def __add__(self, other: Ends) -> Ends:
-        return Ends((*self.low, *other.low), (*self.high, *other.high))
-
-
-@dataclass(frozen=True, slots=True)
 class Runs:
-    """The tiles to make, as long as `block`, along an axis of length `length`; `whole` are those of which all is there, where any
-    may be. Expressions are in terms of the first row `row`."""
+    """The tiles to make, as long as `block`, along an axis of length `length`: those with columns of `made`; those within `whole`
+    are whole, if that is known of any. Expressions are in terms of the first row."""
 
-    row: Var
     length: Expr
     block: int
-    made: Ends
-    whole: Ends | None
+    made: Span
+    whole: Span | None
 
     @property
     def all(self) -> tuple[Run, ...]:
         if self.whole is None:
             return (Run(0, 1, whole=False),)
-        before = [Run(0, 1, whole=False)] if self.whole.low else []
+        before = [Run(0, 1, whole=False)] if self.whole.begin is not None else []
         last = len(before) + 1
-        return *before, Run(last - 1, last, whole=True), *([Run(last, last + 1, whole=False)] if self.whole.high else [])
+        return *before, Run(last - 1, last, whole=True), *([Run(last, last + 1, whole=False)] if self._ends_early() else [])
 
     def edges(self, row: Expr) -> list[Expr]:
-        """The edges, in order, for a tile of rows from `row` on; tiles begin at multiples of their length. Where only the last
-        tile is not whole, an edge may lie past the end of the axis."""
-        begin, end = self._first_tile(self.made.low), reduce(ix.minimum, self.made.high, self.length)
+        """The edges, in order, for a tile of rows from `row` on; but for the last one they are multiples of a tile's length."""
+        begin, end = self._down(self.made.begin or ix.ZERO), ix.minimum(self.length, self.made.end or self.length)
         found = [begin, end]
         if self.whole is not None:
-            first = ix.maximum(begin, self._first_tile(self.whole.low)) if self.whole.low else begin
-            after = [ix.maximum(first, self._first_tile([reduce(ix.minimum, self.whole.high)]))] if self.whole.high else []
-            found = [begin, *([first] if self.whole.low else []), *after, end]
-        return [ix.substitute(edge, {self.row: row}) for edge in found]
+            first = ix.maximum(begin, self._up(self.whole.begin)) if self.whole.begin is not None else begin
+            last = [ix.maximum(first, self._down(self._whole_end()))] if self._ends_early() else []
+            found = [begin, *([first] if self.whole.begin is not None else []), *last, end]
+        return [ix.substitute(edge, {ROW: row}) for edge in found]
 
-    def _first_tile(self, ends: Sequence[Expr]) -> Expr:
-        """The first tile at or behind all of these ends."""
-        return ix.ceildiv(reduce(ix.maximum, ends, ix.ZERO), self.block) * self.block
+    def _ends_early(self) -> bool:
+        """Whether a tile behind the whole ones may have columns as well."""
+        return self.whole is not None and (self.whole.end is not None or not self._is_even())
+
+    def _is_even(self) -> bool:
+        """Whether the last tile of the axis is as long as the others."""
+        length = self.length.as_int()
+        return length is not None and length % self.block == 0
+
+    def _whole_end(self) -> Expr:
+        assert self.whole is not None
+        return ix.minimum(self.length, self.whole.end or self.length)
+
+    def _down(self, column: Expr) -> Expr:
+        """The beginning of the tile that a column is in."""
+        return ix.floordiv(ix.maximum(column, ix.ZERO), self.block) * self.block
+
+    def _up(self, column: Expr) -> Expr:
+        """The beginning of the first tile from a column on."""
+        return ix.ceildiv(ix.maximum(column, ix.ZERO), self.block) * self.block
 
 
 @once
 def runs_of(problem: Problem, step: str, config: Config) -> Runs:
     """The runs of tiles of a step's result along the axis that the softmax goes along."""
-    middle, author = problem.middles[step], problem.template
-    axis = middle.normalised
-    assert axis is not None
-    rows = next(a for a in middle.axes if a != axis and author.block(a) is not None)
-    block, height = (config.get(author.block(a) or "") for a in (axis, rows))
-    length = problem.extent(axis)
-    row, column = ix.var("row", ix.maximum(problem.extent(rows), ix.ONE)), ix.var("column", ix.maximum(length, ix.ONE))
-    inside = length.as_int() is not None and length.as_int() % block == 0  # type: ignore[operator]
-    whole = Ends() if inside else Ends(high=(length - (block - 1),))
-    if middle.mask is None:
-        return Runs(row, length, block, Ends(), whole)
-    loops = problem.loops
-    ranges = {
-        **run_of(loops[rows], row.expr(), ix.constant(height)), **run_of(loops[axis], column.expr(), ix.constant(block)),
-    }  # fmt: skip
-    left = _where(everywhere(middle.mask, ranges), column)
-    return Runs(row, length, block, _unless(nowhere(middle.mask, ranges), column), None if left is None else whole + left)
-
-
-def _unless(condition: Value, column: Var) -> Ends:
-    """Between which ends a condition does not hold for sure: it holds outside."""
-    if condition.op == "or":
-        return _unless(condition.args[0], column) + _unless(condition.args[1], column)
-    ends = (_solved(above, least, column) for above, least in _least_sums(condition, holds=False))
-    return sum((one for one in ends if one is not None), Ends())
-
-
-def _where(condition: Value, column: Var) -> Ends | None:
-    """Between which ends a condition holds; None where that is not known."""
-    if condition.op == "const":
-        return Ends() if condition.attr else None
-    if condition.op == "and":
-        parts = [_where(one, column) for one in condition.args]
-    else:
-        parts = [_solved(above, least, column) for above, least in _least_sums(condition, holds=True)] or [None]
-    known = [one for one in parts if one is not None]
-    return sum(known, Ends()) if len(known) == len(parts) else None
-
-
-def _least_sums(condition: Value, holds: bool) -> list[tuple[Expr, int]]:
-    """Sums that have to be at least so large, all of them, for a comparison to hold, or not to; none for anything else."""
-    if condition.op not in ("lt", "le") or any(one.op not in ("index", "const") for one in condition.args):
-        return []
-    left, right = (ix.as_expr(one.attr) for one in condition.args)
-    above = right - left if holds else left - right
-    return [(one, int((condition.op == "lt") == holds)) for one in _smallest(above)]
-
-
-def _smallest(total: Expr) -> list[Expr]:
-    """Expressions of which a sum is the least: those of its minima, and of the maxima that it subtracts."""
-    for mono, coef in total.terms:
-        [atom, *rest] = mono or (None,)
-        if isinstance(atom, ix.Apply) and not rest and atom.fn == ("min" if coef > 0 else "max"):
-            others = total - atom.expr() * coef
-            return [one for arg in atom.args for one in _smallest(others + arg * coef)]
-    return [total]
-
-
-def _solved(above: Expr, least: int, column: Var) -> Ends | None:
-    """Where the column has to be for a sum to be at least so large; None where that is no one end."""
-    known, slope = above.as_int(), ix.stride_of(above, column)
-    if known is not None:
-        return Ends() if known >= least else None
-    if slope == 1:
-        return Ends(low=(column.expr() - above + least,))
-    return Ends(high=(above + column.expr() + 1 - least,)) if slope == -1 else None
+    middle, template = problem.middles[step], problem.template
+    rows, columns = middle.axes[-2:]
+    height, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
+    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height))
+    nothing = Span(end=ix.ZERO)
+    return Runs(problem.extent(columns), block, found.may or nothing, found.must)

@@ -196,9 +196,17 @@ class Slots:
                 emitter._pointwise(s)
         return emitter.finish()
 
-    def masked(self, step: str, indices: Sequence[str]) -> str:
-        """Nothing is known: a GPU's tiles are vectors of indices. `runs` has the tiles that a mask leaves out."""
-        return ""
+    def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Stores a second result of a step, with what is made of it."""
+        template, lines = self.problem.template, list[str]()
+        for k, s in enumerate(self.problem.seconds(result)):
+            emitter = self.emitter(template.results[result].axes, indices, self.problem.loops, {})
+            emitter.suffix = f"_{result}{k or ''}"
+            [step] = (v.attr for v in vs.topological([s.value]) if v.op == "step")
+            emitter.locals[step] = (name, emitter.level)
+            emitter._pointwise(s)
+            lines += emitter.finish()
+        return lines
 
     def apply(
         self, step: str, name: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
@@ -218,8 +226,8 @@ class Slots:
     def edges(self, step: str, stem: str, row: str) -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
         runs = runs_of(self.problem, step, self.config)
-        first = ix.var(row, runs.row.extent).expr()
-        return [f"{stem}{k} = {self.length(edge)}" for k, edge in enumerate(runs.edges(first))]
+        edges = runs.edges(ix.size(row).expr())
+        return [f"{stem}{k} = {self.expression(edge, (row,))}" for k, edge in enumerate(edges)]
 
     def runs(self, step: str) -> tuple[Run, ...]:
         return runs_of(self.problem, step, self.config).all
@@ -334,6 +342,14 @@ class Slots:
     def size(self, axis: str) -> str:
         """The text of an axis' length."""
         return self.length(self.problem.extent(axis))
+
+    def expression(self, expr: Expr, names: Sequence[str]) -> str:
+        """The text of an expression of sizes, and of these variables, which are no parameters of the kernel."""
+        own = [name for name in names if name not in self.parameters.sizes]
+        text = self.length(expr)
+        for name in own:
+            self.parameters.sizes.pop(name, None)
+        return text
 
     def length(self, expr: Expr) -> str:
         """The text of an expression of sizes."""

@@ -42,11 +42,11 @@ HALVES = {
 ROUNDED = {
     64: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
     128: ((128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
-    256: ((64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    256: ((64, 32, 8, 2), (32, 32, 4, 2)),
 }
 EXACT = {
     64: ((64, 32, 8, 2), (32, 32, 4, 2)),
-    128: ((32, 32, 4, 2), (64, 32, 8, 2)),
+    128: ((32, 32, 8, 2), (64, 32, 8, 2)),
     256: ((32, 32, 8, 2),),
 }
 # The same of few queries.
@@ -55,10 +55,12 @@ FEW = {
     128: ((16, 64, 4, 3), (16, 128, 4, 2), (32, 64, 4, 2)),
     256: ((16, 64, 4, 2), (16, 32, 4, 3), (32, 32, 4, 2)),
 }
-# 32-bit registers of a thread besides those of tiles (ptxas of CUDA 12.8, compute capability 8.0 and 9.0), and threads of a warp.
-OTHER_REGISTERS, WARP = 72, 32
+# 32-bit registers of a thread besides those of tiles, and more of them where queries are there (ptxas of CUDA 12.8, compute capability 8.0 and 9.0), and threads of a warp.
+OTHER_REGISTERS, COPIES, WARP = 72, 16, 32
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
+# Bytes of shared memory through which warps join what they have of a row.
+SCRATCH = 3072
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,9 @@ def _shared(problem: Problem, config: Config) -> int:
         one = problem.inputs[name]
         total += config.BLOCK_N * _width(problem, axis) * one.dtype.itemsize * (stages + (one.load is None))
     area = config.BLOCK_M * config.BLOCK_N
-    exchanged = problem.exact_float32 or config.WARPS * ROWS_OF_WARP > config.BLOCK_M
+    exchanged = not asynchronous or config.WARPS * ROWS_OF_WARP > config.BLOCK_M
     total += area * problem.inputs["V"].dtype.itemsize if exchanged else 0
-    return total + area * _bytes_of_slot(problem) * stages + 1024
+    return total + area * _bytes_of_slot(problem) * stages + SCRATCH
 
 
 def _registers(problem: Problem, config: Config) -> int:
@@ -165,6 +167,7 @@ def _registers(problem: Problem, config: Config) -> int:
         return OTHER_REGISTERS + tiles // (4 * WARP * config.WARPS)
     if not _is_asynchronous(problem, config):
         tiles += config.BLOCK_M * _width(problem, "d") * problem.inputs["Q"].dtype.itemsize
+        return OTHER_REGISTERS + COPIES + tiles // (4 * WARP * config.WARPS)
     return OTHER_REGISTERS + tiles // (4 * WARP * config.WARPS)
 
 

@@ -8,8 +8,8 @@
 //   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, store);
 //
 // Element (n, v) of the values is operand element (i, k) = (n, v), as for keys (n, d). `score` changes a tile of scores in place;
-// nullptr: they stay as they are. `masked(b, m0, n0, rows, columns)` may say that all scores of a rectangle are -inf: it is left
-// out. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
+// nullptr: they stay as they are. `reach(m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
+// -inf. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
 //
 // Packed keys and values of a batch are kept while a thread goes through rows of queries, up to `kKeptBytes`, and for the next
 // batch where its operands lie at the same place, as heads that share keys do. A few rows read keys and values where they lie.
@@ -22,6 +22,10 @@ namespace kgen {
 
 struct AttentionShape {
   int64_t b, m, n, d, v;
+};
+// Keys from `begin` on, before `end`.
+struct KeySpan {
+  int64_t begin, end;
 };
 // Rows of queries and keys of a block of scores, and columns of values that `store` gets at once.
 struct AttentionBlocks {
@@ -50,31 +54,36 @@ struct Exchanged {
   }
 };
 
-// acc[r * ld + v] (+)= sum over keys n of weights[r * ldw + n] * values(n, v), of values that are neighbours along v.
+// acc[r * ld + v] += sum over keys n of weights[r * ldw + n] * values(n, v), of values that are neighbours along v.
 template <class Acc, class T, int Rows>
 KGEN_FN void add_weighted_rows(Strided<T> values, int64_t keys, int64_t columns, const Acc* weights, int64_t ldw, Acc* acc,
                                int64_t ld) {
-  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc))), Some = 4;
+  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc))), Some = Rows == 1 ? 8 : 4;
+  constexpr int64_t ahead = 8;  // rows of values that are asked for in advance
   const auto strip = [&](int64_t v, auto count, auto w) KGEN_INLINE {
-    Vec<Acc, L> sums[Rows * count.value];
-    KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-      sums[i] = load<L>(acc + i / count.value * ld + v + i % count.value * L, w);
-    }
-    for (int64_t n = 0; n < keys; ++n) {
-      Vec<Acc, L> row[count.value];
-      KGEN_UNROLL for (int c = 0; c < count.value; ++c) {
-        row[c] = cast_<Acc>(load<L>(values.data + n * values.i_stride + v + c * L, w));
+    constexpr int Count = count.value;
+    Vec<Acc, L> sums[Rows * Count];
+    KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) sums[i] = load<L>(acc + i / Count * ld + v + i % Count * L, w);
+    const T* row = values.data + v;
+    for (int64_t n = 0; n < keys; ++n, row += values.i_stride) {
+      Vec<Acc, L> value[Count];
+      KGEN_UNROLL for (int c = 0; c < Count; ++c) {
+        if constexpr (sizeof(T) * L >= 64 || Count == 1) __builtin_prefetch(row + ahead * values.i_stride + c * L);
+        else if (c % 2 == 0) __builtin_prefetch(row + ahead * values.i_stride + c * L);
+        value[c] = load<L>(row + c * L, w);
       }
-      KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-        sums[i] = multiply_add(row[i % count.value], splat<L>(weights[i / count.value * ldw + n]), sums[i]);
+      KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) {
+        sums[i] = multiply_add(value[i % Count], splat<L>(weights[i / Count * ldw + n]), sums[i]);
       }
     }
-    KGEN_UNROLL for (int i = 0; i < Rows * count.value; ++i) {
-      store(acc + i / count.value * ld + v + i % count.value * L, sums[i], w);
-    }
+    KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) store(acc + i / Count * ld + v + i % Count * L, sums[i], w);
   };
   int64_t v = 0;
   for (; v + Some * L <= columns; v += Some * L) strip(v, std::integral_constant<int, Some>{}, Full<L>{});
+  if (v + 4 * L <= columns) {
+    strip(v, std::integral_constant<int, 4>{}, Full<L>{});
+    v += 4 * L;
+  }
   vector_loop<L>(v, columns, [&](int64_t at, auto w) KGEN_INLINE { strip(at, std::integral_constant<int, 1>{}, w); });
 }
 template <class Acc, class T>
@@ -85,17 +94,35 @@ template <class Acc, class T>
   for (; r < rows; ++r) add_weighted_rows<Acc, T, 1>(values, keys, columns, weights + r * ldw, ldw, acc + r * ld, ld);
 }
 
+// c[r * ldc + j] = the dot products of `rows` rows (word k of row r at x[r * words + k]) with all columns, whose k are neighbours.
+template <class U, class T>
+[[gnu::noinline]] void dot_few(const typename U::Word* x, int64_t words, int64_t rows, Words<U, T> b, typename U::Acc* c, int64_t ldc) {
+  constexpr int Columns = 8;
+  const Next next{.far = 3 * Columns * b.view.i_stride, .near = Columns * b.view.i_stride};
+  for (int64_t n = 0; n < b.ni; n += Columns) {
+    const Words<U, T> some{b.view.view(n, 0, 0, 0, nullptr), b.ni - n, b.nk};
+    for (int64_t r = 0; r < rows; ++r) {
+      typename U::Acc* const to = c + r * ldc + n;
+      for (int64_t j = 0; j < smaller<int64_t>(Columns, b.ni - n); ++j) to[j] = 0;
+      dot_columns<U, 1, Columns>(x + r * words, kDepth<U>, some, to, ldc, next);
+    }
+  }
+}
+
 // The operands of one batch. `place`s tell whether another batch's keys and values are the same memory; null: they may not be.
 template <class U>
 struct AttentionOperands {
   Operand<U> queries, keys, values;
   const void *keys_place, *values_place;
   bool values_along_v;
+  // Scores of a few packed rows with a block of keys.
+  void (*dots)(const void* keys, Block block, const typename U::Word* x, int64_t words, int64_t rows, typename U::Acc* c, int64_t ldc,
+               void* room);
   // Adds weighted rows of values n0, ..., n0 + keys - 1 to `acc`.
   void (*add_weighted)(const void* values, int64_t n0, int64_t keys, int64_t columns, const typename U::Acc* weights, int64_t ldw,
                        int64_t rows, typename U::Acc* acc, int64_t ld, void* room);
 
-  bool takes_few_rows() const { return keys.dots != nullptr && keys.along_k && values_along_v; }
+  bool takes_few_rows() const { return keys.along_k && values_along_v; }
 };
 
 // What is computed, its types hidden: all kernels of a unit share the loops.
@@ -109,7 +136,7 @@ struct Attention {
   const void* self;
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld);
-  bool (*masked)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns);
+  KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
@@ -182,10 +209,6 @@ class AttentionRun {
     char *packed, *started;  // blocks of keys that are packed; strips of rows that have results
     void* room;
   };
-  // Keys from the first one of a panel on.
-  struct Span {
-    int64_t begin, end;
-  };
   // Rows of a strip, r the first one's place in its block and m its number.
   struct Strip {
     int64_t r, m, rows;
@@ -253,17 +276,16 @@ class AttentionRun {
     }
     few ? pack_few(own, operands, m, rows) : pack_queries(own, operands, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
-      if (span_of(own.b, m, rows, i * block_).begin == shape_.n) continue;
+      if (is_empty(span_of(m, rows, i * block_))) continue;
       if (!few && (!kept_ || !own.packed[i])) {
         pack_block(own, operands, i);
         own.packed[i] = 1;
       }
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const Span span = span_of(own.b, strip.m, strip.rows, i * block_);
-        if (span.begin == shape_.n) continue;
+        const KeySpan span = span_of(strip.m, strip.rows, i * block_);
+        if (is_empty(span)) continue;
         few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
-        own.started[r] = 1;
       }
     }
     for (int64_t r = 0; r < rows; r += kStrip) finish(own, {r, m + r, smaller(kStrip, rows - r)});
@@ -272,18 +294,13 @@ class AttentionRun {
     }
   }
 
-  // The keys of a block, in whole panels, without those at its ends that are masked for all rows; of none, they begin at the end.
-  Span span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
-    Span out{n, smaller(n + block_, shape_.n)};
-    if (all_.masked == nullptr) return out;
-    if (all_.masked(all_.self, b, m, n, rows, out.end - n)) return {shape_.n, shape_.n};
-    while (out.end > n + P) {
-      const int64_t last = (out.end - 1) / P * P;
-      if (!all_.masked(all_.self, b, m, last, rows, out.end - last)) break;
-      out.end = last;
-    }
-    while (out.begin + P < out.end && all_.masked(all_.self, b, m, out.begin, rows, P)) out.begin += P;
-    return out;
+  static bool is_empty(KeySpan span) { return span.begin >= span.end; }
+  // The keys that rows look at in the block that begins with key n, from the first one of a panel on; of none, the end is first.
+  KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
+    const KeySpan block{n, smaller(n + block_, shape_.n)};
+    if (all_.reach == nullptr) return block;
+    const KeySpan wanted = all_.reach(all_.self, m, rows);
+    return {larger(block.begin, wanted.begin / P * P), smaller(block.end, wanted.end)};
   }
 
   // ---- many rows ------------------------------------------------------------------------------------------------------
@@ -318,7 +335,7 @@ class AttentionRun {
     }
   }
 
-  void many_rows(const Thread& own, Strip strip, int64_t i, Span span) const {
+  void many_rows(const Thread& own, Strip strip, int64_t i, KeySpan span) const {
     const int64_t padded = round_up(strip.rows, U::row_step), begin = span.begin - i * block_, count = span.end - span.begin;
     const Word* const keys = keys_of(own, i) + begin / P * key_panel_;
     for (int64_t j = 0; j < count; j += P) {
@@ -329,7 +346,8 @@ class AttentionRun {
       }
     }
     const bool first = !own.started[strip.r];
-    weigh<true>(own, strip, span, first);
+    if (!weigh<true>(own, strip, span, first)) return;
+    own.started[strip.r] = 1;
     const Word* const values = values_of(own, i) + begin / E * P;
     Acc* const results = own.results + strip.r * result_ld_;
     for (int64_t v = 0; v < shape_.v; v += P) {
@@ -341,16 +359,16 @@ class AttentionRun {
 
   void pack_few(const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows) const {
     const int64_t words = packed_depth<U>(shape_.d);
-    operands.queries.pack_row_panels(operands.queries.self, {m, rows, 0, shape_.d}, round_up(rows, kDotRows), {kDotRows, words},
-                                     own.queries, own.room);
+    operands.queries.pack_row_panels(operands.queries.self, {m, rows, 0, shape_.d}, rows, {1, words}, own.queries, own.room);
   }
 
-  void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, Span span) const {
+  void few_rows(const Thread& own, const AttentionOperands<U>& operands, Strip strip, KeySpan span) const {
     const int64_t count = span.end - span.begin;
-    operands.keys.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d),
-                       round_up(strip.rows, kDotRows), own.scores, score_ld_, true, own.room);
+    operands.dots(operands.keys.self, {span.begin, count, 0, shape_.d}, own.queries, packed_depth<U>(shape_.d), strip.rows, own.scores,
+                  score_ld_, own.room);
     const bool first = !own.started[strip.r];
-    weigh<false>(own, strip, span, first);
+    if (!weigh<false>(own, strip, span, first)) return;
+    own.started[strip.r] = 1;
     for (int64_t i = 0; first && i < strip.rows * result_ld_; ++i) own.results[i] = Acc(0);
     operands.add_weighted(operands.values.self, span.begin, count, shape_.v, own.scores, score_ld_, strip.rows, own.results,
                           result_ld_, own.room);
@@ -359,14 +377,16 @@ class AttentionRun {
   // ---- softmax --------------------------------------------------------------------------------------------------------
 
   // Makes weights of a strip's scores: packed as rows of the next product, or (a few rows) in their place. What there is of
-  // results shrinks where the maximum has grown.
+  // results shrinks where the maximum has grown. Says whether there are weights but zeros: those of masked keys need no product,
+  // wherever the mask comes from.
   template <bool Packed>
-  void weigh(const Thread& own, Strip strip, Span span, bool first) const {
+  bool weigh(const Thread& own, Strip strip, KeySpan span, bool first) const {
     const int64_t count = span.end - span.begin, padded = round_up(strip.rows, U::row_step);
     if (all_.score != nullptr) all_.score(all_.self, own.b, strip.m, span.begin, strip.rows, count, own.scores, score_ld_);
     alignas(64) Acc shift[kStrip + L], kept[kStrip + L];
-    for (int64_t r = 0; r < strip.rows; r += 4) raise_maxima(own.scores + r * score_ld_, count, own.top + strip.r + r, shift + r);
-    shift_and_keep(own.top + strip.r, strip.rows, shift, kept);
+    for (int64_t r = 0; r < strip.rows; r += 4) find_maxima(own.scores + r * score_ld_, count, shift + r);
+    const bool vanish = shift_and_keep(own.top + strip.r, strip.rows, shift, kept);
+    if (vanish && all_numbers(own.scores, strip.rows, count)) return false;
     for (int64_t r = 0; r < strip.rows; r += 4) {
       V sums[4] = {};
       for (int64_t j = 0; j < smaller<int64_t>(4, padded - r); ++j) {
@@ -379,6 +399,7 @@ class AttentionRun {
     for (int64_t r = 0; !first && r < strip.rows; ++r) {
       if (kept[r] != Acc(1)) scale(own.results + (strip.r + r) * result_ld_, kept[r]);
     }
+    return true;
   }
 
   // The larger of both; the second where one is no number. A row with a score that is none has such a weight, and so no result.
@@ -386,10 +407,10 @@ class AttentionRun {
     return lanewise([](auto x, auto y) KGEN_INLINE { return max_or_second(x, y); }, score, top);
   }
 
-  // The maxima of four rows so far and of `count` scores of each.
-  KGEN_FN void raise_maxima(const Acc* scores, int64_t count, const Acc* top, Acc* to) const {
+  // The maxima of `count` scores of each of four rows.
+  KGEN_FN void find_maxima(const Acc* scores, int64_t count, Acc* to) const {
     V high[4];
-    KGEN_UNROLL for (int j = 0; j < 4; ++j) high[j] = splat<L>(top[j]);
+    KGEN_UNROLL for (int j = 0; j < 4; ++j) high[j] = splat<L>(lowest);
     vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
       KGEN_UNROLL for (int j = 0; j < 4; ++j) {
         const V score = load<L>(scores + j * score_ld_ + n, w);
@@ -420,15 +441,30 @@ class AttentionRun {
     }
   }
 
-  // From new maxima what scores are shifted by, and the part that is kept of what there is. A row that is -inf so far has none.
-  KGEN_FN static void shift_and_keep(Acc* top, int64_t rows, Acc* shift, Acc* kept) {
+  bool all_numbers(const Acc* scores, int64_t rows, int64_t count) const {
+    bool found = true;
+    for (int64_t r = 0; r < rows; ++r) {
+      vector_loop<L>(0, count, [&](int64_t n, auto w) KGEN_INLINE {
+        const V score = load<L>(scores + r * score_ld_ + n, w);
+        found = found && !fold_any(and_(isnan_(score), w.mask()));
+      });
+    }
+    return found;
+  }
+
+  // From the maxima of new scores (in `shift`) what these are shifted by, and the part that is kept of what there is. A row that
+  // is -inf so far has none. Says whether all new weights will be zero.
+  KGEN_FN static bool shift_and_keep(Acc* top, int64_t rows, Acc* shift, Acc* kept) {
+    bool vanish = true;
     vector_loop<L>(0, rows, [&](int64_t r, auto w) KGEN_INLINE {
-      const V before = load<L>(top + r, w), now = load<L>(shift + r, w);
+      const V before = load<L>(top + r, w), own = load<L>(shift + r, w), now = higher(own, before);
       const V by = where_(eq_(now, splat<L>(lowest)), splat<L>(Acc(0)), now);
+      vanish = vanish && !fold_any(and_(ne_(weight_of(sub_(own, by)), splat<L>(Acc(0))), w.mask()));
       store(top + r, now, w);
       store(shift + r, by, w);
       store(kept + r, weight_of(sub_(before, by)), w);
     });
+    return vanish;
   }
 
   KGEN_FN static void add_to_totals(const V (&sums)[4], const Acc* kept, Acc* total) {
@@ -529,14 +565,6 @@ KGEN_FN Operand<U> packed_operand_of(const S& from) {
   return {&from, from.along_k(), S::in_place, S::in_place ? 0 : int64_t(sizeof(typename S::Element)), nullptr, F::row_panels,
           F::panels, nullptr};
 }
-// The same, whose columns may be read where they lie.
-template <class U, class S>
-KGEN_FN Operand<U> keys_of(const S& from) {
-  Operand<U> out = packed_operand_of<U>(from);
-  if constexpr (may_lie_along_k<S>) out.dots = OperandFunctions<U, S>::dots;
-  return out;
-}
-
 template <class S>
 KGEN_FN const void* place_of(const S& from) {
   if constexpr (S::in_place) return from.data;
@@ -544,12 +572,12 @@ KGEN_FN const void* place_of(const S& from) {
 }
 
 // How generated code's functions are called.
-template <class U, class Open, class Score, class Masked, class Store>
+template <class U, class Open, class Score, class Reach, class Store>
 struct AttentionFunctions {
   using Acc = typename U::Acc;
   const Open& open;
   const Score& score;
-  const Masked& masked;
+  const Reach& reach;
   const Store& store;
 
   static const AttentionFunctions& of(const void* self) { return *static_cast<const AttentionFunctions*>(self); }
@@ -557,9 +585,18 @@ struct AttentionFunctions {
     of(self).open(b, [&](const auto& queries, const auto& keys, const auto& values) KGEN_INLINE {
       using S = std::decay_t<decltype(values)>;
       const Exchanged<S> columns{values};
-      then(run, {packed_operand_of<U>(queries), keys_of<U>(keys), packed_operand_of<U>(columns), place_of(keys),
-                 place_of(values), values.along_k(), weighted<S>});
+      then(run, {packed_operand_of<U>(queries), packed_operand_of<U>(keys), packed_operand_of<U>(columns), place_of(keys),
+                 place_of(values), values.along_k(), dots<std::decay_t<decltype(keys)>>, weighted<S>});
     });
+  }
+  template <class S>
+  static void dots(const void* keys, Block block, const typename U::Word* x, int64_t words, int64_t rows, Acc* c, int64_t ldc,
+                   void* room) {
+    const int64_t at_once = S::in_place ? block.ni : kFilledDots;
+    for (int64_t i = 0; i < block.ni; i += at_once) {
+      const Block some{block.i + i, smaller(at_once, block.ni - i), block.k, block.nk};
+      dot_few(x, words, rows, OperandFunctions<U, S>::words(keys, some, room), c + i, ldc);
+    }
   }
   template <class S>
   static void weighted(const void* values, int64_t n0, int64_t keys, int64_t columns, const Acc* weights, int64_t ldw, int64_t rows,
@@ -570,9 +607,9 @@ struct AttentionFunctions {
   static void scored(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld) {
     if constexpr (!std::is_null_pointer_v<Score>) of(self).score(b, m0, n0, rows, columns, tile, ld);
   }
-  static bool is_masked(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns) {
-    if constexpr (!std::is_null_pointer_v<Masked>) return of(self).masked(b, m0, n0, rows, columns);
-    else return false;
+  static KeySpan reached(const void* self, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
+    else return {0, 0};
   }
   static void stored(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld) {
     of(self).store(b, m0, v0, rows, columns, tile, ld);
@@ -580,14 +617,14 @@ struct AttentionFunctions {
 };
 
 // Attention of queries and keys of element types A and B, see the head of this file.
-template <class A, class B, class Open, class Score, class Masked, class Store>
+template <class A, class B, class Open, class Score, class Reach, class Store>
 KGEN_FN void attention(int threads, const AttentionShape& shape, const AttentionBlocks& how, bool safe, const Open& open,
-                       const Score& score, const Masked& masked, const Store& store) {
+                       const Score& score, const Reach& reach, const Store& store) {
   using U = unit_t<A, B>;
-  using F = AttentionFunctions<U, Open, Score, Masked, Store>;
-  const F functions{open, score, masked, store};
+  using F = AttentionFunctions<U, Open, Score, Reach, Store>;
+  const F functions{open, score, reach, store};
   attend<U>(threads, {shape, how, safe, &functions, F::opened, std::is_null_pointer_v<Score> ? nullptr : F::scored,
-                      std::is_null_pointer_v<Masked> ? nullptr : F::is_masked, F::stored});
+                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, F::stored});
 }
 
 }  // namespace kgen
@@ -605,6 +642,7 @@ KGEN_FN void attention(int threads, const AttentionShape& shape, const Attention
 #define KGEN_LOOPS_OF_ATTENTION(how, A, B)                                                                                     \
   namespace kgen {                                                                                                             \
   how template void attend<unit_t<A, B>>(int, const Attention<unit_t<A, B>>&);                                                 \
+  how template void dot_few(const unit_t<A, B>::Word*, int64_t, int64_t, Words<unit_t<A, B>, B>, unit_t<A, B>::Acc*, int64_t); \
   how template void add_weighted(Strided<B>, int64_t, int64_t, const unit_t<A, B>::Acc*, int64_t, int64_t, unit_t<A, B>::Acc*, \
                                  int64_t);                                                                                     \
   }

@@ -1,0 +1,170 @@
+"""Where a condition holds along one loop while others are within ranges: interval analysis of conditions on indices.
+
+    n <= m           rows m0 ... m1    may hold for n < m1 + 1, holds in all rows for n < m0 + 1
+    m - n < 128                        may hold for n > m0 - 128, holds in all rows for n > m1 - 128
+
+Both answers are spans of indices whose ends are expressions, so that a kernel can work them out for a tile of rows. What is no
+comparison of sums of loops, such as one with data, may hold anywhere and need not hold at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir.index import Expr, Size, Var
+from kgen.ir.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Indices from `begin` on and before `end`; None: there is no bound."""
+
+    begin: Expr | None = None
+    end: Expr | None = None
+
+    def __and__(self, other: Span) -> Span:
+        return Span(_joined(ix.maximum, self.begin, other.begin), _joined(ix.minimum, self.end, other.end))
+
+    def hull(self, other: Span) -> Span:
+        """A span with both in it."""
+        begins, ends = (self.begin, other.begin), (self.end, other.end)
+        begin = None if None in begins else _joined(ix.minimum, *begins)
+        return Span(begin, None if None in ends else _joined(ix.maximum, *ends))
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Outside of `may` a condition holds in no row, inside of `must` in every one; None: nowhere."""
+
+    may: Span | None
+    must: Span | None
+
+
+EVERYWHERE, NOWHERE, UNKNOWN = Holds(Span(), Span()), Holds(None, None), Holds(Span(), None)
+# Comparisons as others: with their sides exchanged, or where the other one does not hold.
+COMPARISONS = {
+    "lt": ("lt", False, True), "le": ("le", False, True), "gt": ("lt", True, True), "ge": ("le", True, True),
+    "eq": ("eq", False, True), "ne": ("eq", False, False),
+}  # fmt: skip
+# The first and the last index of a loop that it may have.
+Ranges = Mapping[Var, tuple[Expr, Expr]]
+
+
+def where_holds(condition: Value, along: Var, ranges: Ranges) -> Holds:
+    """Where a condition holds along a loop, while each other one has any index of its range."""
+    return _Analysis(along, ranges).holds(condition, True)
+
+
+def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
+    return b if a is None else a if b is None else how(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class _Analysis:
+    along: Var
+    ranges: Ranges
+
+    def holds(self, value: Value, wanted: bool) -> Holds:
+        """Where a condition is as it is `wanted`."""
+        if value.op == "const":
+            return EVERYWHERE if bool(value.attr) == wanted else NOWHERE
+        if value.op == "not":
+            return self.holds(value.args[0], not wanted)
+        if value.op in ("and", "or", "bitand", "bitor") and value.dtype is torch.bool:
+            left, right = (self.holds(arg, wanted) for arg in value.args)
+            return _both(left, right) if value.op.endswith("and") == wanted else _either(left, right)
+        if value.op in COMPARISONS:
+            return self._comparison(*COMPARISONS[value.op], value.args, wanted)
+        return UNKNOWN
+
+    def _comparison(self, op: str, turned: bool, direct: bool, sides: Sequence[Value], wanted: bool) -> Holds:
+        left, right = sides[::-1] if turned else sides
+        wanted = wanted == direct
+        for side, other in ((left, right), (right, left)):
+            if side.op == "abs":
+                return self._distance(op, side.args[0], other, side is left, wanted)
+        a, b = _index(left), _index(right)
+        if a is None or b is None:
+            return UNKNOWN
+        if op == "eq":
+            both = (self._positive(b - a + 1), self._positive(a - b + 1))
+            return _both(*both) if wanted else _either(self._positive(b - a), self._positive(a - b))
+        less = b - a + (op == "le")
+        return self._positive(less if wanted else 1 - less)
+
+    def _distance(self, op: str, inside: Value, other: Value, is_left: bool, wanted: bool) -> Holds:
+        """``|x| < y``, ``|x| <= y``, and these with their sides exchanged."""
+        x, y = _index(inside), _index(other)
+        if x is None or y is None or op == "eq":
+            return UNKNOWN
+        if not is_left:  # y < |x| is not |x| <= y
+            op, wanted = "le" if op == "lt" else "lt", not wanted
+        within = y + (op == "le")
+        if wanted:
+            return _both(self._positive(within - x), self._positive(within + x))
+        return _either(self._positive(x - within + 1), self._positive(1 - within - x))
+
+    def _positive(self, expr: Expr) -> Holds:
+        """Where an expression is above 0."""
+        step, bounds = self._step(expr, self.along), self._bounds(expr)
+        if step is None or bounds is None:
+            return UNKNOWN
+        least, most = (bound - 1 for bound in bounds)
+        if not step:
+            may = None if ix.known_less(most, ix.ZERO) else Span()
+            return Holds(may, Span() if ix.lower_bound(least) >= 0 else None)
+        if step > 0:
+            return Holds(Span(begin=ix.ceildiv(-most, step)), Span(begin=ix.ceildiv(-least, step)))
+        return Holds(Span(end=ix.floordiv(most, -step) + 1), Span(end=ix.floordiv(least, -step) + 1))
+
+    def _step(self, expr: Expr, loop: Var) -> int | None:
+        step = ix.stride_of(expr, loop)
+        return None if step is None else step.as_int()
+
+    def _bounds(self, expr: Expr) -> tuple[Expr, Expr] | None:
+        """The least and the most that an expression is within the ranges where the loop is 0."""
+        least = most = expr - (self._step(expr, self.along) or 0) * self.along.expr()
+        for loop, ends in self.ranges.items():
+            step = self._step(expr, loop)
+            if step is None:
+                return None
+            first, last = ends if step >= 0 else ends[::-1]
+            least, most = least + step * (first - loop.expr()), most + step * (last - loop.expr())
+        known = all(isinstance(atom, Size) for end in (least, most) for atom in ix.free_atoms(end))
+        return (least, most) if known else None
+
+
+def _both(left: Holds, right: Holds) -> Holds:
+    may = None if left.may is None or right.may is None else left.may & right.may
+    return Holds(may, None if left.must is None or right.must is None else left.must & right.must)
+
+
+def _either(left: Holds, right: Holds) -> Holds:
+    """Two spans need not be one: of what certainly holds, one is kept."""
+    may = left.may.hull(right.may) if left.may is not None and right.may is not None else left.may or right.may
+    return Holds(may, left.must or right.must)
+
+
+def _index(value: Value) -> Expr | None:
+    """An integer as an expression of loops and sizes."""
+    if value.dtype.is_floating_point or value.dtype is torch.bool:
+        return None
+    if value.op == "index":
+        found: Expr = value.attr
+        return found
+    if value.op == "const":
+        return ix.constant(int(value.attr))
+    if value.op == "cast" and value.dtype.itemsize >= 4:  # narrower ones wrap
+        return _index(value.args[0])
+    args = [_index(arg) for arg in value.args]
+    if value.op not in ("add", "sub", "neg") or None in args:
+        return None
+    first, *rest = (arg for arg in args if arg is not None)
+    return -first if not rest else first + rest[0] if value.op == "add" else first - rest[0]
+
+
+__all__ = ["Holds", "Ranges", "Span", "where_holds"]
