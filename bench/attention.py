@@ -1,4 +1,4 @@
-"""Attention as people write it: spellings in plain PyTorch, the library's call and FlexAttention for the same, where there are any."""
+"""Attention as people write it in plain PyTorch, with the library's call and FlexAttention for the same, if there are any."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def bert_by_library(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 
 @cache
 def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415  it takes seconds, and not all runs need it
+    from torch.nn.attention.flex_attention import flex_attention  # it takes seconds, and not all runs need it
 
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
@@ -216,7 +216,7 @@ def by_flex(
     """`score` and `mask` make of the further arguments what FlexAttention takes; a mask may depend on the batch."""
 
     def make(args: Sequence[Tensor]) -> Function:
-        from torch.nn.attention.flex_attention import create_block_mask  # noqa: PLC0415
+        from torch.nn.attention.flex_attention import create_block_mask
 
         q, k, *more = args
         blocks = None

@@ -5,9 +5,9 @@ python -m bench.gpu_attention --json out/attention.json --append          # all;
 python -m bench.gpu_attention --only "causal 128" --contenders cudnn configs --seconds 2
 python -m bench.gpu_attention --device cpu --shrink 64 --quick --contenders eager library configs    # tries the command out
 
-All contenders of a pattern take turns (`bench/gpu_timing.py`). `configs` stands for each configuration on offer of kgen's template,
-`--most` limits them to the first by the estimate. Errors are relative, by norms, against eager in float32; before it is timed the
-template is compared with float64 on short lengths.
+All contenders of a pattern take turns (`bench/gpu_timing.py`). `configs` stands for each configuration on offer of kgen's
+template, `--most` limits them to the first by the estimate. Errors are relative, by norms, against eager in float32; before it
+is timed the template is compared with float64 on short lengths.
 """
 
 from __future__ import annotations

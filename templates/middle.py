@@ -11,7 +11,7 @@ from kgen.ir.index import Expr, Var
 from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, where_holds
 from kgen.ir.values import Value
 
-# Smaller factors, and those that are larger than its inverse, stay where they are: numbers without them may leave float32's range.
+# Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
 LEAST_FACTOR = 2.0**-40
 
 

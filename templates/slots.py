@@ -23,7 +23,7 @@ Lines = list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Segment:
     """Indices of a tile along an axis: `length` of them, a power of two, from `begin` on. Its text is a vector of these."""
 
     begin: int
@@ -34,7 +34,7 @@ class Span:
 
 
 # Indices along an axis, as an author gives them to a slot.
-Index = str | Span
+Index = str | Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,12 @@ class StepSlot:
 
     @property
     def runs(self) -> tuple[Any, ...]:
-        """Runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the numbers of
-        their edges, ``run.whole`` says that all of a tile is inside of the axis, and no mask leaves out any of it."""
+        """In Triton, runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the
+        numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
         return self.filler.runs(self.name)
 
     def edges(self, stem: str, row: str) -> str:
+        """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
         return "\n".join(self.filler.edges(self.name, stem, row))
 
     @property
@@ -181,15 +182,15 @@ class StepSlot:
 @dataclass(frozen=True, slots=True)
 class AxisSlot:
     """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
-    says whether that is a number. In Triton, ``k.span(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
+    says whether that is a number. In Triton, ``k.segment(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
     length of a block."""
 
     name: str
     size: str
     static: bool
 
-    def span(self, begin: int, length: int) -> Span:
-        return Span(begin, length)
+    def segment(self, begin: int, length: int) -> Segment:
+        return Segment(begin, length)
 
 
 @dataclass(frozen=True, slots=True)

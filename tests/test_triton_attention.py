@@ -1,4 +1,4 @@
-"""Attention in Triton: right in the interpreter, within registers and shared memory of GPUs that are not here, and no tile too many."""
+"""Attention in Triton: right in the interpreter, within the limits of GPUs that are not here, and no tile too many."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which tiles along the axis of a softmax a template has to make: not those that a mask leaves out as a whole; and where it need
-not ask for the mask, nor for the end of the axis, because it holds everywhere in a tile.
+"""Which tiles along the axis of a softmax a template has to make: not those that a mask leaves out as a whole; and where it
+need not ask for the mask, nor for the end of the axis, because it holds everywhere in a tile.
 
-For a tile of rows a mask says outside of which columns it holds nowhere, and inside of which everywhere (`kgen/ir/spans.py`). So
-there are three runs of tiles one behind the other, each of which may be empty: up to the first that is whole, the whole ones, and
-the others. Of a causal mask the first is always empty.
+For a tile of rows a mask says outside of which columns it holds nowhere, and inside of which everywhere
+(`kgen/ir/spans.py`). So there are three runs of tiles one behind the other, each of which may be empty: up to the first that is
+whole, the whole ones, and the others. Of a causal mask the first is always empty.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The tiles to make, as long as `block`, along an axis of length `length`: those with columns of `made`; those within `whole`
-    are whole, if that is known of any. Expressions are in terms of the first row."""
+    """The tiles to make, as long as `block`, along an axis of length `length`: those with columns of `made`; those within
+    `whole` are whole, if that is known of any. Expressions are in terms of the first row."""
 
     length: Expr
     block: int

@@ -16,7 +16,7 @@ from kgen.ir.values import Value
 from kgen.templates.contract import Config, Result
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.slots import Index, OperandSlot, ResultSlot, Span
+from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
 from kgen.templates.triton.codegen.runs import Run, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
@@ -110,7 +110,7 @@ class Slots:
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
         """Whether a tile at such indices may lie past the end of an axis, and the text of its length."""
         extent = self.problem.extent(axis).as_int()
-        if isinstance(index, Span):
+        if isinstance(index, Segment):
             return extent is None or index.begin + index.length > extent, str(index.length)
         return extent is None or extent % self.config.get(block) != 0, block
 
@@ -120,8 +120,8 @@ class Slots:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`). Along the axes
-        `inside` the author promises that all indices are within."""
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`). Along the
+        axes `inside` the author promises that all indices are within."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)

@@ -11,7 +11,7 @@ from kgen.templates.triton.device.matmul import waited
 
 @triton.jit
 def shift_of(highest, scale: tl.constexpr):
-    """What is subtracted of scores in powers of two: `scale` times the highest of a row, of a row that is -inf so far nothing."""
+    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far."""
     return tl.where(highest == float("-inf"), 0.0, highest) * scale
 
 
@@ -25,7 +25,7 @@ def power_of(scores, shift, scale: tl.constexpr):
 def dot_of_weights(weights, right, acc, precision: tl.constexpr):
     """acc + weights right, where the weights are in registers: the next tile's may overwrite them only once these were
     multiplied (`finished`)."""
-    if precision == "tf32" or precision == "tf32+wait":
+    if precision == "tf32" or precision == "tf32+wait":  # noqa: PLR1714  Triton knows no `in`
         return waited(weights, right, acc, "tf32")
     else:
         return waited(weights, right, acc, "ieee")

@@ -1,11 +1,11 @@
-"""Attention on GPUs by pointers: scores of a tile of queries and all keys, a softmax that is corrected as they come, and the values
-weighted by it, in one kernel. For compute capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
+"""Attention on GPUs by pointers: scores of a tile of queries and all keys, a softmax that is corrected as they come, and the
+values weighted by it, in one kernel. For compute capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ ATTENTION = program(
     weights=softmax("scores", over="n"),
     out=contraction("weights", "b,n,v -> b,m,v"),
 )
-# Types that the matrix units multiply, and the only compute capability from which on they take 16-bit floats of both kinds.
+# Types that the matrix units multiply, from a compute capability on.
 TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
 # The shortest side of a tile that is multiplied, and the longest head.
 SHORTEST, LONGEST = 16, 256
@@ -32,8 +32,8 @@ HOPPER = 90
 # Bytes of keys and values that heads running side by side may have: as much of the L2 cache as is left by everything else.
 SHARED_BY_HEADS, MOST_HEADS = 16 << 20, 64
 
-# Tiles of queries and of keys, warps and stages, the likely fastest first, by the longest head that they are for: of 16-bit floats,
-# of float32 rounded to TF32, and of float32 multiplied exactly, by other units.
+# Tiles of queries and of keys, warps and stages, by the longest head that they are for: of 16-bit floats, of float32 rounded to
+# TF32, and of float32 multiplied exactly, by other units.
 HALVES = {
     64: ((128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3), (64, 32, 4, 4)),
     128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
@@ -55,7 +55,8 @@ FEW = {
     128: ((16, 64, 4, 3), (16, 128, 4, 2), (32, 64, 4, 2)),
     256: ((16, 64, 4, 2), (16, 32, 4, 3), (32, 32, 4, 2)),
 }
-# 32-bit registers of a thread besides those of tiles, and more of them where queries are there (ptxas of CUDA 12.8, compute capability 8.0 and 9.0), and threads of a warp.
+# 32-bit registers of a thread besides those of tiles, and more of them where queries are there (ptxas of CUDA 12.8, compute
+# capability 8.0 and 9.0), and threads of a warp.
 OTHER_REGISTERS, COPIES, WARP = 72, 16, 32
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
@@ -130,7 +131,7 @@ def _whole(length: int) -> int:
 
 def _suits(problem: Problem, config: Config) -> bool:
     """Whether a head is one tile, whichever problem the configuration was made for."""
-    return (config.BLOCK_D, config.BLOCK_V) == (_whole(problem.size("d")), _whole(problem.size("v")))
+    return all(_whole(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
 
 
 def _is_asynchronous(problem: Problem, config: Config) -> bool:
@@ -145,7 +146,7 @@ def _width(problem: Problem, axis: str) -> int:
 
 def _shared(problem: Problem, config: Config) -> int:
     """Queries, keys and values of each stage, those tiles that a score's function reads, and weights that go from one warp to
-    others. Keys and values that are computed lie there once more."""
+    others. Keys and values that are computed are there once more."""
     asynchronous = _is_asynchronous(problem, config)
     stages = config.STAGES if asynchronous else config.STAGES - 1
     total = config.BLOCK_M * _width(problem, "d") * problem.inputs["Q"].dtype.itemsize
@@ -181,7 +182,7 @@ def _bytes_of_slot(problem: Problem) -> int:
 
 
 def parts_of(problem: Problem, axis: str) -> tuple[tuple[int, int], ...]:
-    """A head in one part, or in two where that wastes less: 96 is 64 and 32. What reduces a row of the result needs all of it."""
+    """A head in one part, or in two where that wastes less: 96 is 64 and 32. What reduces a row of results needs all of it."""
     length = problem.size(axis)
     whole = _whole(length)
     first = whole // 2

@@ -1,5 +1,5 @@
-"""What attention takes on a GPU, tile by tile of scores: products on the matrix units, exponentials and the rest of the softmax on
-the others, and memory. A roofline of what the machine has; none of its shares was fitted to a measurement yet.
+"""What attention takes on a GPU, tile by tile of scores: products on the matrix units, exponentials and the rest of the softmax
+on the others, and memory. A roofline of what the machine has; none of its shares was fitted to a measurement yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kgen.tuning.model import L2_RATE
 CLOCK, EXPONENTIALS, ADDITIONS = 1.7e9, 16, 128
 # Additions for each score besides what its slot needs: the maximum, the exponential's argument, the sum, the conversion.
 SOFTMAX = 5
-# Share of the peak rate of products; of those of float32 numbers that other units make; and below so many rows, where a Hopper GPU
+# Share of the peak rate of products; of those of float32 numbers that other units make; and rows below which a Hopper GPU
 # multiplies registers.
 PRODUCTS, EXACT, ASYNCHRONOUS = 0.75, 0.5, 64
 # How much of the shorter of products and softmax does not happen during the other, by the warps on an SM.
