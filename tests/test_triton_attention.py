@@ -307,6 +307,10 @@ def test_heads_are_cut_where_that_wastes_less():
 ARCHES = {80: Device(arch=80, shared=166_912, processors=108), 90: Device()}
 
 
+# Bytes of a thread's registers that may go to memory; a kernel with more than 256 gives way to others.
+SPILLED = {"bf16": 0, "tf32": 64, "exact": 192, "few rows": 0, "much of it": 64}
+
+
 def kernel_of(function: Function, args: list[Tensor], config: Config) -> TritonKernel:
     options = Options(gpu_everywhere=True, only=Only(NAME, lambda configs: config))
     plan = plans(function, *args, options=options).forward
@@ -360,5 +364,5 @@ def test_all_configurations_fit(kind, head, arch):
     kernels = [kernel_of(scored(score), args, config) for config in configs]
     for config, made in zip(configs, triton.compile_kernels(kernels, arch), strict=True):
         needs = problem.template.resources(problem, config)
-        assert made.stack <= (64 if kind in ("much of it", "exact") else 0), (config, made.stack)
+        assert made.stack <= SPILLED[kind], (config, made.stack)
         assert made.shared <= needs.shared, config
