@@ -97,15 +97,15 @@ def _factored(value: Value) -> tuple[float, Value]:
         more, rest = _factored(times[1])
         return (times[0] * more, rest) if _is_usual(times[0] * more) else (1.0, value)
     if value.op == "where":
-        condition, *sides = value.args
-        return _shared(value, sides, lambda left, right: vs.where(condition, left, right))
+        condition, *branches = value.args
+        return _shared(value, branches, lambda left, right: vs.where(condition, left, right))
     if value.op == "add":
         return _shared(value, value.args, lambda left, right: vs.call("add", left, right))
     return 1.0, value
 
 
 def _times(value: Value) -> tuple[float, Value] | None:
-    """The constant that a value is a product with, or the inverse of a divisor, and the other factor."""
+    """The constant that a value is multiplied by, or the inverse of a divisor, and the other factor."""
     if value.op not in ("mul", "truediv") or not value.dtype.is_floating_point:
         return None
     left, right = value.args
@@ -116,9 +116,9 @@ def _times(value: Value) -> tuple[float, Value] | None:
     return (right.attr if value.op == "mul" else 1 / right.attr), left
 
 
-def _shared(value: Value, sides: Sequence[Value], join: Callable[[Value, Value], Value]) -> tuple[float, Value]:
+def _shared(value: Value, branches: Sequence[Value], join: Callable[[Value, Value], Value]) -> tuple[float, Value]:
     """The factor of the one side, where the other is 0 or -inf everywhere."""
-    left, right = sides
+    left, right = branches
     if _is_mask(right):
         factor, rest = _factored(left)
         return factor, join(rest, right)
@@ -136,7 +136,7 @@ def _is_mask(value: Value) -> bool:
 
 
 def _is_usual(factor: float) -> bool:
-    """Whether products with a positive factor stay in float32's range."""
+    """Whether multiples by a positive factor stay in float32's range."""
     return LEAST_FACTOR <= factor <= 1 / LEAST_FACTOR
 
 

@@ -1,4 +1,4 @@
-"""What attention takes on a GPU, tile by tile of scores: products on the matrix units, exponentials and the rest of the softmax
+"""What attention takes on a GPU, tile by tile of scores: dots on the matrix units, exponentials and the rest of the softmax
 on the others, and memory. A roofline of what the machine has; none of its shares was fitted to a measurement yet.
 """
 
@@ -20,10 +20,10 @@ from kgen.tuning.model import L2_RATE
 CLOCK, EXPONENTIALS, ADDITIONS = 1.7e9, 16, 128
 # Additions for each score besides what its slot needs: the maximum, the exponential's argument, the sum, the conversion.
 SOFTMAX = 5
-# Share of the peak rate of products; of those of float32 numbers that other units make; and rows below which a Hopper GPU
+# Share of the peak rate of dots; of those of float32 numbers that other units make; and rows below which a Hopper GPU
 # multiplies registers.
-PRODUCTS, EXACT, ASYNCHRONOUS = 0.75, 0.5, 64
-# How much of the shorter of products and softmax does not happen during the other, by the warps on an SM.
+DOTS, EXACT, ASYNCHRONOUS = 0.75, 0.5, 64
+# How much of the shorter of dots and softmax does not happen during the other, by the warps on an SM.
 BESIDE = {4: 1.0, 8: 0.6, 12: 0.45, 16: 0.4}
 # Tiles of rows at which the tiles of scores are counted.
 SAMPLES = 8
@@ -41,14 +41,14 @@ class Counts:
 
 def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
     """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values."""
-    device, counts = problem.device, _counts(problem, config)
+    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.processors
     rows = math.ceil(problem.size("m") / config.BLOCK_M)
     programs = problem.size("b") * rows
     threads = config.WARPS * 32
     limit = min(
         estimate.SHARED // (needs.shared + estimate.RESERVED), estimate.REGISTERS // (min(255, needs.registers) * threads)
     )
-    together = max(1, min(limit, math.ceil(programs / device.processors)))
+    together = max(1, min(limit, math.ceil(programs / multiprocessors)))
     masked, whole = (_tile(problem, config, widths, together, with_mask) for with_mask in (True, False))
     each = counts.masked * masked + counts.whole * whole
     longest = counts.longest * max(masked, whole)
@@ -56,7 +56,7 @@ def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[in
     each *= max(1.0, estimate.LATENCY / covered) if covered else 2.0
     loaded = (counts.masked + counts.whole) * config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
     program = max(each, loaded / L2_RATE) + estimate.START
-    waves = programs / device.processors
+    waves = programs / multiprocessors
     busy = max(math.ceil(waves) * program if longest <= each else waves * program + longest / 2, longest * together)
     moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
     streaming = moved / device.bandwidth / estimate.STREAM_RATE
@@ -67,13 +67,13 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     """Seconds of one tile of scores on an SM."""
     area = config.BLOCK_M * config.BLOCK_N
     low = config.BLOCK_M < ASYNCHRONOUS and problem.device.arch >= HOPPER
-    share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else PRODUCTS
-    products = 2 * area * sum(widths) / (problem.rate / problem.device.processors) / share
+    share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else DOTS
+    dots = 2 * area * sum(widths) / (problem.rate / problem.device.processors) / share
     adds = area * (SOFTMAX + _slot_cost(problem, masked)) + config.BLOCK_M * widths[1]
     powers, others = area / (EXPONENTIALS * CLOCK), adds / (ADDITIONS * CLOCK)
     softmax = max(powers, others) + min(powers, others) / 2
     beside = BESIDE[min(16, max(4, together * config.WARPS // 4 * 4))]
-    return max(products, softmax) + beside * min(products, softmax)
+    return max(dots, softmax) + beside * min(dots, softmax)
 
 
 @once
