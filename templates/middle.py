@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
 from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, where_holds
 from kgen.ir.values import Value
+
+# Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
+LEAST_FACTOR = 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +31,29 @@ class Middle:
         return self.value.op == "step"
 
     @property
+    def factor(self) -> float:
+        """The positive number that the function multiplies by at last, -inf staying what it is; 1 where there is none. The
+        maximum of a row may be found before, and an exponential of another base takes both factors at once."""
+        return _factored(self.value)[0]
+
+    @property
     def mask(self) -> Value | None:
         """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
         which it holds nowhere (`reach`)."""
-        return _kept(self.value)
+        return _kept(self.function(scaled=False))
 
     @property
     def unmasked(self) -> Value:
         """The function where the mask holds."""
-        return _unmasked(self.value)
+        return self.function(masked=False)
+
+    def function(self, scaled: bool = True, masked: bool = True) -> Value:
+        """The function, without `factor` where not `scaled`, and as if `mask` held where not `masked`."""
+        if scaled and masked:
+            return self.value
+        factor, value = _factored(self.value)
+        value = value if masked else _unmasked(value)
+        return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
 
     def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr) -> Holds:
         """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on."""
@@ -71,6 +88,56 @@ def _unmasked(value: Value) -> Value:
 
 def _and(condition: Value, more: Value | None) -> Value:
     return condition if more is None else vs.call("and", condition, more)
+
+
+def _factored(value: Value) -> tuple[float, Value]:
+    """A positive factor of a value, and the rest. Any positive multiple of a mask, which is 0 or -inf, is the mask itself."""
+    times = _times(value)
+    if times is not None:
+        more, rest = _factored(times[1])
+        return (times[0] * more, rest) if _is_usual(times[0] * more) else (1.0, value)
+    if value.op == "where":
+        condition, *branches = value.args
+        return _shared(value, branches, lambda left, right: vs.where(condition, left, right))
+    if value.op == "add":
+        return _shared(value, value.args, lambda left, right: vs.call("add", left, right))
+    return 1.0, value
+
+
+def _times(value: Value) -> tuple[float, Value] | None:
+    """The constant that a value is multiplied by, or the inverse of a divisor, and the other factor."""
+    if value.op not in ("mul", "truediv") or not value.dtype.is_floating_point:
+        return None
+    left, right = value.args
+    if left.op == "const" and value.op == "mul":
+        left, right = right, left
+    if right.op != "const" or not _is_usual(right.attr):
+        return None
+    return (right.attr if value.op == "mul" else 1 / right.attr), left
+
+
+def _shared(value: Value, branches: Sequence[Value], join: Callable[[Value, Value], Value]) -> tuple[float, Value]:
+    """The factor of the one side, where the other is 0 or -inf everywhere."""
+    left, right = branches
+    if _is_mask(right):
+        factor, rest = _factored(left)
+        return factor, join(rest, right)
+    if _is_mask(left):
+        factor, rest = _factored(right)
+        return factor, join(left, rest)
+    return 1.0, value
+
+
+def _is_mask(value: Value) -> bool:
+    """Whether a value is 0 or -inf, wherever it is."""
+    if value.op == "where":
+        return all(map(_is_mask, value.args[1:]))
+    return _is(value, 0) or _is(value, -math.inf)
+
+
+def _is_usual(factor: float) -> bool:
+    """Whether multiples by a positive factor stay in float32's range."""
+    return LEAST_FACTOR <= factor <= 1 / LEAST_FACTOR
 
 
 def _is(value: Value, number: float) -> bool:

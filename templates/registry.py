@@ -23,6 +23,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_resident",
     "kgen.templates.triton.kernels.matmul_rows",
     "kgen.templates.triton.kernels.matmul_sliced",
+    "kgen.templates.triton.kernels.attention",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )

@@ -23,6 +23,21 @@ Lines = list[str]
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """Indices of a tile along an axis: `length` of them, a power of two, from `begin` on. Its text is a vector of these."""
+
+    begin: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"({self.begin} + tl.arange(0, {self.length}))"
+
+
+# Indices along an axis, as an author gives them to a slot.
+Index = str | Segment
+
+
+@dataclass(frozen=True, slots=True)
 class OperandSlot:
     """``{{ A.tile("a", "rm", "rk") }}`` makes `a` the tile of A at those indices, with whatever prologue is fused into it. Of
     an operand with access "tma" the indices are where the tile begins: ``{{ A.tile("a", "m0", "k0") }}``.
@@ -47,7 +62,7 @@ class OperandSlot:
     def store_sum(self, name: str, *indices: str) -> str:
         return "\n".join(self.filler.store_sum(self.name, self.number, name, indices))
 
-    def tile(self, name: str, *indices: str, **how: bool | str) -> str:
+    def tile(self, name: str, *indices: Index, **how: bool | str) -> str:
         return "\n".join(self.filler.tile(self.name, self.number, name, indices, **how))
 
     def __iter__(self) -> Iterator[Self]:
@@ -82,7 +97,7 @@ class ResultSlot:
     def type(self) -> str:
         return self.filler.accumulator
 
-    def store(self, name: str, *indices: str, **how: Any) -> str:
+    def store(self, name: str, *indices: Index, **how: Any) -> str:
         second = self.name in self.filler.problem.template.seconds
         store = self.filler.store_second if second else self.filler.store
         return "\n".join(store(self.name, name, indices, **how))
@@ -109,12 +124,27 @@ class StepSlot:
         return bool(getattr(self.filler.problem.arguments, "safe", False))
 
     @property
+    def runs(self) -> tuple[Any, ...]:
+        """In Triton, runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the
+        numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
+        return self.filler.runs(self.name)
+
+    def edges(self, stem: str, row: str) -> str:
+        """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
+        return "\n".join(self.filler.edges(self.name, stem, row))
+
+    @property
+    def factor(self) -> float:
+        """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
+        return self.filler.problem.middles[self.name].factor
+
+    @property
     def masked(self) -> bool:
         """Whether a mask keeps some elements, and makes others -inf."""
         return self._middle.mask is not None
 
-    def apply(self, name: str, *indices: str, masked: bool = True) -> str:
-        return "\n".join(self.filler.apply(self.name, name, indices, masked))
+    def apply(self, name: str, *indices: Index, **how: Any) -> str:
+        return "\n".join(self.filler.apply(self.name, name, indices, **how))
 
     def begin(self, first: str, count: str) -> str:
         """The text of the first column that the mask may keep in any of `count` rows, at least one, from the row `first` on."""
@@ -152,11 +182,15 @@ class StepSlot:
 @dataclass(frozen=True, slots=True)
 class AxisSlot:
     """``{{ k.size }}`` is the text of the axis' length, in parentheses where it is a sum or a product, and ``{{ k.static }}``
-    says whether that is a number."""
+    says whether that is a number. In Triton, ``k.segment(64, 32)`` are indices for a slot: 32 of them, from 64 on, whatever the
+    length of a block."""
 
     name: str
     size: str
     static: bool
+
+    def segment(self, begin: int, length: int) -> Segment:
+        return Segment(begin, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +269,14 @@ class Filler(Protocol):
     @property
     def apply(self) -> Callable[..., Lines]:
         """Of a step of a program, its tile's name and indices."""
+
+    @property
+    def edges(self) -> Callable[..., Lines]:
+        """Of a step of a program, the stem of the edges' names and the first row of a tile."""
+
+    @property
+    def runs(self) -> Callable[[str], tuple[Any, ...]]:
+        """Of a step of a program."""
 
     @property
     def accumulator(self) -> str:

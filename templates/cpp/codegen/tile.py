@@ -194,6 +194,12 @@ class Slots:
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
 
+    def edges(self, step: str, stem: str, row: str) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
+
+    def runs(self, step: str) -> tuple[object, ...]:
+        return ()
+
     @property
     def accumulator(self) -> str:
         """The text of the type of sums."""

@@ -13,7 +13,7 @@ from kgen.ir.plan import Statement
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.problem import Input
-from kgen.templates.slots import OperandSlot, ResultSlot
+from kgen.templates.slots import Index, OperandSlot, ResultSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes
 from kgen.templates.triton.codegen.slots import Slots, Stored
 from kgen.templates.triton.codegen.tma_boxes import Access, Boxes, ByEights, boxed_accesses, boxes
@@ -63,11 +63,13 @@ class GluonResult(ResultSlot):
         return self._slots().writes(name, over) if wanted else NO_WRITES
 
     def store(
-        self, name: str, *indices: str, layout: str = "", reads: Reads = NO_READS, writes: Writes = NO_WRITES, met: str = "",
+        self, name: str, *indices: Index, layout: str = "", reads: Reads = NO_READS, writes: Writes = NO_WRITES, met: str = "",
         **lengths: str | None,
     ) -> str:  # fmt: skip
         parts = {axis: length for axis, length in lengths.items() if length}
-        return "\n".join(self._slots().store_tile(self.name, name, indices, parts, Through(layout, reads, writes, met)))
+        return "\n".join(
+            self._slots().store_tile(self.name, name, list(map(str, indices)), parts, Through(layout, reads, writes, met))
+        )
 
     def _slots(self) -> GluonSlots:
         assert isinstance(self.filler, GluonSlots)
@@ -174,7 +176,9 @@ class GluonSlots(Slots):
 
     # ---- slots ------------------------------------------------------------------------------------------------------
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, **starts: str) -> list[str]:
+    def tile(
+        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
+    ) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in Gluon tiles of {operand} come through `ring` or `keep`")
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str], layout: str = "") -> list[str]:

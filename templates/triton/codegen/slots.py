@@ -16,7 +16,8 @@ from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config, Result
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
-from kgen.templates.slots import OperandSlot, ResultSlot
+from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
+from kgen.templates.triton.codegen.runs import Run, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes
@@ -54,7 +55,7 @@ class Stored:
     result: Result
     name: str
     axes: tuple[str, ...]
-    indices: Sequence[str]
+    indices: Sequence[Index]
     lengths: Mapping[str, str]
     met: str = ""
     behind: Statement | None = None
@@ -78,13 +79,14 @@ class Slots:
     def emitter(
         self,
         axes: Sequence[str],
-        indices: Sequence[str],
+        indices: Sequence[Index],
         loops: Mapping[str, tuple[Var, ...]],
         lengths: Mapping[str, str],
         folded: Folded | None = None,
+        inside: str = "",
     ) -> TileEmitter:
         """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
-        are those of sides that are not whole blocks."""
+        are those of sides that are not whole blocks. Along the axes `inside` all of the tile is within the axis."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -93,34 +95,45 @@ class Slots:
         for axis, index in zip(axes, indices, strict=True):
             block = template.block(axis)
             if block is None:
-                scalars.append(Dimension(axis, loops[axis], "1", index, False))
+                scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
                 continue
-            extent = self.problem.extent(axis).as_int()
-            ragged = extent is None or extent % self.config.get(block) != 0
-            block = lengths.get(axis, block)
+            ragged, length = self._side(axis, block, index)
+            block = lengths.get(axis, length)
             if folded is not None and axis == folded.axis:
                 if folded.runs == 1:
-                    scalars.append(Dimension(axis, loops[axis], "1", index, False))
+                    scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
                     continue
                 block = str(folded.runs)
-            dimensions.append(Dimension(axis, loops[axis], block, index, ragged))
+            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged and axis not in inside))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], own: bool = False, **starts: str) -> list[str]:
+    def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
+        """Whether a tile at such indices may lie past the end of an axis, and the text of its length."""
+        extent = self.problem.extent(axis).as_int()
+        if isinstance(index, Segment):
+            return extent is None or index.begin + index.length > extent, str(index.length)
+        return extent is None or extent % self.config.get(block) != 0, block
+
+    def tile(
+        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
+    ) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`)."""
+        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`). Along the
+        axes `inside` the author promises that all indices are within."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = boxes(self.problem, one)
             box = None if isinstance(found, str) else found.map(self._blocks(one))
             if box is not None and not isinstance(found, str):
-                window = Window(one.axes, one.loops, dict(zip(one.axes, indices, strict=True)), self._sides(one.axes, {}))
+                window = Window(
+                    one.axes, one.loops, dict(zip(one.axes, map(str, indices), strict=True)), self._sides(one.axes, {})
+                )
                 return [f"{name} = {self.move(found, box, window).load()}"]
-            starts = dict(zip(one.axes, indices, strict=True))
+            starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
-        emitter = self.emitter(one.axes, indices, one.loops, {})
+        emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside)
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
         axis = next((a for a in known if one.load is None and neighbours_of(one.value, one.loops[a])), None)
@@ -195,17 +208,29 @@ class Slots:
             lines += emitter.finish()
         return lines
 
-    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
-        """Makes of the tile `name` of a step's sums what the next step sees of them."""
+    def apply(
+        self, step: str, name: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
+    ) -> list[str]:
+        """Makes of the tile `name` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
+        for its mask where not `masked`."""
         middle = self.problem.middles[step]
-        emitter = self.emitter(middle.axes, indices, self.problem.loops, {})
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, inside=inside)
         emitter.suffix, emitter.behind = f"_{step}", True
         emitter.locals[middle.step] = (name, emitter.level)
-        text = emitter._tile(middle.value if masked else middle.unmasked)
+        text = emitter._tile(middle.function(scaled, masked))
         if middle.normalised in emitter.masked():
             text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
-        emitter.outer.lines.append(f"{name} = {text}")
+        emitter.outer.lines += [f"{name} = {text}"] if text != name else []
         return emitter.finish()
+
+    def edges(self, step: str, stem: str, row: str) -> list[str]:
+        """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
+        runs = runs_of(self.problem, step, self.config)
+        edges = runs.edges(ix.size(row).expr())
+        return [f"{stem}{k} = {self.expression(edge, (row,))}" for k, edge in enumerate(edges)]
+
+    def runs(self, step: str) -> tuple[Run, ...]:
+        return runs_of(self.problem, step, self.config).all
 
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""
@@ -231,14 +256,14 @@ class Slots:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
-    def store(self, result: str, name: str, indices: Sequence[str], **lengths: str) -> list[str]:
+    def store(self, result: str, name: str, indices: Sequence[Index], **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
         block."""
         declared = self.problem.template.results[result]
         lines, engine = list[str](), None
         if declared.access == "tma":
-            starts = dict(zip(declared.axes, indices, strict=True))
-            lines, indices = self._spread(declared.axes, indices, lengths, _counted)
+            starts = dict(zip(declared.axes, map(str, indices), strict=True))
+            lines, indices = self._spread(declared.axes, list(starts.values()), lengths, _counted)
             if self.config.get("ENGINE", True):
                 engine = Engine(
                     self, result, Window(declared.axes, self.problem.loops, starts, self._sides(declared.axes, lengths))
@@ -290,12 +315,14 @@ class Slots:
         return lines, names
 
     def _store_parts(
-        self, folded: Folded, axes: Sequence[str], indices: Sequence[str], lengths: Mapping[str, str]
+        self, folded: Folded, axes: Sequence[str], indices: Sequence[Index], lengths: Mapping[str, str]
     ) -> list[str]:
         """Stores what the points of a tile were folded to: its loops are those of the first point of each run."""
         s, first = folded.statement, f"first_{folded.axis}"
         at = next(k for k, axis in enumerate(axes) if axis == folded.axis)
-        places = tuple(first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True))
+        places: tuple[Index, ...] = tuple(
+            first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True)
+        )
         emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
         emitter.made_names |= {first, PART}
         if folded.axis in lengths and folded.runs == 1:  # of a last tile, whole sides may lie past the end
@@ -305,7 +332,7 @@ class Slots:
         for out, name, stored in zip(s.outs, folded.names, s.stored, strict=True):
             if stored:
                 emitter._store(out, s.store[0], name)
-        return [f"{first} = {folded.first(indices[at])}", *emitter.finish()]
+        return [f"{first} = {folded.first(str(indices[at]))}", *emitter.finish()]
 
     @property
     def accumulator(self) -> str:

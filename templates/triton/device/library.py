@@ -40,6 +40,7 @@ from kgen.templates.triton.device.arithmetic import (
     trunc,
     truncdiv,
 )
+from kgen.templates.triton.device.attention import dot_of_weights, power_of, shift_of
 from kgen.templates.triton.device.branches import branch_constant
 from kgen.templates.triton.device.folds import (
     combine_all,

@@ -1,0 +1,200 @@
+"""Attention on GPUs by pointers: scores of a tile of queries and all keys, a softmax that is corrected as they come, and the
+values weighted by it, in one kernel. For compute capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates.base import KernelTemplate, Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.pattern import program, softmax
+from kgen.templates.problem import Problem, once, once_at_sizes
+from kgen.templates.triton.kernels import attention_estimate
+
+ATTENTION = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=softmax("scores", over="n"),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
+# Types that the matrix units multiply, from a compute capability on.
+TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
+# The shortest side of a tile that is multiplied, and the longest head.
+SHORTEST, LONGEST = 16, 256
+HOPPER = 90
+# Bytes of keys and values that heads running side by side may have: as much of the L2 cache as is left by everything else.
+SHARED_BY_HEADS, MOST_HEADS = 16 << 20, 64
+
+# Tiles of queries and of keys, warps and stages, by the longest head that they are for: of 16-bit floats, of float32 rounded to
+# TF32, and of float32 multiplied exactly, by other units.
+HALVES = {
+    64: ((128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3), (64, 32, 4, 4)),
+    128: ((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)),
+    256: ((128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2), (64, 64, 8, 2), (32, 32, 4, 2)),
+}
+ROUNDED = {
+    64: ((128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 3)),
+    128: ((128, 32, 8, 2), (64, 64, 8, 2), (64, 32, 4, 2)),
+    256: ((64, 32, 8, 2), (32, 32, 4, 2)),
+}
+EXACT = {
+    64: ((64, 32, 8, 2), (32, 32, 4, 2)),
+    128: ((32, 32, 8, 2), (16, 32, 4, 2)),
+    256: ((32, 32, 8, 2),),
+}
+# The same of few queries.
+FEW = {
+    64: ((16, 128, 4, 3), (16, 64, 4, 4), (32, 64, 4, 3)),
+    128: ((16, 64, 4, 3), (16, 128, 4, 2), (32, 64, 4, 2)),
+    256: ((16, 64, 4, 2), (16, 32, 4, 3), (32, 32, 4, 2)),
+}
+# 32-bit registers of a thread besides those of tiles, and more of them where queries are there (ptxas of CUDA 12.8, compute
+# capability 8.0 and 9.0), and threads of a warp.
+OTHER_REGISTERS, COPIES, WARP = 72, 16, 32
+# Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
+ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
+# Bytes of shared memory through which warps join what they have of a row.
+SCRATCH = 3072
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Where the parts of a head begin, and how long they are: of queries and keys, and of values. `scale` is what scores are
+    multiplied by for powers of two."""
+
+    d: tuple[tuple[int, int], ...]
+    v: tuple[tuple[int, int], ...]
+    scale: float
+
+
+@template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
+class Attention(KernelTemplate):
+    """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
+
+    Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 128, 32)
+    BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
+    GROUP, WARPS, STAGES = knob(1, 2, 4, 8, 16, 32, 64), knob(4, 8), knob(3, 2, 4)
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST}
+
+    def refuse(self, problem: Problem) -> str | None:
+        kinds = {one.dtype for one in problem.inputs.values()}
+        if not kinds <= set(TYPES):
+            return f"it multiplies {', '.join(map(str, TYPES))}"
+        if problem.device.arch < LEAST_ARCH:
+            return f"it needs compute capability {LEAST_ARCH / 10}"
+        return None
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        for m, n, warps, stages in _tiles(problem):
+            yield {
+                "BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": _whole(problem.size("d")), "BLOCK_V": _whole(problem.size("v")),
+                "GROUP": _heads_together(problem), "WARPS": warps, "STAGES": stages,
+            }  # fmt: skip
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        if not _suits(problem, config):
+            return Resources(shared=problem.device.shared + 1)
+        return Resources(_shared(problem, config), _registers(problem, config))
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        [problem] = problems
+        return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor * math.log2(math.e))
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        widths = _width(problem, "d"), _width(problem, "v")
+        return attention_estimate.seconds(problem, config, self.resources(problem, config), widths)
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return "no GPU has measured it yet"
+
+
+def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
+    head = next(most for most in HALVES if max(problem.size("d"), problem.size("v")) <= most)
+    tables = EXACT if problem.exact_float32 else ROUNDED if problem.main_dtype.itemsize > 2 else HALVES
+    few = problem.size("m") <= 2 * SHORTEST
+    yield from FEW[head] if few else ()
+    yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
+
+
+def _whole(length: int) -> int:
+    """The power of two that a head's elements fit in."""
+    return max(SHORTEST, 1 << (length - 1).bit_length())
+
+
+def _suits(problem: Problem, config: Config) -> bool:
+    """Whether a head is one tile, whichever problem the configuration was made for."""
+    return all(_whole(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
+
+
+def _is_asynchronous(problem: Problem, config: Config) -> bool:
+    """Whether the GPU multiplies out of shared memory while the program goes on."""
+    return problem.device.arch // 10 == HOPPER // 10 and config.BLOCK_M >= ASYNCHRONOUS and not problem.exact_float32
+
+
+def _width(problem: Problem, axis: str) -> int:
+    """Elements of a head's parts, those past its end included."""
+    return sum(length for _, length in parts_of(problem, axis))
+
+
+def _shared(problem: Problem, config: Config) -> int:
+    """Queries, keys and values of each stage, those tiles that a score's function reads, and weights that go from one warp to
+    others. Keys and values that are computed are there once more."""
+    asynchronous = _is_asynchronous(problem, config)
+    stages = config.STAGES if asynchronous else config.STAGES - 1
+    total = config.BLOCK_M * _width(problem, "d") * problem.inputs["Q"].dtype.itemsize
+    for name, axis in (("K", "d"), ("V", "v")):
+        one = problem.inputs[name]
+        total += config.BLOCK_N * _width(problem, axis) * one.dtype.itemsize * (stages + (one.load is None))
+    area = config.BLOCK_M * config.BLOCK_N
+    exchanged = not asynchronous or config.WARPS * ROWS_OF_WARP > config.BLOCK_M
+    total += area * problem.inputs["V"].dtype.itemsize if exchanged else 0
+    return total + area * _bytes_of_slot(problem) * stages + SCRATCH
+
+
+def _registers(problem: Problem, config: Config) -> int:
+    """Of a thread: scores, weights, sums, and, where a GPU multiplies out of registers, queries."""
+    area, kind = config.BLOCK_M * config.BLOCK_N, problem.inputs["V"].dtype.itemsize
+    read = _bytes_of_slot(problem)
+    tiles = 4 * config.BLOCK_M * _width(problem, "v") + area * (4 + kind + (read + 4 if read else 0))
+    if problem.exact_float32:
+        return OTHER_REGISTERS + tiles // (4 * WARP * config.WARPS)
+    if not _is_asynchronous(problem, config):
+        tiles += config.BLOCK_M * _width(problem, "d") * problem.inputs["Q"].dtype.itemsize
+        return OTHER_REGISTERS + COPIES + tiles // (4 * WARP * config.WARPS)
+    return OTHER_REGISTERS + tiles // (4 * WARP * config.WARPS)
+
+
+@once
+def _bytes_of_slot(problem: Problem) -> int:
+    """Bytes of the tensors that a score's function reads for each score of its own."""
+    middle = problem.middles["scores"]
+    rows, columns = frozenset(problem.loops["m"]), frozenset(problem.loops["n"])
+    loads = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([middle.value])}
+    return sum(load.attr[2].itemsize for load, atoms in loads.items() if rows & atoms and columns & atoms)
+
+
+def parts_of(problem: Problem, axis: str) -> tuple[tuple[int, int], ...]:
+    """A head in one part, or in two where that wastes less: 96 is 64 and 32. What reduces a row of results needs all of it."""
+    length = problem.size(axis)
+    whole = _whole(length)
+    first = whole // 2
+    second = _whole(length - first) if length > first else whole
+    if first < SHORTEST or first + second >= whole or (axis == "v" and problem.reduces_tiles):
+        return ((0, whole),)
+    return (0, first), (first, second)
+
+
+@once_at_sizes
+def _heads_together(problem: Problem) -> int:
+    """How many heads run side by side, a power of two: neighbours may share keys and values."""
+    each = (problem.bytes_read("K") + problem.bytes_read("V")) / problem.size("b")
+    count = max(1, min(MOST_HEADS, problem.size("b"), int(SHARED_BY_HEADS // max(1, each))))
+    return 1 << (count.bit_length() - 1)

@@ -1,0 +1,99 @@
+"""What attention takes on a GPU, tile by tile of scores: dots on the matrix units, exponentials and the rest of the softmax
+on the others, and memory. A roofline of what the machine has; none of its shares was fitted to a measurement yet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kgen.device import L2_RATE
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem, once, once_at_sizes
+from kgen.templates.triton.codegen.runs import Run, runs_of
+from kgen.templates.triton.kernels import estimate
+
+# Cycles a second; exponentials and additions of one SM in a cycle.
+CLOCK, EXPONENTIALS, ADDITIONS = 1.7e9, 16, 128
+# Additions for each score besides what its slot needs: the maximum, the exponential's argument, the sum, the conversion.
+SOFTMAX = 5
+# Share of the peak rate of dots; of those of float32 numbers that other units make; and rows below which a Hopper GPU
+# multiplies registers.
+DOTS, EXACT, ASYNCHRONOUS = 0.75, 0.5, 64
+# How much of the shorter of dots and softmax does not happen during the other, by the warps on an SM.
+BESIDE = {4: 1.0, 8: 0.6, 12: 0.45, 16: 0.4}
+# Tiles of rows at which the tiles of scores are counted.
+SAMPLES = 8
+HOPPER = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tiles of scores of an average tile of rows, and of the longest: those that ask for the mask, and those that do not."""
+
+    masked: float
+    whole: float
+    longest: float
+
+
+def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
+    """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values."""
+    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.processors
+    rows = math.ceil(problem.size("m") / config.BLOCK_M)
+    programs = problem.size("b") * rows
+    threads = config.WARPS * 32
+    limit = min(
+        estimate.SHARED // (needs.shared + estimate.RESERVED), estimate.REGISTERS // (min(255, needs.registers) * threads)
+    )
+    together = max(1, min(limit, math.ceil(programs / multiprocessors)))
+    masked, whole = (_tile(problem, config, widths, together, with_mask) for with_mask in (True, False))
+    each = counts.masked * masked + counts.whole * whole
+    longest = counts.longest * max(masked, whole)
+    covered = (config.STAGES - 1) * max(masked, whole) * together
+    each *= max(1.0, estimate.LATENCY / covered) if covered else 2.0
+    loaded = (counts.masked + counts.whole) * config.BLOCK_N * sum(widths) * problem.inputs["K"].dtype.itemsize
+    program = max(each, loaded / L2_RATE) + estimate.START
+    waves = programs / multiprocessors
+    busy = max(math.ceil(waves) * program if longest <= each else waves * program + longest / 2, longest * together)
+    moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+    streaming = moved / device.bandwidth / estimate.STREAM_RATE
+    return estimate.LAUNCH + estimate.LATENCY + max(busy, streaming) + estimate.APART * min(busy, streaming)
+
+
+def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: int, masked: bool) -> float:
+    """Seconds of one tile of scores on an SM."""
+    area = config.BLOCK_M * config.BLOCK_N
+    low = config.BLOCK_M < ASYNCHRONOUS and problem.device.arch >= HOPPER
+    share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else DOTS
+    dots = 2 * area * sum(widths) / (problem.rate / problem.device.processors) / share
+    adds = area * (SOFTMAX + _slot_cost(problem, masked)) + config.BLOCK_M * widths[1]
+    powers, others = area / (EXPONENTIALS * CLOCK), adds / (ADDITIONS * CLOCK)
+    softmax = max(powers, others) + min(powers, others) / 2
+    beside = BESIDE[min(16, max(4, together * config.WARPS // 4 * 4))]
+    return max(dots, softmax) + beside * min(dots, softmax)
+
+
+@once
+def _slot_cost(problem: Problem, masked: bool) -> int:
+    """Elementary operations of what a slot makes of a score."""
+    return vs.total_cost([problem.middles["scores"].function(scaled=False, masked=masked)])
+
+
+@once_at_sizes
+def _counts(problem: Problem, config: Config) -> Counts:
+    """At some tiles of rows, the tiles of scores that are made."""
+    runs, rows = runs_of(problem, "scores", config), math.ceil(problem.size("m") / config.BLOCK_M)
+    sampled = sorted({k * (rows - 1) // max(1, min(SAMPLES, rows) - 1) for k in range(min(SAMPLES, rows))})
+    found: list[tuple[float, float]] = []
+    for tile in sampled:
+        edges = [problem.sizes.of(edge) for edge in runs.edges(ix.constant(tile * config.BLOCK_M))]
+        found.append((_tiles(runs.all, edges, config, whole=False), _tiles(runs.all, edges, config, whole=True)))
+    count = len(found)
+    return Counts(sum(a for a, _ in found) / count, sum(b for _, b in found) / count, max(a + b for a, b in found))
+
+
+def _tiles(runs: tuple[Run, ...], edges: list[int], config: Config, whole: bool) -> float:
+    return sum(max(0, math.ceil((edges[r.last] - edges[r.first]) / config.BLOCK_N)) for r in runs if r.whole == whole)
