@@ -142,9 +142,10 @@ class _Run:
 
     def compiled(self, gm: GraphModule) -> CompiledGraph:
         """The graph through all stages."""
-        one, two, lowering, scheduling, rendering, building = STAGES
-        lowered = self.through(lowering, self.through(two, self.through(one, gm)))
-        return self.through(building, self.through(rendering, self.through(scheduling, lowered)))
+        work: Any = gm  # each stage takes what the one before it makes, as the type of `STAGES` says
+        for stage in STAGES:
+            work = self.through(stage, work)
+        return work  # type: ignore[no-any-return]
 
     def eager(self, gm: GraphModule) -> CompiledGraph:
         """The graph as calls of operators."""
