@@ -145,7 +145,7 @@ class _Run:
         work: Any = gm  # each stage takes what the one before it makes, as the type of `STAGES` says
         for stage in STAGES:
             work = self.through(stage, work)
-        return work  # type: ignore[no-any-return]
+        return work
 
     def eager(self, gm: GraphModule) -> CompiledGraph:
         """The graph as calls of operators."""
