@@ -30,7 +30,7 @@ ATTENTION = Program(
 ).canonical
 SCORES, WEIGHTS = ATTENTION.middles[0].name, ATTENTION.seconds[0].name
 # What calls make of the log-sum-exp of a row without any key that counts.
-ROWS_WITHOUT_KEYS = {"flash_attention_for_cpu": 0.0}
+ROWS_WITHOUT_KEYS = {"aten::_scaled_dot_product_flash_attention_for_cpu": 0.0}
 
 
 def attention(b: Builder, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +116,7 @@ def _logsumexp(b: Builder, call: ir.Extern, loops: _Loops, masked: bool) -> tupl
     out = call.outs[1] if len(call.outs) > 1 else None
     if out is None:
         return ()
-    name = call.target._schema.name.removeprefix("aten::_scaled_dot_product_")
+    name = call.target._schema.name
     buffer, rows = b.graph.buffers[out], (*loops.batch, loops.m)
     if [*buffer.sizes] != [v.extent for v in rows] or (masked and name not in ROWS_WITHOUT_KEYS):
         return None

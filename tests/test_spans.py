@@ -48,8 +48,8 @@ def compared(op: str, a: tuple[int, int, int], b: tuple[int, int, int]) -> Value
 
 
 def distance(op: str, a: tuple[int, int, int], b: int, turned: bool) -> Value:
-    sides = (vs.call("abs", line(a)), vs.const(b, torch.int64))
-    return vs.call(op, *(sides[::-1] if turned else sides))
+    args = (vs.call("abs", line(a)), vs.const(b, torch.int64))
+    return vs.call(op, *(args[::-1] if turned else args))
 
 
 def looked_up(column: bool) -> Value:

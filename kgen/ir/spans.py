@@ -81,8 +81,8 @@ class _Analysis:
             return self._comparison(*COMPARISONS[value.op], value.args, wanted)
         return UNKNOWN
 
-    def _comparison(self, op: str, turned: bool, direct: bool, sides: Sequence[Value], wanted: bool) -> Holds:
-        left, right = sides[::-1] if turned else sides
+    def _comparison(self, op: str, turned: bool, direct: bool, args: Sequence[Value], wanted: bool) -> Holds:
+        left, right = args[::-1] if turned else args
         wanted = wanted == direct
         for side, other in ((left, right), (right, left)):
             if side.op == "abs":

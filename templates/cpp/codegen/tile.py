@@ -208,7 +208,7 @@ class Slots:
     def _digits(self, axes: Sequence[str], indices: Sequence[str], loops: Mapping[str, tuple[Var, ...]]) -> dict[Atom, Expr]:
         """Loops of axes of which the function has one index, a C++ variable."""
         found: dict[Atom, Expr] = {}
-        self.nests.variables.update(indices)
+        self._note_variables(indices)
         for axis, index in zip(axes, indices, strict=True):
             found |= digits(loops[axis], ix.size(index).expr())
         return found
@@ -220,8 +220,12 @@ class Slots:
     def expression(self, expr: Expr, names: Sequence[str]) -> str:
         """The text of an expression of sizes, and of these C++ variables."""
         self._told_apart(names, WALKING)
-        self.nests.variables.update(names)
+        self._note_variables(names)
         return self.text(expr)
+
+    def _note_variables(self, names: Sequence[str]) -> None:
+        """These names in indices are no parameters of the kernel."""
+        self.nests.variables.update(names)
 
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
