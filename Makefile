@@ -33,7 +33,7 @@ help:
 	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
-	@echo "make bench-gpu  matrix products on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
+	@echo "make bench-gpu  matmuls on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
 	@echo "make lint       ruff, mypy, import-linter, private terms (tools/vocabulary.py)"
 	@echo "make format     ruff format and safe fixes"
@@ -78,8 +78,8 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)
 
 bench-gpu: $(STAMP)
-	$(BIN)/python -m bench.gpu_products --json out/bench/products.json --append $(BENCH_ARGS)
-	$(BIN)/python -m bench.report out/bench/products.json --out out/bench
+	$(BIN)/python -m bench.gpu_matmuls --json out/bench/matmuls.json --append $(BENCH_ARGS)
+	$(BIN)/python -m bench.report out/bench/matmuls.json --out out/bench
 
 ablation: $(STAMP)
 	$(BIN)/python -m bench.ablation --json out/bench/ablation.json $(BENCH_ARGS)

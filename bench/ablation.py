@@ -2,9 +2,9 @@
 
 python -m bench.ablation --json out/ablation.json
 python -m bench.ablation --device cpu --quick --only softmax gelu_8
-python -m bench.ablation --switches prologues siblings --only 8 10 11
+python -m bench.ablation --switches prologues horizontal_fusion --only 8 10 11
 
-On a GPU the suite is the list of products and the memory-bound patterns; on a CPU, those made for it. All variants of one
+On a GPU the suite is the list of matmuls and the memory-bound patterns; on a CPU, those made for it. All variants of one
 subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth is then asked of
 calls from the host, without graphs (the default mode) over with them (reduce-overhead), with one set of arguments that stay in
 their place, as parameters do.
@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from bench import cpu_products
+from bench import cpu_matmuls
 from bench.contenders import copy_of, failure
 from bench.gpu_patterns import GPU_PATTERNS
 from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, prepare, take_turns
+from bench.matmuls import MATMULS
 from bench.measure import geomean, interleave, machine_facts, synchronize
 from bench.patterns import PATTERNS
-from bench.products import PRODUCTS
 
 # What each switch turns off. The last one leaves a kernel for every operator.
 SWITCHES: dict[str, dict[str, bool]] = {
@@ -40,8 +40,8 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "loop_reordering": {"loop_reordering": False},
     "templates": {"templates": False},
     "prologues": {"prologues": False},
-    "operand_copies": {"operand_copies": False},
-    "siblings": {"siblings": False},
+    "operand_padding": {"operand_padding": False},
+    "horizontal_fusion": {"horizontal_fusion": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},
 }
@@ -61,15 +61,15 @@ class Subject:
 
 def subjects(device: str, quick: bool) -> list[Subject]:
     if device == "cuda":
-        products = [p.shrunk(8 if quick else 1) for p in PRODUCTS]
-        counts = {p.number: max(2, min(MAX_SETS, -(-int(COLD) // p.nbytes))) for p in products}
+        matmuls = [p.shrunk(8 if quick else 1) for p in MATMULS]
+        counts = {p.number: max(2, min(MAX_SETS, -(-int(COLD) // p.nbytes))) for p in matmuls}
         made = [
             Subject(p.number, p.fn, lambda p=p: [p.make(device, seed) for seed in range(counts[p.number])], p.tf32)
-            for p in products
+            for p in matmuls
         ]
         return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(0, device))]) for p in GPU_PATTERNS]
     shrink, megabytes = (16, 1) if quick else (1, 16)
-    made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in cpu_products.PRODUCTS.items()]
+    made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in cpu_matmuls.MATMULS.items()]
     return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(megabytes))]) for p in PATTERNS]
 
 
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--only", nargs="+", help="names of patterns, numbers or names of products")
+    parser.add_argument("--only", nargs="+", help="names of patterns, numbers or names of matmuls")
     parser.add_argument("--switches", nargs="+", choices=known, default=known)
     parser.add_argument("--seconds", type=float, default=1.0, help="of measuring, for each subject")
     parser.add_argument("--json", type=Path)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.products import Given
+from bench.matmuls import Given
 
 Function = Callable[..., Tensor]
 # From the arguments of a pattern, its function by FlexAttention; masks are made before anything is timed.

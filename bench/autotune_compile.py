@@ -5,7 +5,7 @@ python -m bench.autotune_compile --only 1 2 3 --json out/autotune_compile.json -
 python -m bench.autotune_compile --device cpu --shrink 64 --only 2 --compilers kgen kgen-autotune
 
 Of each compiler two processes run one after the other on one folder of caches that is empty before: the first is cold, the
-second finds what the first has left, kgen's tuning file among it. A product's seconds are those of its first call beyond a
+second finds what the first has left, kgen's tuning file among it. A matmul's seconds are those of its first call beyond a
 later one. What a process does once (starting up, building a runtime, starting workers) is met by a function compiled before.
 """
 
@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from bench.contenders import copy_of, failure
+from bench.matmuls import BY_NUMBER, MATMULS
 from bench.measure import cache_environment, machine_facts, seconds_of
-from bench.products import BY_NUMBER, PRODUCTS
 from bench.report import markdown
 from bench.results import Results
 
@@ -58,17 +58,17 @@ def _process(compiler: str, options: argparse.Namespace, folder: str) -> dict[st
 
 
 def worker(compiler: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds by product; what went wrong with the others."""
+    """Seconds by matmul; what went wrong with the others."""
     compiled = COMPILERS[compiler]
     small = torch.ones(8, device=options.device)
-    once = seconds_of(lambda: compiled(lambda x: torch.relu(x) * 2)(small))
-    found: dict[str, Any] = {"once": once, "seconds": {}, "errors": {}}
+    first_call = seconds_of(lambda: compiled(lambda x: torch.relu(x) * 2)(small))
+    found: dict[str, Any] = {"once": first_call, "seconds": {}, "errors": {}}
     with torch.no_grad():
         for number in options.only:
             torch._dynamo.reset()
-            product = BY_NUMBER[number].shrunk(options.shrink)
-            torch.backends.cuda.matmul.allow_tf32 = product.tf32
-            args, fn = product.make(options.device), compiled(copy_of(product.fn))
+            matmul = BY_NUMBER[number].shrunk(options.shrink)
+            torch.backends.cuda.matmul.allow_tf32 = matmul.tf32
+            args, fn = matmul.make(options.device), compiled(copy_of(matmul.fn))
             try:
                 first = seconds_of(lambda fn=fn, args=args: fn(*args))
                 again = statistics.median(seconds_of(lambda fn=fn, args=args: fn(*args)) for _ in range(3))
@@ -79,7 +79,7 @@ def worker(compiler: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def joined(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
-    """Of runs over parts of the list: the products of both, the newer ones where both have them."""
+    """Of runs over parts of the list: the matmuls of both, the newer ones where both have them."""
     result = dict(older)
     for compiler, runs in newer.items():
         before = older.get(compiler, {})
@@ -92,7 +92,7 @@ def joined(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in PRODUCTS])
+    parser.add_argument("--only", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in MATMULS])
     parser.add_argument("--compilers", nargs="+", choices=list(COMPILERS), default=["max-autotune", "kgen-autotune"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--shrink", type=int, default=1, help="divide all lengths by about this")
@@ -120,7 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kind, run in runs.items():
             slowest = sorted(run["seconds"].items(), key=lambda item: -item[1])[:5]
             print(
-                f"{compiler}, {kind}: once {run.get('once', 0):.1f} s; slowest", ", ".join(f"{n} {s:.2f} s" for n, s in slowest)
+                f"{compiler}, {kind}: once {run.get('first_call', 0):.1f} s; slowest",
+                ", ".join(f"{n} {s:.2f} s" for n, s in slowest),
             )
             print(*(f"  {number} failed: {why}" for number, why in run["errors"].items()), sep="\n", end="")
     return 0

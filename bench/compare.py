@@ -77,9 +77,9 @@ def _compile_process(contender: str, options: argparse.Namespace, cache: str) ->
 
 
 def compile_worker(contender: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each first call beyond a later one. What a compiler builds once a machine is `once`, apart."""
+    """Seconds of each first call beyond a later one. What a compiler builds once a machine is `first_call`, apart."""
     warm_up = CONTENDERS[contender](lambda x: torch.relu(x) * 2)
-    once = seconds_of(lambda: warm_up(torch.ones(WARM_UP_SIZE)))
+    first_call = seconds_of(lambda: warm_up(torch.ones(WARM_UP_SIZE)))
     found: dict[str, Any] = {}
     for job in jobs(options.patterns, options.which):
         torch._dynamo.reset()
@@ -89,7 +89,7 @@ def compile_worker(contender: str, options: argparse.Namespace) -> dict[str, Any
             found[job.name] = max(0.0, first - statistics.median(seconds_of(call) for _ in range(3)))
         except Exception as cause:
             print(f"{job.name}: {failure(cause)}", file=sys.stderr)
-    return {"once": once, "seconds": found}
+    return {"once": first_call, "seconds": found}
 
 
 def compile_totals(compiles: dict[str, Any]) -> dict[str, dict[str, float]]:

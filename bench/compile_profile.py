@@ -3,7 +3,7 @@
 python -m bench.compile_profile --graphs softmax demo generated
 python -m bench.compile_profile --graphs demo --device cuda     # the demo in bfloat16; no report of g++
 
-Runs in a cache folder of its own, in which what is built once a machine lies before the clock starts. Capture is what the
+Runs in a cache folder of its own, in which what is built once a machine is there before the clock starts. Capture is what the
 stages leave of the first call. The compiler's parts are g++'s own report, summed over all units, one unit after the other.
 """
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from bench.products import BY_NUMBER, PRODUCTS
+from bench.matmuls import BY_NUMBER, MATMULS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("bench/test_gpu_products.py")
-    group.addoption("--products", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in PRODUCTS])
+    group = parser.getgroup("bench/test_gpu_matmuls.py")
+    group.addoption("--matmuls", "--products", nargs="+", choices=list(BY_NUMBER), default=[p.number for p in MATMULS])
     group.addoption("--contenders", nargs="+", help="default: all")
-    group.addoption("--seconds", type=float, default=2.0, help="of measuring, for each product")
+    group.addoption("--seconds", type=float, default=2.0, help="of measuring, for each matmul")
     group.addoption("--shrink", type=int, default=1, help="divide all lengths by about this")
     group.addoption("--try-on-cpu", action="store_true", help="run the suite where there is no GPU, to see that it works")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each product and contender, products outermost: all contenders of one are measured together."""
+    """One test for each matmul and contender, matmuls outermost: all contenders of one are measured together."""
     if {"number", "contender"} <= set(metafunc.fixturenames):
-        from bench.gpu_products import CONTENDERS
+        from bench.gpu_matmuls import CONTENDERS
 
         config = metafunc.config
         asked = config.getoption("--contenders") or list(CONTENDERS)
-        cases = [(number, name) for number in config.getoption("--products") for name in asked]
+        cases = [(number, name) for number in config.getoption("--matmuls") for name in asked]
         metafunc.parametrize(("number", "contender"), cases)

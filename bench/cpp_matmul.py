@@ -1,6 +1,6 @@
-"""The C++ matrix product with an epilogue written by hand, against eager: ``python -m bench.cpp_matmul``.
+"""The C++ matmul with an epilogue written by hand, against eager: ``python -m bench.cpp_matmul``.
 
-gelu(x w + b), as generated code would state it, against ``F.gelu(F.linear(x, w, b))``, and the bare product against
+gelu(x w + b), as generated code would state it, against ``F.gelu(F.linear(x, w, b))``, and the bare matmul against
 ``torch.mm``. Contenders take turns; ``same`` is eager against itself, what the machine's noise makes of 1.0. Weights take
 turns, too, so that they come from memory where they would in a model. Rates are of reading the weights, beside that of
 summing a large tensor.
@@ -34,7 +34,7 @@ using namespace kgen;
 using T = {type};
 
 template <class F>
-void product(void** ptrs, const int64_t* z, int threads, const F& finish) {{
+void matmul(void** ptrs, const int64_t* z, int threads, const F& finish) {{
   const int64_t N = z[1];
   T* const out = static_cast<T*>(ptrs[2]);
   const Strided<T> x{{static_cast<const T*>(ptrs[0]), z[3], z[4]}}, w{{static_cast<const T*>(ptrs[1]), z[5], z[6]}};
@@ -49,13 +49,13 @@ void product(void** ptrs, const int64_t* z, int threads, const F& finish) {{
 }}
 extern "C" void linear_gelu(void** ptrs, const int64_t* z, int threads) {{
   const T* const bias = static_cast<const T*>(ptrs[3]);
-  product(ptrs, z, threads, [&](auto sum, int64_t n, auto w) KGEN_INLINE {{
+  matmul(ptrs, z, threads, [&](auto sum, int64_t n, auto w) KGEN_INLINE {{
     const auto x = round_to<T>(add_(sum, load<16>(bias + n, w)));
     return mul_(mul_(x, 0.5f), add_(1.0f, erf_(mul_(x, 0.70710678f))));
   }});
 }}
 extern "C" void mm(void** ptrs, const int64_t* z, int threads) {{
-  product(ptrs, z, threads, [](auto sum, int64_t, auto) KGEN_INLINE {{ return sum; }});
+  matmul(ptrs, z, threads, [](auto sum, int64_t, auto) KGEN_INLINE {{ return sum; }});
 }}
 """
 ROUND = """
@@ -88,7 +88,7 @@ def in_turn(items: Sequence[Tensor]) -> Callable[[], Tensor]:
 
 
 def contenders(shape: tuple[int, int, int], dtype: torch.dtype, columns: bool, threads: int) -> dict[str, Callable[[], Any]]:
-    """`columns`: w lies as [k, n], not as nn.Linear keeps it."""
+    """`columns`: w is stored as [k, n], not as nn.Linear keeps it."""
     m, k, n = shape
     x, bias, out = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype), torch.empty(m, n, dtype=dtype)
     made = [(torch.randn(n, k) / k**0.5).to(dtype).t() for _ in range(1 if m > 64 else 3)]

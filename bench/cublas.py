@@ -1,4 +1,4 @@
-"""cuBLAS called directly, through cupy: a function's matrix products as ``cublasGemmEx``, everything else as torch's kernels.
+"""cuBLAS called directly, through cupy: a function's matmuls as ``cublasGemmEx``, everything else as torch's kernels.
 
 cupy arrays need not hold what torch has: the call takes addresses and the numbers by which CUDA names types, bfloat16 among
 them, and writes into torch's memory. It takes no 8-bit floats with scales, and no epilogue: a bias is a kernel of its own. cupy
@@ -25,7 +25,7 @@ ONE, ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)  # read by cuBLAS wh
 
 
 class Cublas:
-    """Products by a library with cupy's interface of cuBLAS.
+    """Matmuls by a library with cupy's interface of cuBLAS.
 
     It stores columns, so that the rows of a @ b are the columns of what it is asked for: b' @ a'."""
 
@@ -54,12 +54,12 @@ class Cublas:
         return self.mm(a, b) + bias
 
     def inside(self, fn: Function, args: Sequence[Tensor]) -> Function:
-        """`fn` with its products made here; ValueError where it has none that cublasGemmEx takes."""
+        """`fn` with its matmuls made here; ValueError where it has none that cublasGemmEx takes."""
         ours = {aten.mm.default: self.mm, aten.bmm.default: self.bmm, aten.addmm.default: self.addmm}
         graph = make_fx(fn, tracing_mode="fake")(*args)
         found = [node for node in graph.graph.nodes if node.target in ours and not node.kwargs]
         if not found:
-            raise ValueError("it has no product that cublasGemmEx takes")
+            raise ValueError("it has no matmul that cublasGemmEx takes")
         for node in found:
             node.target = ours[node.target]
         graph.recompile()
@@ -67,14 +67,14 @@ class Cublas:
 
 
 def through_cupy(fn: Function, args: Sequence[Tensor]) -> Function:
-    """`fn` with its products made by cuBLAS on torch's stream. ImportError without cupy, ValueError without a GPU."""
+    """`fn` with its matmuls made by cuBLAS on torch's stream. ImportError without cupy, ValueError without a GPU."""
     try:
         import cupy
         from cupy_backends.cuda.libs import cublas
     except ImportError as cause:
         raise ImportError(f"cupy is not installed: pip install cupy-cuda13x ({cause})") from cause
     if not args[0].is_cuda:
-        raise ValueError("cuBLAS takes what lies on a GPU")
+        raise ValueError("cuBLAS takes tensors on a GPU")
     changed = Cublas(cublas, cupy.cuda.device.get_cublas_handle).inside(fn, args)
 
     def on_this_stream(*given: Tensor) -> Any:
@@ -90,7 +90,7 @@ def _in_lines(t: Tensor) -> Tensor:
 
 
 def _flip(t: Tensor) -> int:
-    """cublasOperation_t: rows are columns to cuBLAS, so that what lies in columns has to be turned around."""
+    """cublasOperation_t: rows are columns to cuBLAS, so that what is stored by columns has to be turned around."""
     return 0 if t.stride(-1) == 1 else 1
 
 

@@ -2,7 +2,7 @@
 
 python -m bench.equal_layers --layers 2 12
 
-Each model is compiled cold, in a process and a cache folder of its own in which what is built once a machine lies already.
+Each model is compiled cold, in a process and a cache folder of its own in which what is built once a machine is there already.
 The seconds are those of `build_units`, the step that runs the C++ compiler, over forward and backward.
 """
 

@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.attention import BY_NAME, PATTERNS, Pattern
 from bench.contenders import copy_of, failure
-from bench.gpu_products import quiet, scratch
+from bench.gpu_matmuls import quiet, scratch
 from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, take_turns
 from bench.measure import machine_facts, synchronize
 from kgen.only import Pick, only

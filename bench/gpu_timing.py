@@ -36,7 +36,7 @@ CYCLES, LONGEST_WAIT = 1.8e9, 0.05
 
 @dataclass
 class Entry:
-    """One contender on one product. `replay` runs it `calls` times; where that is no recorded graph but calls, the device is
+    """One contender on one matmul. `replay` runs it `calls` times; where that is no recorded graph but calls, the device is
     kept waiting for `wait` cycles while the host makes them."""
 
     name: str
@@ -79,8 +79,8 @@ def prepare(
     entry.chosen = [line for graph in recorder.graphs if isinstance(graph, Record) for line in steps_of(graph)]
     del got
     entry.peak_bytes = peak_bytes(lambda: fn(*sets[0])) if on_gpu else None
-    once = seconds(_calls(fn, sets), on_gpu) / len(sets)
-    entry.calls = max(len(sets), min(64, math.ceil(GRAPH_SECONDS / once))) if on_gpu else len(sets)
+    one_call = seconds(_calls(fn, sets), on_gpu) / len(sets)
+    entry.calls = max(len(sets), min(64, math.ceil(GRAPH_SECONDS / one_call))) if on_gpu else len(sets)
     order = [sets[k % len(sets)] for k in range(entry.calls)]
     entry.recorded = on_gpu and record
     if entry.recorded:
@@ -161,7 +161,7 @@ def relative_error(got: Any, want: Any) -> float:
 
 
 def steps_of(graph: Record) -> list[str]:
-    """The kernels and library calls of a compiled graph, with the templates and configurations of products."""
+    """The kernels and library calls of a compiled graph, with the templates and configurations of matmuls."""
     lines = []
     for step in graph.plan.steps:
         if isinstance(step, Kernel):
@@ -172,10 +172,10 @@ def steps_of(graph: Record) -> list[str]:
 
 
 def machine_rates(device: str, size: int = 8192) -> dict[str, float]:
-    """What this machine does in this run: operations a second of a bare product of `size` cubed by kind of arithmetic, and
+    """What this machine does in this run: operations a second of a bare matmul of `size` cubed by kind of arithmetic, and
     bytes a second that a copy reads and writes. A kind that the machine or torch lacks is left out."""
     rates: dict[str, float] = {}
-    for kind, make in PRODUCTS_OF.items():
+    for kind, make in MATMULS_OF.items():
         try:
             call = make(device, size)
             call()
@@ -193,14 +193,14 @@ def _plain(dtype: torch.dtype, tf32: bool) -> Callable[[str, int], Function]:
     def make(device: str, size: int) -> Function:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 
-        def product() -> Tensor:
+        def matmul() -> Tensor:
             before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
             try:
                 return a @ b
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = before
 
-        return product
+        return matmul
 
     return make
 
@@ -211,6 +211,6 @@ def _float8(device: str, size: int) -> Function:
     return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-PRODUCTS_OF: dict[str, Callable[[str, int], Function]] = {
+MATMULS_OF: dict[str, Callable[[str, int], Function]] = {
     "bfloat16": _plain(torch.bfloat16, False), "tf32": _plain(torch.float32, True), "float8": _float8,
 }  # fmt: skip

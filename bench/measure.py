@@ -46,7 +46,7 @@ def interleave(
     rounds: int = 7,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Times each contender in turn, the order rotating from round to round, so that a drift of the machine meets all alike.
+    """Times each contender in turn, the order rotating from round to round, so that a drift of the machine affects all equally.
 
     A round calls a contender as often as fills `sample` seconds. At least `rounds` rounds, then more while `seconds` last. On a
     machine that others use, `time.process_time` as the clock measures what one thread does, waiting left out.
@@ -70,8 +70,8 @@ def _repeats(call: Thunk, sample: float) -> int:
     call()
     if not sample:
         return 1
-    once = min(_time(call, 1) for _ in range(3))
-    return max(1, math.ceil(sample / max(once, 1e-7)))
+    one_call = min(_time(call, 1) for _ in range(3))
+    return max(1, math.ceil(sample / max(one_call, 1e-7)))
 
 
 def _time(call: Thunk, repeats: int, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -101,7 +101,7 @@ def _no_gc() -> Any:
 
 
 def cache_environment(folder: str | Path) -> dict[str, str]:
-    """Caches of both compilers, and of Triton, in one folder. AOTAutograd's cache, which both use, lies in Inductor's."""
+    """Caches of both compilers, and of Triton, in one folder. AOTAutograd's cache, which both use, is in Inductor's."""
     names = {"KGEN_CACHE_DIR": "kgen", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
     return {variable: f"{folder}/{name}" for variable, name in names.items()}
 

@@ -38,10 +38,10 @@ def peak_of(call: Callable[[], Any], device: str = "cpu") -> Peak:
         torch.cuda.synchronize()
         return Peak(rest, torch.cuda.max_memory_allocated())
     _return_freed_memory()
-    rest = _resident("VmRSS")
+    rest = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     call()
-    return Peak(rest, _resident("VmHWM"))
+    return Peak(rest, _status("VmHWM"))
 
 
 def _return_freed_memory() -> None:
@@ -52,6 +52,6 @@ def _return_freed_memory() -> None:
         return
 
 
-def _resident(field: str) -> int:
+def _status(field: str) -> int:
     found = re.search(rf"{field}:\s+(\d+) kB", _STATUS.read_text())
     return int(found.group(1)) * 1024 if found else 0

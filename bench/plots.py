@@ -16,7 +16,7 @@ WIDTH = 12.0
 
 
 def ratio_bars(compared: Sequence[Comparison], path: Path) -> Path:
-    """The times of each peer over ours, a group of bars a product; above the line ours is faster."""
+    """The times of each peer over ours, a group of bars a matmul; above the line ours is faster."""
     numbers = list(dict.fromkeys(n for one in compared for n in one.ratios))
     figure, axes = plt.subplots(figsize=(WIDTH, 4.5))
     width = 0.8 / len(compared)
@@ -28,7 +28,7 @@ def ratio_bars(compared: Sequence[Comparison], path: Path) -> Path:
     axes.set_xticks(range(len(numbers)), numbers)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("product")
+    axes.set_xlabel("matmul")
     axes.set_ylabel(f"time over {compared[0].ours}'s")
     axes.legend(fontsize="small")
     return _saved(figure, path)
@@ -54,7 +54,7 @@ def roofline(results: Results, path: Path) -> Path:
                 axes.annotate(number, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("operations of the product, for each byte that must move")
+    axes.set_xlabel("operations of the matmul, for each byte that must move")
     axes.set_ylabel("TFLOP/s")
     axes.legend(fontsize="small")
     return _saved(figure, path)

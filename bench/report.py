@@ -1,9 +1,9 @@
 """One table and plots of what was measured.
 
-python -m bench.report out/products.json [more.json ...] --out out/report/
+python -m bench.report out/matmuls.json [more.json ...] --out out/report/
 
-Reads the JSON of `bench.gpu_products`, of `bench.autotune_compile`, and pytest-benchmark's of `bench/test_gpu_products.py`; of
-products in several files the last one counts. Writes report.md, and ratios.png and roofline.png where matplotlib is installed.
+Reads the JSON of `bench.gpu_matmuls`, of `bench.autotune_compile`, and pytest-benchmark's of `bench/test_gpu_matmuls.py`; of
+matmuls in several files the last one counts. Writes report.md, and ratios.png and roofline.png where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _times(results: Results) -> str:
         rows.append([_title(row), *cells, "" if low is None else f"{low * 1e6:.1f}", *share])
     shares = [f"{name}: of the floor" for name in names if name in OURS]
     note = "\n\n`*`: called, not recorded as a CUDA graph. The floor is what arithmetic or memory allow at the measured rates."
-    return "## Microseconds\n\n" + _table(["product", *names, "floor", *shares], rows) + note
+    return "## Microseconds\n\n" + _table(["matmul", *names, "floor", *shares], rows) + note
 
 
 def _time(row: Row, name: str) -> str:
@@ -68,9 +68,9 @@ def _ratios(results: Results) -> str:
     means = [f"**{one.geomean:.3f}**" for one in results.comparisons()]
     rows.append(["**geomean**", *means, *([""] if again else [])])
     lowest = [f"{one.lowest[1]:.3f} ({one.lowest[0]})" for one in results.comparisons()]
-    rows.append(["lowest (product)", *lowest, *([""] if again else [])])
+    rows.append(["lowest (matmul)", *lowest, *([""] if again else [])])
     heads = [f"{peer} / {ours}" for ours, peer in pairs]
-    return "## Times of the others over ours\n\n" + _table(["product", *heads, *(["eager / itself"] if again else [])], rows)
+    return "## Times of the others over ours\n\n" + _table(["matmul", *heads, *(["eager / itself"] if again else [])], rows)
 
 
 def _regret(results: Results) -> str:
@@ -79,7 +79,7 @@ def _regret(results: Results) -> str:
         return ""
     rows = [[_title(row), f"{found[row['number']]:.3f}", _chosen(row)] for row in results.rows if row["number"] in found]
     rows.append(["**geomean**", f"**{geomean(found.values()):.3f}**", ""])
-    heads = ["product", "default mode / best of ours", "the cost model's choice"]
+    heads = ["matmul", "default mode / best of ours", "the cost model's choice"]
     return "## Regret: what measuring would have gained\n\n" + _table(heads, rows)
 
 
@@ -101,7 +101,7 @@ def _memory(results: Results) -> str:
         [_title(row), *("" if _peak(row, n) is None else f"{_peak(row, n) / MEGABYTE:.1f}" for n in names)]  # type: ignore[operator]
         for row in results.rows
     ]
-    return "## Megabytes in use above the arguments, at most\n\n" + _table(["product", *names], rows) if names else ""
+    return "## Megabytes in use above the arguments, at most\n\n" + _table(["matmul", *names], rows) if names else ""
 
 
 def _peak(row: Row, name: str) -> int | None:
@@ -127,7 +127,7 @@ def _compiles(compiles: dict[str, Any]) -> str:
         rows.append([name, kind, f"{sum(found.values()):.2f}", f"{max(found.values(), default=0):.2f}", failed])
     heads = ["compiler", "process", "seconds in total", "slowest", "failed"]
     table = _table(heads, rows)
-    return f"## First calls in fresh processes, over the {len(shared)} products that all compile\n\n{table}"
+    return f"## First calls in fresh processes, over the {len(shared)} matmuls that all compile\n\n{table}"
 
 
 def _title(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""What `bench.gpu_products` and `bench/test_gpu_products.py` measured: read from their JSON, and compared."""
+"""What `bench.gpu_matmuls` and `bench/test_gpu_matmuls.py` measured: read from their JSON, and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = ("kgen", "kgen-tuned", "kgen-autotune")
 
 @dataclass(frozen=True)
 class Comparison:
-    """A peer's times over one of ours, by product."""
+    """A peer's times over one of ours, by matmul."""
 
     ours: str
     peer: str
@@ -29,20 +29,20 @@ class Comparison:
 
     @property
     def lowest(self) -> tuple[str, float]:
-        """The product and its ratio."""
+        """The matmul and its ratio."""
         return min(self.ratios.items(), key=lambda item: item[1])
 
     def __str__(self) -> str:
         number, value = self.lowest
         return (
-            f"{self.peer} / {self.ours}: geomean {self.geomean:.3f}, lowest {value:.3f} (product {number}), "
+            f"{self.peer} / {self.ours}: geomean {self.geomean:.3f}, lowest {value:.3f} (matmul {number}), "
             f"of {len(self.ratios)}"
         )
 
 
 @dataclass
 class Results:
-    """Rows of products, each with the contenders that ran (`results`) and those that did not (`failed`: why)."""
+    """Rows of matmuls, each with the contenders that ran (`results`) and those that did not (`failed`: why)."""
 
     rows: list[Row]
     machine: dict[str, Any] = field(default_factory=dict)
@@ -54,8 +54,8 @@ class Results:
         return list(dict.fromkeys(name for row in self.rows for name in (*row["results"], *row["failed"])))
 
     def regret(self) -> dict[str, float]:
-        """By product, the time of the default mode, whose cost model chooses, over the best of ours: measured choices or its
-        own. Products without measured choices are left out."""
+        """By matmul, the time of the default mode, whose cost model chooses, over the best of ours: measured choices or its
+        own. Matmuls without measured choices are left out."""
         found: dict[str, float] = {}
         for row in self.rows:
             own, *measured = (seconds(row, name) for name in OURS)
@@ -65,7 +65,7 @@ class Results:
         return found
 
     def compared(self, ours: str, peer: str) -> Comparison | None:
-        """Over the products on which both ran; None where there are none."""
+        """Over the matmuls on which both ran; None where there are none."""
         found = {r["number"]: value for r in self.rows if (value := ratio(r, peer, ours)) is not None}
         return Comparison(ours, peer, found) if found else None
 
@@ -81,7 +81,7 @@ class Results:
         return (min(again.ratios.values()), max(again.ratios.values())) if again else None
 
     def first_calls(self) -> dict[str, float]:
-        """Seconds of all first calls, compilation and all, over the products that every compiler managed."""
+        """Seconds of all first calls, compilation and all, over the matmuls that every compiler managed."""
         names = [n for n in self.contenders if n in ("inductor", "max-autotune", *OURS)]
         shared = [row["results"] for row in self.rows if all(n in row["results"] for n in names)]
         return {name: sum(one[name]["compile_s"] for one in shared) for name in names} if shared else {}
@@ -107,7 +107,7 @@ def floor(row: Row) -> float | None:
 
 
 def merged(rows: Iterable[Row], newer: Iterable[Row]) -> list[Row]:
-    """A product measured again replaces its row: contenders of different runs were not measured in turns."""
+    """A matmul measured again replaces its row: contenders of different runs were not measured in turns."""
     both = {row["number"]: row for row in (*rows, *newer)}
     return sorted(both.values(), key=lambda row: _order(row["number"]))
 
@@ -131,16 +131,16 @@ def load(paths: Sequence[Path]) -> Results:
         elif "autotune_compile" in given:
             found.compiles |= given["autotune_compile"]
         else:
-            raise ValueError(f"{path} is neither of bench.gpu_products, bench.autotune_compile nor of pytest-benchmark")
+            raise ValueError(f"{path} is neither of bench.gpu_matmuls, bench.autotune_compile nor of pytest-benchmark")
     return found
 
 
 def from_pytest(given: dict[str, Any]) -> list[Row]:
-    """The rows that pytest-benchmark's JSON of `bench/test_gpu_products.py` stands for."""
+    """The rows that pytest-benchmark's JSON of `bench/test_gpu_matmuls.py` stands for."""
     rows: dict[str, Row] = {}
     for one in given["benchmarks"]:
         extra, stats = one["extra_info"], one["stats"]
-        row = rows.setdefault(extra["product"]["number"], {**extra["product"], "results": {}, "failed": dict(extra["failed"])})
+        row = rows.setdefault(extra["matmul"]["number"], {**extra["matmul"], "results": {}, "failed": dict(extra["failed"])})
         row["results"][extra["contender"]] = {
             **extra["result"], "seconds": stats["median"], "low": stats["q1"], "high": stats["q3"], "rounds": stats["rounds"],
         }  # fmt: skip

@@ -43,7 +43,7 @@ def run_child(contender: str, model_size: str, device: str, dtype: str) -> dict[
 
     started = time.perf_counter()
     torch.compile(lambda x: torch.relu(x) * 2, backend=contender)(torch.ones(8, device=device))
-    once = time.perf_counter() - started
+    first_call = time.perf_counter() - started
     torch._dynamo.reset()
     counted = _work_done(contender)
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def run_child(contender: str, model_size: str, device: str, dtype: str) -> dict[
     first, *later = [step() for _ in range(4)]
     steady = [min(column) for column in zip(*later, strict=True)]
     work = {name: count - counted[name] for name, count in _work_done(contender).items()}
-    return {"import": imported, "once": once, "wall": first[0] - steady[0], "cpu": first[1] - steady[1], "work": work}
+    return {"import": imported, "once": first_call, "wall": first[0] - steady[0], "cpu": first[1] - steady[1], "work": work}
 
 
 def _work_done(contender: str) -> dict[str, int]:

@@ -37,7 +37,7 @@ LEARNING_RATE = 3e-4
 # The largest relative difference from the reference, by norm: of the loss, of each gradient, of each parameter after a step.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 BATCHES = (2, 3, 5)
-Batch = tuple[Tensor, Tensor]
+Tokens = tuple[Tensor, Tensor]
 
 
 # ---- training -----------------------------------------------------------------------------------------------------------
@@ -76,12 +76,12 @@ class Trainer:
             self.loss = torch.compile(self.model, backend=backend, fullgraph=True, dynamic=dynamic)
             self.update = torch.compile(self.optimizer.update, backend=backend, fullgraph=True)
 
-    def backward(self, batch: Batch) -> Tensor:
+    def backward(self, batch: Tokens) -> Tensor:
         loss = self.loss(*batch)
         loss.backward()
         return loss.detach()
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Tokens) -> Tensor:
         loss = self.backward(batch)
         self.update(self.gradients())
         self.model.zero_grad(set_to_none=True)
@@ -99,7 +99,7 @@ class Setting:
     dtype: str
     device: str
 
-    def batch(self, batch: int = 0, sequence: int = 0) -> Batch:
+    def batch(self, batch: int = 0, sequence: int = 0) -> Tokens:
         torch.manual_seed(1)
         return random_batch(self.shape, self.device, batch, sequence)
 
@@ -192,7 +192,7 @@ def time_steps(backends: list[str], setting: Setting, rounds: int) -> dict[str, 
     return as_json(interleave(contenders, seconds=0.0, sample=0.0, rounds=rounds))
 
 
-def forward_backward(trainer: Trainer, batch: Batch) -> None:
+def forward_backward(trainer: Trainer, batch: Tokens) -> None:
     trainer.backward(batch)
     trainer.model.zero_grad(set_to_none=True)
 
@@ -381,14 +381,14 @@ def run_demo(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def default_dtypes(device: str, console: Console) -> list[str]:
-    """Both, unless eager's products in bfloat16 would be those of torch's reference, a hundred times as slow."""
-    if device != "cpu" or has_bfloat16_products():
+    """Both, unless eager's matmuls in bfloat16 would be those of torch's reference, a hundred times as slow."""
+    if device != "cpu" or has_bfloat16_matmuls():
         return list(REFERENCE)
     console.print("float32 only: without AVX-512 a step of eager in bfloat16 takes minutes (--dtype float32 bfloat16: both)")
     return ["float32"]
 
 
-def has_bfloat16_products() -> bool:
+def has_bfloat16_matmuls() -> bool:
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

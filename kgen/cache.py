@@ -277,13 +277,13 @@ def stable_hash(value: Any) -> str:
     mappings, dataclasses, and objects with a method `__cache_key__` that returns such a value. Anything else raises
     UnhashableKey: a key that silently leaves something out returns wrong code later."""
     digest = hashlib.sha256()
-    for piece in _pieces(value):
-        digest.update(b"%d:" % len(piece))
-        digest.update(piece)
+    for chunk in _chunks(value):
+        digest.update(b"%d:" % len(chunk))
+        digest.update(chunk)
     return digest.hexdigest()[:40]
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def _chunks(value: Any) -> Iterator[bytes]:
     scalar = _scalar(value)
     if scalar is not None:
         yield scalar
@@ -291,7 +291,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
     name, parts = _children(value)
     yield f"{name}[{len(parts)}]".encode()
     for part in parts:
-        yield from _pieces(part)
+        yield from _chunks(part)
 
 
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)

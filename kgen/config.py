@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,17 +32,17 @@ class Config:
     rounds after each operation as eager does; stable also fixes the order of reductions so that results do not depend on
     tuning. `fallback` names operators (`aten.mm`, or `all`) that run in eager.
 
-    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and products are
+    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and matmuls are
     library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is
-    read, but fuses with what reads it; without `loop_reordering` loops run in the order of the operator's dimensions;
-    without `templates` products are library calls; without `prologues` templates read their operands from memory; without
-    `operand_copies` they read them where they are, however their rows lie; without `siblings` nothing shares a kernel only
-    because it reads the same data or is small: no products with an operand in common, no loops that need nothing of each other,
-    no batches; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one
-    before has ended.
+    read, but fuses with its consumers; without `loop_reordering` loops run in the order of the operator's dimensions;
+    without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
+    `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
+    only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
+    other, no combo kernels; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
+    when the one before has ended.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
-    and packs the weights of products once (docs/runtime.md, Freezing).
+    and packs the weights of matmuls once (docs/runtime.md, Freezing).
 
     `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
     `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
@@ -62,8 +63,8 @@ class Config:
     loop_reordering: bool = True
     templates: bool = True
     prologues: bool = True
-    operand_copies: bool = True
-    siblings: bool = True
+    operand_padding: bool = True
+    horizontal_fusion: bool = True
     measurements: bool = True
     early_launch: bool = True
     freezing: bool = False
@@ -98,8 +99,9 @@ class Config:
 
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
-    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_copies",
-    "siblings", "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
+    "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
+    "horizontal_fusion", "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter",
+    "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -181,7 +183,21 @@ def code_key(config: Config) -> tuple[Any, ...]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _checked_value(name, value) for name, value in values.items()}
+    return {name: _checked_value(name, value) for name, value in _renamed(values).items()}
+
+
+# Old names of options. They work for one release.
+_RENAMED = {"operand_copies": "operand_padding", "siblings": "horizontal_fusion"}
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by present names, with a warning for each old one. Where both are given the present one counts."""
+    old = {name: values[name] for name in values if name in _RENAMED}
+    for name in old:
+        text = f"kgen: option {name!r} is now {_RENAMED[name]!r}; the old name works for one release"
+        warnings.warn(text, FutureWarning, stacklevel=5)
+    present = {name: value for name, value in values.items() if name not in old}
+    return {_RENAMED[name]: value for name, value in old.items()} | present
 
 
 def _checked_value(name: str, value: Any) -> Any:

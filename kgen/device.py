@@ -18,22 +18,22 @@ L2_RATE, LINE = 101e9, 128
 
 
 def is_rounded(kind: torch.dtype) -> bool:
-    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matrix products allows."""
+    """Whether a GPU's matrix units round numbers of a type to TF32, as torch's setting for matmuls allows."""
     return kind is torch.float32 and torch.backends.cuda.matmul.allow_tf32
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `processors` its multiprocessors
-    or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of a thread; `isa`
-    names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a matrix product
-    in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a CPU's
-    library's share, on wide floats, of the rate that it has on the processors it was made for. Of a GPU that is `interpreted`
+    """What a choice needs to know of the machine. `arch` is a GPU's compute capability (90), `compute_units` its
+    multiprocessors or the CPU's threads, `shared` the shared memory of a program in bytes, `registers` the 32-bit registers of
+    a thread; `isa` names the CPU's instruction set, `lanes` are the float32 numbers of a vector. Rates, a second: `flops` of a
+    matmul in 16-bit floats, `narrow` times those in float32 (of a CPU, in bfloat16), and `bandwidth` in bytes. `library` is a
+    CPU's library's share, on wide floats, of the rate that it has on the GPUs it was made for. Of a GPU that is `interpreted`
     there are only kernels that Triton's interpreter can run."""
 
     kind: str = "cuda"
     arch: int = 90
-    processors: int = 132
+    compute_units: int = 132
     shared: int = 232448
     registers: int = 255
     isa: str = ""
@@ -64,7 +64,7 @@ class Gpu:
     """What the choice of tiles needs to know of a GPU, an H200 unless it is said; fields as in `Device`."""
 
     arch: int = H200.arch
-    processors: int = H200.processors
+    compute_units: int = H200.compute_units
     shared: int = H200.shared
     flops: float = H200.flops
     bandwidth: float = H200.bandwidth
@@ -72,7 +72,7 @@ class Gpu:
 
 def gpu_from(facts: Mapping[str, int]) -> Gpu:
     """A GPU by what `torch_adapter.gpu_facts` says of it."""
-    arch, processors = facts["arch"], facts["processors"]
+    arch, compute_units = facts["arch"], facts["compute_units"]
     matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
-    flops = MATRIX_SHARE * matrix * processors * facts["clock"]
-    return Gpu(arch, processors, facts["shared"], flops, MEMORY_SHARE * facts["memory"])
+    flops = MATRIX_SHARE * matrix * compute_units * facts["clock"]
+    return Gpu(arch, compute_units, facts["shared"], flops, MEMORY_SHARE * facts["memory"])

@@ -199,7 +199,7 @@ class UnknownTemplate(UserError):
 
 
 class TemplateRefused(UserError):
-    template = "template {template} does not take this product: {reason}"
+    template = "template {template} does not take this problem: {reason}"
     hint = "leave the choice to the cost model"
 
 

@@ -16,7 +16,7 @@ Pick = Callable[[Sequence["Config"]], "Config"]
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The one template that may take products, whatever it costs, and which of its feasible configurations it gets: `pick`
+    """The one template that may take matmuls, whatever it costs, and which of its feasible configurations it gets: `pick`
     sees those that the cost model likes best first. Sums are cut into `parts`, and `copies` are made of operands."""
 
     template: str
@@ -34,7 +34,7 @@ def current() -> Only | None:
 
 @contextmanager
 def only(template: str, pick: Pick, parts: int = 1, copies: str = "") -> Iterator[None]:
-    """Graphs compiled inside give each of their products to `template`, or to the library where it refuses. They are never
+    """Graphs compiled inside give each of their matmuls to `template`, or to the library where it refuses. They are never
     taken from the cache of compiled graphs, nor kept there."""
     token = _only.set(Only(template, pick, parts, copies))
     try:

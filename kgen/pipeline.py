@@ -44,7 +44,7 @@ from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
-from kgen.tuning.tuner import Kitchen, Tuner
+from kgen.tuning.tuner import CandidateCompiler, Tuner
 from kgen.verdict import DEMANDS, Outcome, Reason, Verdict
 
 
@@ -96,8 +96,8 @@ def scheduler_options(graph: ir.Graph, config: Config) -> Options:
     forced = only.current() if ir.any_combines(graph) else None
     return Options(
         config.fusion, DEMANDS.get(), gpu_of(graph), config.gpu_interpreter, templates, cpu_device(), forced,
-        stable=config.numerics == "stable", prologues=config.prologues, siblings=config.siblings,
-        interpreted=config.gpu_interpreter, copies=config.operand_copies, scales=config.numerics == "fast",
+        stable=config.numerics == "stable", prologues=config.prologues, horizontal_fusion=config.horizontal_fusion,
+        interpreted=config.gpu_interpreter, copies=config.operand_padding, scales=config.numerics == "fast",
     )  # fmt: skip
 
 
@@ -119,8 +119,8 @@ def _tuner(whole: Options, config: Config) -> Tuner:
 
     def make(part: ir.Graph, forced: Only | None, apart: bool, fused: bool) -> tuple[Blueprint, tuple[tuple[str, Any], ...]]:
         options = replace(
-            whole, only=forced, templates=forced is not None or apart, joint=not apart, programs=not apart, fused_calls=fused,
-            twice=False,
+            whole, only=forced, templates=forced is not None or apart, grouped=not apart, programs=not apart, fused_calls=fused,
+            recompute=False,
             demands=tuple(d for d in whole.demands if not d.wanted),
         )  # fmt: skip
         plan = make_schedule(replace(part, buffers=dict(part.buffers)), options)
@@ -140,7 +140,7 @@ def _tuner(whole: Options, config: Config) -> Tuner:
         if blueprint.launches:
             triton.compile_kernels(blueprint.launches, whole.gpu.arch)
 
-    return Tuner(config, Kitchen(make, build, machine_name))
+    return Tuner(config, CandidateCompiler(make, build, machine_name))
 
 
 def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config) -> tuple[GraphModule, Schedule]:

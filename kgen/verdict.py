@@ -33,20 +33,20 @@ class Reason(Enum):
 
     SHARED_DATA = "they share data at the same index"
     EPILOGUE = "the consumer runs on the result while it is in registers"
-    PARTIALS = "each tile of the product reduces its part, and a small kernel joins the parts"
-    ROWS = "each tile of the product holds whole rows, which are reduced and read again in registers"
-    PIECES = "the consumer reads pieces of the product side by side, and one kernel makes them as products of their own"
-    SLICES = "its elements are a slice of a tensor that is joined of several, and stored there where they are made"
+    TILE_PARTIALS = "each tile of the matmul reduces its part, and a small kernel joins the parts"
+    ROWS = "each tile of the matmul holds full rows, which are reduced and read again in registers"
+    OUTPUT_SPLIT = "the consumer reads parts of the matmul's result together, and one kernel makes them as matmuls of their own"
+    CONCAT_SPLIT = "its elements are a slice of a tensor that is joined of several, and stored there where they are made"
     SHORT_RUNS = "slices of a few neighbours each would have several kernels write every sector of memory"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
-    SIBLINGS = "they read the same data in one pass"
+    HORIZONTAL = "they read the same data in one pass"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"
-    SIDE_SUM = "the kernel of the product has every element of that operand in hand, and adds them up as well"
+    OPERAND_REDUCTION = "the kernel of the matmul has every element of that operand in hand, and adds them up as well"
     INDEX_MISMATCH = "the consumer reads other elements than the producer has just written"
     SPACE_MISMATCH = "their loops cover different index spaces"
     REDUCED_AXES_DIFFER = "they reduce over different axes"
-    CYCLE = "a third kernel lies on a path between them"
-    SEARCH_LIMIT = "proving that no third kernel lies between them takes too long"
+    CYCLE = "a third kernel is on a path between them"
+    SEARCH_LIMIT = "proving that no third kernel is between them takes too long"
     MUTATION = "one overwrites data that the other reads at other indices"
     PART = "the producer fills a part of what the consumer needs all of"
     SCATTER_RESULT = "a scatter's result is complete only after all of its writes"
@@ -59,7 +59,7 @@ class Reason(Enum):
     LAYOUT_CONFLICT = "their fast axes differ, so one of them would walk memory with strides"
     TOO_LARGE = "the joined loop would have too many operations or operands"
     SWITCHED_OFF = "fusion is switched off in the options"
-    SIBLINGS_OFF = "only siblings would share that kernel, and those are switched off in the options"
+    HORIZONTAL_OFF = "only horizontal fusion would share that kernel, and it is switched off in the options"
     CHEAP = "computing it again costs less than a trip through memory"
     EXPENSIVE = "computing it again costs more than a trip through memory"
     ROW_IN_CACHE = "one row fits in cache and is kept there"
@@ -68,7 +68,7 @@ class Reason(Enum):
     LIBRARY_FUSES = "one library call computes both"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
-    SAME_OPERAND = "they are products with an operand in common, and one kernel can make both"
+    SAME_OPERAND = "they are matmuls with an operand in common, and one kernel can make both"
     SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
     ONE_REPLAY = "all of its launches then cost as much as one"
     NOT_ONE_GPU = "it does not run on one GPU alone"
@@ -88,19 +88,17 @@ class Reason(Enum):
     NOT_ELEMENTWISE = "between two steps of a template's program stands an operator that is not elementwise"
     NOT_SOFTMAX = "what this contraction multiplies has a softmax in it, but is none along the axis that is summed over"
     STEP_TYPES = "steps of a template's program are of one floating-point type, and nothing is added or rounded in between"
-    TWO_PRODUCTS = "both are products, and no template makes them in one kernel"
-    NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the product does not hold what it needs"
-    NOT_PROLOGUE = "the product needs all of its operand, stored or computed as part of the product"
-    NOT_IN_ORDER = "updates that may hit one element have to run in order, and the tiles of the product come in another one"
-    ORDER_DEAR = (
-        "in the order of its updates few threads can share the product: a kernel of their own is estimated to be faster"
-    )
-    NOT_IN_TILES = "the tiles of the product do not hold whole runs of what is reduced"
-    NOT_WHOLE = "no tile of the product holds the whole rows that are reduced and read again"
-    PRODUCT_CHEAP = "computing the product a second time takes less than a trip of its result through memory"
-    PRODUCT_DEAR = "computing the product a second time takes longer than a trip of its result through memory"
-    NEEDED = "something else needs the product in memory"
-    MORE_THAN_TWICE = "one reduction of its rows waits for another, so that the product would be computed more than twice"
+    TWO_MATMULS = "both are matmuls, and no template makes them in one kernel"
+    NOT_EPILOGUE = "the consumer has loops of its own, so that a tile of the matmul does not hold what it needs"
+    NOT_PROLOGUE = "the matmul needs all of its operand, stored or computed as part of the matmul"
+    NOT_IN_ORDER = "updates that may hit one element have to run in order, and the tiles of the matmul come in another one"
+    ORDER_DEAR = "in the order of its updates few threads can share the matmul: a kernel of their own is estimated to be faster"
+    NOT_IN_TILES = "the tiles of the matmul do not hold whole runs of what is reduced"
+    NOT_WHOLE = "no tile of the matmul holds the full rows that are reduced and read again"
+    RECOMPUTE_CHEAP = "computing the matmul a second time takes less than a trip of its result through memory"
+    RECOMPUTE_DEAR = "computing the matmul a second time takes longer than a trip of its result through memory"
+    NEEDED = "something else needs the matmul in memory"
+    CHAINED_REDUCTIONS = "one reduction of its rows waits for another, so that the matmul would be computed more than twice"
     SCALE_LEAVES = "its scale does not depend on what is summed over, and the epilogue multiplies by it"
     SCALE_MASKED = "a condition guards the result of the scale, which might not be finite where it does not hold"
     SCALE_FITS = "without the scale it might be beyond the range of the type to which it is rounded"
@@ -108,21 +106,23 @@ class Reason(Enum):
     SCALE_SUMMED = "the scaled operand itself is summed as well"
     SCALE_NEEDED = "something else needs the scaled operand in memory"
     SCALE_REMAINS = "what is left of it without the scale would still have to be computed"
-    UNEQUAL = "two computations of the product may differ in the last bit, and what is made of them may then differ by more"
+    UNEQUAL = "two computations of the matmul may differ in the last bit, and what is made of them may then differ by more"
     UNKNOWN_SIZES = "sizes are symbols, and how often it is best computed depends on them"
-    ROWS_IN_LINES = "its rows begin in the middle of lines of the cache, and the product reads a copy in which they do not"
-    MADE_FIRST = "the product reads it as the library would: computing it for every tile takes longer, or no fast template does"
-    NOT_SIDE_SUM = "no template of the product adds up that operand as well"
+    ROWS_IN_LINES = "its rows begin in the middle of lines of the cache, and the matmul reads a copy in which they do not"
+    OPERAND_STORED = (
+        "the matmul reads it as the library would: computing it for every tile takes longer, or no fast template does"
+    )
+    NO_OPERAND_REDUCTION = "no template of the matmul adds up that operand as well"
     APART_FASTER = "a kernel of its own for the sum is estimated to be faster"
-    STABLE_ORDER = "numerics='stable' keeps the order of additions, which would depend on the product's tile"
+    STABLE_ORDER = "numerics='stable' keeps the order of additions, which would depend on the matmul's tile"
     HOST_DECIDES = "a step in between needs the host: a Python function, or a size that depends on data"
     FROZEN_ALONE = "it depends on frozen tensors alone"
     LARGER = "its result is larger than what it is made of, and would be read instead"
     RETURNED = "it is a result of the graph, which its owner may change"
     WRITTEN = "the graph writes that tensor, or may"
     FROZEN_OPERAND = "that operand is a frozen tensor"
-    UNPACKED_BETTER = "reading it as it lies is no slower, or takes less memory"
-    MUTATED_INPUT = "it writes an input that may lie elsewhere at the next call"
+    UNPACKED_BETTER = "reading it unpacked is no slower, or takes less memory"
+    MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
 CHANGES: dict[Reason, str] = {
@@ -142,8 +142,8 @@ CHANGES: dict[Reason, str] = {
     Reason.COLUMNS: "reduce over the contiguous axis",
     Reason.LAYOUT_CONFLICT: "give the tensors the same memory format",
     Reason.SWITCHED_OFF: "set options={'fusion': True}",
-    Reason.SIBLINGS_OFF: "set options={'siblings': True}",
-    Reason.NOT_IN_ORDER: "let the places of the updates depend on rows or on columns of the product, not on both",
+    Reason.HORIZONTAL_OFF: "set options={'horizontal_fusion': True}",
+    Reason.NOT_IN_ORDER: "let the places of the updates depend on rows or on columns of the matmul, not on both",
     Reason.ORDER_DEAR: "use fewer threads, or require_fused",
     Reason.EXTERN_CALL: "a template for the library call would make it fusible",
     Reason.SYMBOLIC: "compile with dynamic=False, or mark the dimensions static",

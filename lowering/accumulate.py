@@ -1,7 +1,7 @@
-"""Adds a sparse gradient into a dense one where it lies.
+"""Adds a sparse gradient into a dense one in place.
 
 A tied embedding's gradient is ``mm(...) + embedding_dense_backward(...)``: two tensors the size of the table, one of them
-almost all zeros. Scattering the rows into the product's own result moves the rows alone.
+almost all zeros. Scattering the rows into the matmul's own result moves the rows alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 def accumulate(gm: GraphModule) -> GraphModule:
-    """Rewrites ``product + embedding_dense_backward`` to an accumulating ``index_put`` into the product."""
+    """Rewrites ``matmul + embedding_dense_backward`` to an accumulating ``index_put`` into the matmul."""
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is aten.add.Tensor and not node.kwargs:
             _try(gm, node)
@@ -25,7 +25,7 @@ def accumulate(gm: GraphModule) -> GraphModule:
 def _try(gm: GraphModule, node: Node) -> None:
     for summand, sparse in (node.args, node.args[::-1]):
         dense = _without_permutes(summand)
-        if _is_product(dense) and _is_sparse(sparse) and _same_type(dense, sparse, node):
+        if _is_matmul(dense) and _is_sparse(sparse) and _same_type(dense, sparse, node):
             grad, rows = sparse.args[:2]  # type: ignore[union-attr]
             with gm.graph.inserting_before(node):
                 put = gm.graph.call_function(aten.index_put.default, (dense, [rows], grad, True))
@@ -58,8 +58,8 @@ def _without_permutes(node: Argument) -> Argument:
     return below if order is not None and order == sorted(order) else node
 
 
-def _is_product(node: object) -> bool:
-    return isinstance(node, Node) and node.target in _PRODUCTS and len(node.users) == 1
+def _is_matmul(node: object) -> bool:
+    return isinstance(node, Node) and node.target in _MATMULS and len(node.users) == 1
 
 
 def _is_sparse(node: object) -> bool:

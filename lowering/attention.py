@@ -90,9 +90,9 @@ def _meaning(b: Builder, call: ir.Extern, given: Mapping[str, Any], passed: Mapp
     seconds = _logsumexp(b, call, loops, mask is not None)
     if seconds is None:
         return None
-    places = (loops.at(loops.m, loops.d), loops.of_keys(loops.n, loops.d), loops.of_keys(loops.n, loops.v))
-    values = [at(tensor, place) for tensor, place in zip(tensors, places, strict=True)]
-    stored = [loaded(passed[word], place) for word, place in zip(("query", "key", "value"), places, strict=True)]
+    indices = (loops.at(loops.m, loops.d), loops.of_keys(loops.n, loops.d), loops.of_keys(loops.n, loops.v))
+    values = [at(tensor, place) for tensor, place in zip(tensors, indices, strict=True)]
+    stored = [loaded(passed[word], place) for word, place in zip(("query", "key", "value"), indices, strict=True)]
 
     def score(read: Callable[[tuple[Expr, ...]], Value]) -> Value:
         made = vs.call("mul", vs.step_result(SCORES, tensors[0].dtype), vs.const(scale, tensors[0].dtype))

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: Contraction nodes over the library call that computes them."""
+"""Matmuls and convolutions: Contraction nodes over the library call that computes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kgen.lowering.tensor import Tensor, at, broadcast
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Matmul:
     """A sum of products over `k` at the points of `out_vars`: the two operands' indices as functions of all of these, and what
     happens to the sum."""
 
@@ -35,21 +35,21 @@ class Product:
     addend: Value | None = None
 
 
-def _node(b: Builder, product: Product, call: ir.Extern, factors: slice = slice(-2, None)) -> ir.Contraction:
+def _node(b: Builder, matmul: Matmul, call: ir.Extern, factors: slice = slice(-2, None)) -> ir.Contraction:
     """`factors` are the operands' places among the call's arguments."""
     out = call.outs[0]
     assert out is not None
-    lhs, rhs = at(product.lhs, product.left), at(product.rhs, product.right)
-    plain = product.lhs.dtype == product.rhs.dtype
-    stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (product.left, product.right), strict=True))
+    lhs, rhs = at(matmul.lhs, matmul.left), at(matmul.rhs, matmul.right)
+    plain = matmul.lhs.dtype == matmul.rhs.dtype
+    stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (matmul.left, matmul.right), strict=True))
     return ir.Contraction(
-        out, product.out_vars, (product.k,), lhs, rhs, call, b.origin,
-        product.lhs.dtype if plain else None, product.scale, product.addend, stored, rounded=_rounded(b, out),
+        out, matmul.out_vars, (matmul.k,), lhs, rhs, call, b.origin,
+        matmul.lhs.dtype if plain else None, matmul.scale, matmul.addend, stored, rounded=_rounded(b, out),
     )  # fmt: skip
 
 
 def _rounded(b: Builder, out: str) -> torch.dtype | None:
-    """What eager rounds a product to, even where it would not have to be stored."""
+    """What eager rounds a matmul to, even where it would not have to be stored."""
     kind = b.graph.buffers[out].dtype
     return kind if b.numerics == "eager" and kind in ops.NARROW_FLOATS else None
 
@@ -62,17 +62,17 @@ def loaded(arg: ir.TensorArg, where: tuple[Expr, ...]) -> Value:
 
 
 def mm(b: Builder, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
-    return _matrix_product(b, (x, y), kwargs, x, y)
+    return _matmul(b, (x, y), kwargs, x, y)
 
 
 def addmm(b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1, **kwargs: Any) -> Tensor:
-    return _matrix_product(b, (bias, x, y), {"beta": beta, "alpha": alpha, **kwargs}, x, y, bias, beta, alpha)
+    return _matmul(b, (bias, x, y), {"beta": beta, "alpha": alpha, **kwargs}, x, y, bias, beta, alpha)
 
 
 bmm, baddbmm = mm, addmm
 
 
-def _matrix_product(
+def _matmul(
     b: Builder, args: tuple[Tensor, ...], kwargs: dict[str, Any], x: Tensor, y: Tensor,
     bias: Tensor | None = None, beta: Any = 1, alpha: Any = 1,
 ) -> Tensor:  # fmt: skip
@@ -81,22 +81,22 @@ def _matrix_product(
     m, n, k = ix.var("m", x.sizes[-2]), ix.var("n", y.sizes[-1]), ix.var("k", x.sizes[-1])
     out_vars = (*batch, m, n)
     lead = [v.expr() for v in batch]
-    product = Product(x, y, out_vars, k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
+    matmul = Matmul(x, y, out_vars, k, (*lead, m.expr(), k.expr()), (*lead, k.expr(), n.expr()))
     if bias is not None:
         whole = broadcast(bias, tuple(v.extent for v in out_vars))
         added = None if beta == 0 else _times(at(whole, [v.expr() for v in out_vars]), beta)
         kind = ops.compute_dtype(x.dtype)
-        product = replace(product, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
+        matmul = replace(matmul, scale=None if alpha == 1 else vs.const(alpha, kind), addend=added)
     plain = all(isinstance(number, int | float) for number in (alpha, beta))
     used = {name: number for name, number in kwargs.items() if number != 1 or name not in ("alpha", "beta")}
-    wrap = partial(_node, b, product) if plain else None
+    wrap = partial(_node, b, matmul) if plain else None
     result: Tensor = fallback.extern(b, b.current, args, used, "contraction without a template", wrap)
     return result
 
 
 def int_mm(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     """Of 8-bit integers, added up and given in 32 bits."""
-    return _matrix_product(b, (x, y), {}, x, y)
+    return _matmul(b, (x, y), {}, x, y)
 
 
 def scaled_mm(
@@ -111,10 +111,10 @@ def scaled_mm(
     wrap = None
     if use_fast_accum and scale_result is None and out_dtype is not None and out_dtype.itemsize > 1 and None not in scales:
         left, right = (s for s in scales if s is not None)
-        product = Product(x, y, (m, n), k, (m.expr(), k.expr()), (k.expr(), n.expr()), vs.call("mul", left, right))
+        matmul = Matmul(x, y, (m, n), k, (m.expr(), k.expr()), (k.expr(), n.expr()), vs.call("mul", left, right))
         if bias is not None:
-            product = replace(product, addend=at(bias, [n.expr()]))
-        wrap = partial(_node, b, product, factors=slice(0, 2))
+            matmul = replace(matmul, addend=at(bias, [n.expr()]))
+        wrap = partial(_node, b, matmul, factors=slice(0, 2))
     result: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
     return result
 

@@ -1,4 +1,4 @@
-"""Library calls that compute a product together with what one node makes of it.
+"""Library calls that compute a matmul together with what one node makes of it.
 
 A row of `FORMS` says how the result looks as a value. It is built by the rules that lower the operators, and values are
 interned: a node has that form if its value is that value, however the program wrote it.
@@ -48,7 +48,7 @@ FORMS: tuple[Form, ...] = (
 
 
 def note_fused_calls(b: Builder) -> None:
-    """Notes with each product of the graph the one call that computes a node which reads nothing else, if there is one."""
+    """Notes with each matmul of the graph the one call that computes a node which reads nothing else, if there is one."""
     readers: dict[str, list[ir.Pointwise]] = {}
     for node in b.graph.nodes:
         if isinstance(node, ir.Pointwise):

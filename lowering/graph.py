@@ -168,7 +168,7 @@ class _Lowering:
         for position, result in enumerate(results if isinstance(results, list | tuple) else (results,)):
             self.builder.graph.outputs.append(self._output(result, position))
 
-    # ---- pieces -----------------------------------------------------------------------------------------------------
+    # ---- parts ------------------------------------------------------------------------------------------------------
 
     def _lookup(self, node: Node) -> Any:
         return self.env[node]

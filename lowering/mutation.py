@@ -28,7 +28,7 @@ from kgen.lowering.checks import checked_write
 from kgen.lowering.layout import placed
 from kgen.lowering.pointwise import Operand, as_tensor
 from kgen.lowering.tensor import Tensor, axes, broadcast, convert, indices, reindex
-from kgen.lowering.views import dense, slice_length, slice_start, sliced, storage_index
+from kgen.lowering.views import dense, slice_dim, slice_length, slice_start, storage_index
 
 # Set by the reinplace stage on a node whose first argument's storage it may overwrite: the FX node that owns the storage.
 INPLACE = "kgen_inplace"
@@ -289,7 +289,7 @@ def _view_of(b: Builder, base: Tensor, node: Node, name: str, kwargs: dict[str, 
     dim = kwargs.get(f"_{name}_slice_dim")
     if dim is not None:
         start = slice_start(kwargs[f"_{name}_slice_start"], base.sizes[dim])
-        return sliced(base, dim, start, slice_length(start, kwargs[f"_{name}_slice_end"], 1, base.sizes[dim]))
+        return slice_dim(base, dim, start, slice_length(start, kwargs[f"_{name}_slice_end"], 1, base.sizes[dim]))
     value = node.meta["val"]
     strides, offset = b.symbols.sizes(value.stride()), b.symbols.expr(value.storage_offset())
     if not dense(base.sizes, strides):

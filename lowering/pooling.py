@@ -57,7 +57,7 @@ class Windows:
         return [o * s - p for o, s, p in zip(window, self.stride, self.padding, strict=True)]
 
     def taps(self, window: Sequence[Expr], tap: Sequence[Expr | int]) -> tuple[list[Expr], Value]:
-        """The position of one element of a window, and whether it lies inside the tensor."""
+        """The position of one element of a window, and whether it is inside the tensor."""
         place = [s + ix.as_expr(t) * d for s, t, d in zip(self.start(window), tap, self.dilation, strict=True)]
         return place, inside(place, self.extents)
 
@@ -370,7 +370,7 @@ def _count(spans: Sequence[Spans], window: Sequence[Expr]) -> Expr:
 
 
 def adaptive_avg_pool_backward(rank: int) -> Callable[..., Tensor]:
-    """An element lies in the windows from ``i*out//extent`` to ``((i+1)*out - 1)//extent``, at most two along a dimension
+    """An element is in the windows from ``i*out//extent`` to ``((i+1)*out - 1)//extent``, at most two along a dimension
     that shrinks and as many as the ratio along one that grows."""
 
     def rule(b: Builder, grad: Tensor, x: Tensor) -> Tensor:
@@ -398,7 +398,7 @@ def _most_windows(span: Spans) -> int:
         return 1
     n, m = span.extent.as_int(), span.out.as_int()
     if n is None or m is None:
-        return 1  # the extent is a multiple of out: every element lies in one window
+        return 1  # the extent is a multiple of out: every element is in one window
     return max((((i + 1) * m - 1) // n - i * m // n + 1 for i in range(n)), default=1)
 
 

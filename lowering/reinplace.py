@@ -56,7 +56,7 @@ INVERSE = {
 
 def reinplace(gm: GraphModule) -> GraphModule:
     """Marks the writes of the graph that may go to existing storage, after turning sums with a sparse gradient into writes, and
-    dropping what is computed twice."""
+    dropping repeated computations."""
     drop_repeats(gm)
     accumulate(gm)
     order = {node: k for k, node in enumerate(gm.graph.nodes)}

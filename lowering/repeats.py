@@ -1,7 +1,7 @@
 """Operators that compute what another one has computed.
 
 AOTAutograd drops these in training, where it looks for what to keep for the backward; a graph for inference has them as they
-were written: rotary embeddings made anew in each layer, masks, products with the same operands.
+were written: rotary embeddings made anew in each layer, masks, matmuls with the same operands.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def drop_repeats(gm: GraphModule) -> None:
             if _may_write(node.target):
                 known.clear()
             continue
-        places = _storages(node)
-        if places is None or any(map(free_unbacked_symbols, _values(node))):
+        storages = _storages(node)
+        if storages is None or any(map(free_unbacked_symbols, _values(node))):
             continue
-        first, others = known.setdefault(_key(node), (node, places))
-        is_returned = not returned.isdisjoint(places)
+        first, others = known.setdefault(_key(node), (node, storages))
+        is_returned = not returned.isdisjoint(storages)
         if first is node or (is_returned and not returned.isdisjoint(others)):
             continue
         if is_returned:

@@ -63,12 +63,12 @@ class Results:
         """The result in the input that its owner is copied to at the end of the graph. None where there is no such input."""
         owner = owner_of(result)
         target = next((user.args[0] for user in owner.users if _is_copy_of(user, owner)), None)
-        if not isinstance(target, Node) or target.op != "placeholder" or not self._alike(target, owner):
+        if not isinstance(target, Node) or target.op != "placeholder" or not self._same_layout(target, owner):
             return None
         whole = self._storage(target)
         return None if whole is None else self._window(result, owner, whole)
 
-    def _alike(self, one: Node, other: Node) -> bool:
+    def _same_layout(self, one: Node, other: Node) -> bool:
         a, b = one.meta["val"], other.meta["val"]
         return a.dtype == b.dtype and self._geometry(one)[:2] == self._geometry(other)[:2]
 

@@ -47,7 +47,7 @@ def fixed_power(base: Value, exponent: float) -> Value:
     if not is_float(base):
         if exponent < 0:
             raise Refused("an integer to a negative power")
-        return _repeated_product(base, int(exponent))
+        return _repeated_multiplication(base, int(exponent))
     square = vs.call("mul", base, base)
     special: dict[float, Callable[[], Value]] = {
         0.5: lambda: vs.call("sqrt", base),
@@ -62,7 +62,7 @@ def fixed_power(base: Value, exponent: float) -> Value:
     return found() if found else vs.call("pow", base, number(exponent, base))
 
 
-def _repeated_product(base: Value, exponent: int) -> Value:
+def _repeated_multiplication(base: Value, exponent: int) -> Value:
     """Exact for integers, which wrap: repeated squaring."""
     result: Value | None = None
     while exponent:

@@ -1,4 +1,4 @@
-"""Views: index maps on the tensor below, never copies. The ``*_copy`` forms lower alike, since values are lazy."""
+"""Views: index maps on the tensor below, never copies. The ``*_copy`` forms lower the same way, since values are lazy."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def broadcast_in_dim(b: Builder, x: Tensor, shape: Sequence[Extent], dims: Seque
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
-def sliced(x: Tensor, dim: int, start: Expr, length: Extent, step: int = 1) -> Tensor:
+def slice_dim(x: Tensor, dim: int, start: Expr, length: Extent, step: int = 1) -> Tensor:
     """`length` elements along `dim` from `start` on."""
     sizes = list(x.sizes)
     sizes[dim] = ix.as_expr(length)
@@ -136,14 +136,14 @@ def slice_tensor(
     k = axis(dim, x.rank)
     first = slice_start(start, x.sizes[k])
     length = slice_length(first, end, step, x.sizes[k]) if is_binding(b.current) else result_sizes(b)[k]
-    return sliced(x, k, first, length, step)
+    return slice_dim(x, k, first, length, step)
 
 
 def narrow(b: Builder, x: Tensor, dim: int, start: Extent, length: Extent) -> Tensor:
     if isinstance(start, Tensor):
         raise Refused("narrow from a tensor's value")
     k = axis(dim, x.rank)
-    return sliced(x, k, wrapped(start, x.sizes[k]), length)
+    return slice_dim(x, k, wrapped(start, x.sizes[k]), length)
 
 
 def select(b: Builder, x: Tensor, dim: int, index: Extent) -> Tensor:
@@ -164,7 +164,7 @@ def split_with_sizes(b: Builder, x: Tensor, split_sizes: Sequence[Extent], dim: 
     k = axis(dim, x.rank)
     parts, start = [], ix.ZERO
     for extent in split_sizes:
-        parts.append(sliced(x, k, start, extent))
+        parts.append(slice_dim(x, k, start, extent))
         start = start + extent
     return tuple(parts)
 
@@ -222,12 +222,12 @@ def _rolled(x: Tensor, dim: int, shift: Extent) -> Tensor:
 
 def rot90(b: Builder, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     p, q = axis(dims[0], x.rank), axis(dims[1], x.rank)
-    turns = k % 4
-    if turns == 2:
+    quarter_turns = k % 4
+    if quarter_turns == 2:
         return flip(b, x, (p, q))
-    if turns == 1:
+    if quarter_turns == 1:
         return transpose(b, flip(b, x, (q,)), p, q)
-    return transpose(b, flip(b, x, (p,)), p, q) if turns == 3 else x
+    return transpose(b, flip(b, x, (p,)), p, q) if quarter_turns == 3 else x
 
 
 def repeat(b: Builder, x: Tensor, repeats: Sequence[Extent]) -> Tensor:

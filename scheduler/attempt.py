@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kgen import errors
-from kgen.cost.tuning_query import Answers
+from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.scheduler.analysis.dependencies import needed
@@ -34,11 +34,11 @@ def transforms_for(graph: ir.Graph) -> tuple[Transform, ...]:
 
 
 def attempted(
-    graph: ir.Graph, options: Options, transforms: tuple[Transform, ...], decisions: Decisions, answers: Answers
+    graph: ir.Graph, options: Options, transforms: tuple[Transform, ...], decisions: Decisions, tuning_results: TuningResults
 ) -> Attempt:
     """A plan without a memory plan. The graph stays as it is: the attempt has buffers of its own."""
     own = replace(graph, buffers=dict(graph.buffers))
-    draft = Draft(own, graph.nodes, options, decisions, dict(answers), transforms)
+    draft = Draft(own, graph.nodes, options, decisions, dict(tuning_results), transforms)
     for one in transforms:
         one.apply(draft)
     draft.nodes = needed(draft.graph, draft.nodes)
@@ -47,7 +47,7 @@ def attempted(
 
 def _plan(draft: Draft) -> Schedule:
     options, rewritten = draft.options, replace(draft.graph, nodes=draft.nodes)
-    fuser = fuser_of(rewritten, options, Constraints(draft.single, draft.held, draft.apart))
+    fuser = fuser_of(rewritten, options, Constraints(draft.single, draft.full_row_buffers, draft.apart))
     groups = fuser.run() if len(fuser.groups) > 1 or options.demands else fuser.groups
     steps = _formed(draft, fuser, groups)
     plan = Schedule(draft.graph, steps, [*fuser.verdicts, *draft.verdicts])
@@ -65,7 +65,7 @@ def _formed(draft: Draft, fuser: Fuser, groups: list[Group]) -> list[Step]:
         steps = one.form(steps, forming)
     _raise_unmet(fuser.unmet, steps)
     steps = distinct_names(steps)
-    if len(steps) < 2 or not options.fusion or not options.siblings:
+    if len(steps) < 2 or not options.fusion or not options.horizontal_fusion:
         return steps
     return batch(steps, graph, options.demands, fuser.verdicts)
 

@@ -28,9 +28,9 @@ class Options:
     stable: bool = False  # these never change results
     prologues: bool = True  # operands may be computed in a contraction's kernel
     scales: bool = True  # and scaled behind its sum
-    siblings: bool = True  # what needs nothing of each other may share a kernel
-    joint: bool = True  # contractions too, with an operand in common
-    twice: bool = True  # contractions may be recomputed for what needs their elements and reductions of these
+    horizontal_fusion: bool = True  # what needs nothing of each other may share a kernel
+    grouped: bool = True  # contractions too, with an operand in common
+    recompute: bool = True  # contractions may be recomputed for what needs their elements and reductions of these
     copies: bool = True  # operands may be copied into rows that begin at lines of a GPU's cache
     fused_calls: bool = True  # the library may compute a contraction and what follows in one call
     interpreted: bool = False  # kernels for a GPU are for Triton's interpreter
@@ -46,7 +46,13 @@ class Options:
             return self.cpu
         gpu = self.gpu
         return Device(
-            "cuda", gpu.arch, gpu.processors, gpu.shared, flops=gpu.flops, bandwidth=gpu.bandwidth, interpreted=self.interpreted
+            "cuda",
+            gpu.arch,
+            gpu.compute_units,
+            gpu.shared,
+            flops=gpu.flops,
+            bandwidth=gpu.bandwidth,
+            interpreted=self.interpreted,
         )
 
     def capabilities(self, graph: ir.Graph) -> Capabilities:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kgen import errors
-from kgen.cost.tuning_query import Answers
+from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule, Step
 from kgen.ir.sizes import Sizes
@@ -84,23 +84,23 @@ class Draft:
     """A graph on its way through the transforms. `graph` is this attempt's own: transforms add buffers to it, its nodes stay
     those of the input, with programs in place of what was recognised. `nodes` are what the transforms made of them.
 
-    `before` are the nodes before any contraction was changed, and `answers` measurements so far. `taken` are contractions, by
-    their first results, that templates compute; `single` ones share no kernel with another contraction, and updates in `apart`
-    none with any. What `held` names has to be made in the kernel of the contraction it says. Contractions that are `asked` are
-    not measured again; those in `measured_as` have the measurements of another one, and no library call computes those in
-    `without_library`."""
+    `before` are the nodes before any contraction was changed, and `tuning_results` measurements so far. `taken` are
+    contractions, by their first results, that templates compute; `single` ones share no kernel with another contraction, and
+    updates in `apart` none with any. What `full_row_buffers` names has to be made in the kernel of the contraction it says.
+    Contractions that are `asked` are not measured again; those in `measured_as` have the measurements of another one, and no
+    library call computes those in `without_library`."""
 
     graph: ir.Graph
     nodes: list[ir.Node]
     options: Options
     decisions: Decisions
-    answers: Answers
+    tuning_results: TuningResults
     transforms: tuple[Transform, ...] = ()
     before: list[ir.Node] = field(default_factory=list)
     taken: frozenset[str] = frozenset()
     single: frozenset[str] = frozenset()
     apart: Mapping[str, Verdict] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)
+    full_row_buffers: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     measured_as: dict[str, str] = field(default_factory=dict)
     without_library: set[str] = field(default_factory=set)
@@ -115,8 +115,8 @@ class Attempt:
     plan: Schedule
 
     @property
-    def answers(self) -> Answers:
-        return self.draft.answers
+    def tuning_results(self) -> TuningResults:
+        return self.draft.tuning_results
 
     @property
     def graph(self) -> ir.Graph:

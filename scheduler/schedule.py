@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from kgen import errors
-from kgen.cost.tuning_query import Answers
+from kgen.cost.tuning_query import TuningResults
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Schedule
-from kgen.scheduler.analysis.memo import remembering
+from kgen.scheduler.analysis.memo import memoising
 from kgen.scheduler.analysis.memory import freeze_layouts, plan_memory
 from kgen.scheduler.attempt import attempted, transforms_for
 from kgen.scheduler.options import Options
@@ -47,7 +47,7 @@ def _scheduled(given: ir.Graph, options: Options) -> Schedule:
     search = _Search(graph, options, transforms_for(graph))
     for one in search.transforms:
         one.prepare(graph, options)
-    with remembering():
+    with memoising():
         found = search.run()
     plan = found.plan
     plan.verdicts[:0] = [*(options.oracle.verdicts() if options.oracle else ()), *search.refusals]
@@ -66,7 +66,7 @@ class _Search:
     options: Options
     transforms: tuple[Transform, ...]
     decisions: Decisions = field(default_factory=Decisions)
-    answers: Answers = field(default_factory=dict)
+    tuning_results: TuningResults = field(default_factory=dict)
     refusals: list[Verdict] = field(default_factory=list)
     settled: Attempt | None = None
     tried: frozenset[Candidate] = frozenset()
@@ -74,7 +74,7 @@ class _Search:
     def run(self) -> Attempt:
         """The first attempt that nothing is left to change about."""
         while True:
-            attempt = attempted(self.graph, self.options, self.transforms, self.decisions, self.answers)
+            attempt = attempted(self.graph, self.options, self.transforms, self.decisions, self.tuning_results)
             changes = self._changes(attempt) if self.transforms else None
             if not changes:
                 return attempt
@@ -114,10 +114,12 @@ class _Search:
         by_name = {one.name: one for one in self.transforms}
         gone = {out for one, why in changes.rejected.items() for out in by_name[one.transform].unmeasured(one, why)}
         gone |= {one.target for one in self.tried & changes.settings.keys()}
-        self.answers = {out: answer for out, answer in attempt.answers.items() if out not in gone}
+        self.tuning_results = {out: tuning_result for out, tuning_result in attempt.tuning_results.items() if out not in gone}
         if self.settled is not None:
             again = {one.target for one in self.tried & changes.rejected.keys()}
-            self.answers |= {out: answer for out, answer in self.settled.answers.items() if out in again}
+            self.tuning_results |= {
+                out: tuning_result for out, tuning_result in self.settled.tuning_results.items() if out in again
+            }
 
 
 __all__ = ["Options", "schedule"]

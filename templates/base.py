@@ -73,14 +73,14 @@ class KernelTemplate:
     scale_cost: ClassVar[int] = 6
     epilogue_cost: ClassVar[int] = 100
 
-    # In C++, which of the engine's loops are linked where `multiplies` says so: "product", or "attention".
+    # In C++, which of the engine's loops are linked where `multiplies` says so: "matmul", or "attention".
     engine: ClassVar[str] = "product"
 
     def refuse(self, problem: Problem) -> str | None:
         """Why the template cannot take a problem, for people to read; None where it can."""
         return None
 
-    def refuse_joint(self, problems: Sequence[Problem]) -> str | None:
+    def refuse_grouped(self, problems: Sequence[Problem]) -> str | None:
         """Why one launch cannot make these with `parts`; None where it can."""
         return None
 
@@ -92,7 +92,7 @@ class KernelTemplate:
         """What one program needs. A configuration that needs more than the device has is never offered."""
         return Resources()
 
-    def sides(self, problem: Problem, config: Config) -> Mapping[str, int]:
+    def epilogue_subtile(self, problem: Problem, config: Config) -> Mapping[str, int]:
         """Points along axes that the epilogue gets at once, where that is not a whole tile, as ``{"n": config.BLOCK_N // 2}``.
         Every call of ``C.store`` begins at a multiple of it: reductions in an epilogue count on that."""
         return {}

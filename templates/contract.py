@@ -67,9 +67,9 @@ JOINING = ("program", "parts")
 @dataclass(frozen=True, slots=True)
 class Operand:
     """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
-    When it is `many`, each of the products that share a kernel has its own; their other operand they have in common. With
-    `sums` the template can also add up its elements over the axes that no result has, a slot for a side sum. A right operand
-    that `packs` may be an array of the C++ engine, packed once, where it is the same at each call."""
+    When it is `many`, each of the contractions that share a kernel has its own; their other operand they have in common. With
+    `sums` the template can also add up its elements over the axes that no result has, a slot for an operand reduction. A right
+    operand that `packs` may be an array of the C++ engine, packed once, where it is the same at each call."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
@@ -81,9 +81,9 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the main loop computes, a slot for epilogues. Of `many`, all are there when the joint epilogue runs. `access` is how
-    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob ENGINE that is False; in Gluon, through
-    the memory that `store` is given. With "shared", warps share rows there. In C++ an `ordered` one is stored in order along
-    the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
+    an epilogue's tiles move: by pointers, or "tma", unless the configuration has a knob TMA_EPILOGUE that is False; in Gluon,
+    through the memory that `store` is given. With "shared", warps share rows there. In C++ an `ordered` one is stored in order
+    along the axes that a problem names (`Problem.in_order`), a slot for updates that may hit one element twice."""
 
     axes: tuple[str, ...]
     access: str = "pointer"
@@ -174,7 +174,7 @@ class Template:
 
     @cached_property
     def many(self) -> str | None:
-        """The operand of which each product of a family has its own."""
+        """The operand of which each contraction of a family has its own."""
         return next((name for name, one in self.operands.items() if one.many), None)
 
     def block(self, axis: str) -> str | None:
@@ -327,6 +327,10 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     )  # fmt: skip
 
 
+# Old names of authors' methods.
+_RENAMED = {"sides": "epilogue_subtile", "refuse_joint": "refuse_grouped"}
+
+
 def _check_members(members: Mapping[str, object], used: Container[str], fail: Callable[[str], Exception]) -> None:
     """Every public name is something that a template has: whatever else was meant, it would be overlooked."""
     for name, value in members.items():
@@ -334,7 +338,7 @@ def _check_members(members: Mapping[str, object], used: Container[str], fail: Ca
             if _is_method(value) != _is_method(vars(KernelTemplate)[name]):
                 raise fail(f"{name} is {'no method' if _is_method(value) else 'a method'} of kgen.KernelTemplate")
         elif not (name.startswith("_") or isinstance(value, DECLARED) or name in used or _is_constant(name, value)):
-            near = difflib.get_close_matches(name, PUBLIC, n=1)
+            near = [_RENAMED[name]] if name in _RENAMED else difflib.get_close_matches(name, PUBLIC, n=1)
             hint = f"was {near[0]} meant?" if near else "a helper's name begins with an underscore"
             raise fail(f"{name} is no slot, no knob and nothing that kgen.KernelTemplate has: {hint}")
 
@@ -374,13 +378,13 @@ def _check_joining(joins: str | None, used: set[str], fail: Callable[[str], Exce
 def _check_family(operands: Mapping[str, Operand], results: Mapping[str, Result], fail: Callable[[str], Exception]) -> None:
     many = [name for name, one in operands.items() if one.many]
     if (many or any(one.many for one in results.values())) and (len(many) != 1 or not all(o.many for o in results.values())):
-        raise fail("of a family of products, one operand and the result are many")
+        raise fail("of a family of contractions, one operand and the result are many")
 
 
 def _check_sums(operands: Mapping[str, Operand], implements: Pattern, fail: Callable[[str], Exception]) -> None:
     for name, one in operands.items():
         if one.sums and (implements.operator or set(one.axes) <= set(implements.results[0])):
-            raise fail(f"it adds up {name}, but a side sum is over the axes that a sum of products goes over")
+            raise fail(f"it adds up {name}, but an operand reduction is over the axes that a sum of products goes over")
 
 
 def _check_steps(
@@ -403,7 +407,7 @@ def _check_seconds(implements: Pattern, results: Sequence[str], rendered: set[st
 def _check_packs(operands: Mapping[str, Operand], implements: Pattern, device: str, fail: Callable[[str], Exception]) -> None:
     for name, one in list(operands.items())[: None if device != "cpu" or implements.operator else -1]:
         if one.packs:
-            raise fail(f"it takes {name} packed, which only right operands of C++ products are")
+            raise fail(f"it takes {name} packed, which only right operands of C++ contractions are")
 
 
 def _check_source(

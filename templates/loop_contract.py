@@ -19,7 +19,7 @@ import jinja2
 
 from kgen import errors
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Batch, Kernel, Launch, Nest, Packing, Tiling
+from kgen.ir.plan import ComboKernel, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
 from kgen.templates.contract import Config, Knob, check_device, check_knobs, source_file, version_of
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
@@ -31,20 +31,20 @@ __all__ = ["LoopKernel", "LoopProblem", "LoopTemplate", "Loops", "loop_problem",
 @dataclass(frozen=True, slots=True)
 class LoopProblem:
     """What a loop kernel's template is asked to write. `kind` is one of `KINDS`. The scheduler has chosen the loops of each
-    kernel of `step`: `nests` in C++, `tilings` in Triton. `exact` forbids a GPU's approximations where a value ends in 16
-    bits."""
+    kernel of `step`: `vector_loops` in C++, `tilings` in Triton. `exact` forbids a GPU's approximations where a value ends in
+    16 bits."""
 
     kind: str
     step: Launch | Packing
     graph: ir.Graph
-    nests: tuple[Nest, ...] = ()
+    vector_loops: tuple[Nest, ...] = ()
     tilings: tuple[Tiling, ...] = ()
     exact: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels with the chosen loops."""
-        return (*(one.kernel for one in self.nests), *(one.kernel for one in self.tilings))
+        return (*(one.kernel for one in self.vector_loops), *(one.kernel for one in self.tilings))
 
     @property
     def origins(self) -> tuple[ir.Origin, ...]:
@@ -63,8 +63,8 @@ class LoopProblem:
             return {}
         if self.kind == "multi_tensor":
             return {"WARPS": max(t.blocks.warps for t in self.tilings)} if self.tilings else {}
-        if self.nests:
-            return {"LANES": self.nests[0].lanes}
+        if self.vector_loops:
+            return {"LANES": self.vector_loops[0].lanes}
         blocks = self.tilings[0].blocks
         return {"XBLOCK": blocks.x, "YBLOCK": blocks.y, "RBLOCK": blocks.r, "WARPS": blocks.warps, "STAGES": blocks.stages}
 
@@ -74,8 +74,8 @@ class LoopProblem:
         chosen = self.proposed
         if name not in chosen or value == chosen[name]:
             return True
-        if self.nests:
-            return _may_have_lanes(self.nests[0], value)
+        if self.vector_loops:
+            return _may_have_lanes(self.vector_loops[0], value)
         if name == "STAGES":
             return value >= 1
         return _is_power_of_two(value) and (name == "WARPS" or _may_have_block(self.tilings[0], name, value))
@@ -84,8 +84,10 @@ class LoopProblem:
         """The problem with the values of the knobs in place of the scheduler's. Each kernel of a batch keeps its own loops."""
         if self.kind in ("packing", "multi_tensor"):
             return self
-        if self.nests:
-            return replace(self, nests=(_with_lanes(self.nests[0], config.get("LANES", self.nests[0].lanes)),))
+        if self.vector_loops:
+            return replace(
+                self, vector_loops=(_with_lanes(self.vector_loops[0], config.get("LANES", self.vector_loops[0].lanes)),)
+            )
         [tiling] = self.tilings
         b = tiling.blocks
         blocks = type(b)(*(config.get(name, own) for name, own in self.proposed.items()))
@@ -117,14 +119,14 @@ def loop_problem(
     step: Launch | Packing, graph: ir.Graph, loops: Sequence[Nest] | Sequence[Tiling] = (), exact: bool = False
 ) -> LoopProblem:
     """A step without a contraction, under the loops that were chosen for each of its kernels."""
-    nests = tuple(one for one in loops if isinstance(one, Nest))
+    vector_loops = tuple(one for one in loops if isinstance(one, Nest))
     tilings = tuple(one for one in loops if isinstance(one, Tiling))
-    return LoopProblem(_kind(step, [one.kernel for one in loops]), step, graph, nests, tilings, exact)
+    return LoopProblem(_kind(step, [one.kernel for one in loops]), step, graph, vector_loops, tilings, exact)
 
 
 def _kind(step: Launch | Packing, kernels: Sequence[Kernel]) -> str:
     if not isinstance(step, Kernel):
-        return "multi_tensor" if isinstance(step, Batch) else "packing"
+        return "multi_tensor" if isinstance(step, ComboKernel) else "packing"
     [kernel] = kernels
     if kernel.share is not None:
         return "column_reduction"

@@ -174,7 +174,7 @@ class ShareSlot:
 
 @dataclass(frozen=True, slots=True)
 class OneStep:
-    """The lanes hold a whole row: their loop variable is 0, and `width` declares how many there are."""
+    """The lanes hold a full row: their loop variable is 0, and `width` declares how many there are."""
 
     name: str
     width: str

@@ -18,7 +18,7 @@ LEAST_FACTOR = 2.0**-40
 @dataclass(frozen=True, slots=True)
 class Middle:
     """A slot between two steps of a program: over these axes, the function `value` of the element `step`. Where a softmax along
-    `normalised` follows, what lies past the end of that axis is -inf."""
+    `normalised` follows, what is past the end of that axis is -inf."""
 
     axes: tuple[str, ...]
     step: str

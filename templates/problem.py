@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Input:
     """An operand of a problem. `dtype` is the type in which it is multiplied; `load` the load that it is, if it is one and
     nothing else, of that very type. `loops` are those of each of its axes: one, wherever memory allows. If scales of it are
-    part of the epilogue, `unscaled` products would read it from the kernel that scales it."""
+    part of the epilogue, `unscaled` contractions would read it from the kernel that scales it."""
 
     name: str
     axes: tuple[str, ...]
@@ -53,9 +53,9 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class SideSum:
-    """The sum of an operand, the one of product `number` of a family, over all that the products are summed over. `statements`
-    are the reductions, of equal values, and what is made of their results, in order."""
+class SummedOperand:
+    """The sum of an operand, the one of contraction `number` of a family, over all that the contractions are summed over.
+    `statements` are the reductions, of equal values, and what is made of their results, in order."""
 
     operand: str
     number: int
@@ -86,7 +86,7 @@ class Part:
         return run if tile % run == 0 else tile if run % tile == 0 else None
 
 
-def _remembering(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]], Callable[Concatenate[Problem, P], T]]:
+def _memoising(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]], Callable[Concatenate[Problem, P], T]]:
     """Makes decorators of functions of a problem: what they return is kept in that attribute of the problem, by arguments."""
 
     def decorated(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
@@ -104,14 +104,14 @@ def _remembering(where: str) -> Callable[[Callable[Concatenate[Problem, P], T]],
     return decorated
 
 
-def once(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+def memoised(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
     """Of a function of a problem that asks for no sizes: computes it once, whatever the hints are."""
-    return _remembering("known")(compute)
+    return _memoising("known")(compute)
 
 
-def once_at_sizes(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
+def memoised_at_sizes(compute: Callable[Concatenate[Problem, P], T]) -> Callable[Concatenate[Problem, P], T]:
     """Of a function of a problem that asks for sizes: computes it once for these hints."""
-    return _remembering("known_here")(compute)
+    return _memoising("known_here")(compute)
 
 
 class Problem:
@@ -134,12 +134,12 @@ class Problem:
         self.arguments = Arguments(self.main.arguments)
         self.members = [self._inputs(s) for s in self.mains]
         self.inputs = self.members[0]
-        self.known: dict[Hashable, Any] = {}  # what `once` has computed
+        self.known: dict[Hashable, Any] = {}  # what `memoised` has computed
 
-    def _inputs(self, product: Statement) -> dict[str, Input]:
-        values = (product.value, *product.factors)[: len(self.template.operands)]
-        unscaled = product.unscaled or (0,) * len(values)
-        kinds = product.operands[: len(values)]
+    def _inputs(self, matmul: Statement) -> dict[str, Input]:
+        values = (matmul.value, *matmul.factors)[: len(self.template.operands)]
+        unscaled = matmul.unscaled or (0,) * len(values)
+        kinds = matmul.operands[: len(values)]
         operands = zip(self.template.operands.items(), values, kinds, unscaled, strict=True)
         return {
             name: replace(self._input(name, operand.axes, value, dtype), unscaled=count)
@@ -172,7 +172,7 @@ class Problem:
 
     @cached_property
     def known_here(self) -> dict[Hashable, Any]:
-        """What `once_at_sizes` has computed."""
+        """What `memoised_at_sizes` has computed."""
         return {}
 
     @cached_property
@@ -190,7 +190,7 @@ class Problem:
         return frozenset(found)
 
     @cached_property
-    def side_sums(self) -> tuple[SideSum, ...]:
+    def operand_reductions(self) -> tuple[SummedOperand, ...]:
         """The operands that are summed as well."""
         beside = [s for s in self.kernel.statements if not (self._beside.isdisjoint(s.outs) or _steps_in(s))]
         found: dict[tuple[str, int], list[Statement]] = {}
@@ -202,19 +202,19 @@ class Problem:
                 key = next(maker[load.attr[0]] for load in vs.loads(s.roots) if load.attr[0] in maker)
             maker |= dict.fromkeys(s.outs, key)
             found.setdefault(key, []).append(s)
-        return tuple(SideSum(name, number, tuple(own)) for (name, number), own in found.items())
+        return tuple(SummedOperand(name, number, tuple(own)) for (name, number), own in found.items())
 
     def _operand_of(self, value: Value) -> tuple[str, int]:
-        """The name of an operand and the number of the first product that has it."""
+        """The name of an operand and the number of the first contraction that has it."""
         for number, s in enumerate(self.mains):
             for name, one in zip(self.template.operands, (s.value, *s.factors), strict=True):
                 if one is value:
                     return name, number
-        raise AssertionError("a side sum adds up an operand")
+        raise AssertionError("an operand reduction adds up an operand")
 
-    def side_sum(self, operand: str, number: int) -> SideSum:
+    def operand_reduction(self, operand: str, number: int) -> SummedOperand:
         """The sum of an operand that is summed as well."""
-        return next(one for one in self.side_sums if (one.operand, one.number) == (operand, number))
+        return next(one for one in self.operand_reductions if (one.operand, one.number) == (operand, number))
 
     @cached_property
     def middles(self) -> dict[str, Middle]:
@@ -268,7 +268,7 @@ class Problem:
         return any(s.kind == "partial" for s in self.epilogue)
 
     @cached_property
-    def updates(self) -> tuple[Statement, ...]:
+    def scatters(self) -> tuple[Statement, ...]:
         """Updates of the epilogue that may hit one element twice, where the device runs them in order."""
         return tuple(s for s in self.epilogue if s.in_order)
 
@@ -276,15 +276,15 @@ class Problem:
     def in_order(self) -> tuple[str, ...]:
         """Axes of the result along which updates may hit one element twice, outermost first: of points that differ in nothing
         else, the first one is stored first."""
-        found: set[Atom] = set().union(*(ix.free_atoms(s.rank) for s in self.updates if s.rank is not None))
+        found: set[Atom] = set().union(*(ix.free_atoms(s.rank) for s in self.scatters if s.rank is not None))
         return tuple(a for a in self.template.implements.results[0] if not found.isdisjoint(self.loops[a]))
 
     @cached_property
     def accumulator(self) -> torch.dtype:
-        """The type in which products are added up."""
+        """The accumulator's type."""
         return self.graph.buffers[self.main.outs[0]].dtype
 
-    @once
+    @memoised
     def part(self, s: Statement) -> Part:
         """What a partial reduction folds of a tile."""
         found = _part(s, self)
@@ -294,7 +294,7 @@ class Problem:
     def side(self, axis: str, config: Config) -> int:
         """Points along an axis of what the epilogue gets at once: the tile's, or as many as the author says."""
         block: int = config.get(self.template.block(axis) or "", 1)
-        return self.template.author.sides(self, config).get(axis, block)
+        return self.template.author.epilogue_subtile(self, config).get(axis, block)
 
     def part_blocks(self, config: Config) -> dict[str, int | None]:
         """Points of a part of each partial reduction, by its first result; None where the tile does not suit it."""
@@ -302,8 +302,8 @@ class Problem:
         return {out: self._part_block(part, wanted, config) for out, (part, wanted) in found.items()}
 
     def _part_block(self, part: Part, wanted: int, config: Config) -> int | None:
-        """A tile that the epilogue gets in several sides has a whole row in the first at most, and the others, with nothing of
-        it, would write its results as well."""
+        """A tile that the epilogue gets in several subtiles has a full row in the first at most, and the others, with nothing
+        of it, would write its results as well."""
         side = self.side(part.axis, config)
         if part.is_row(wanted) and side < config.get(self.template.block(part.axis) or "", 1):
             return None
@@ -326,7 +326,7 @@ class Problem:
         """The length of an axis; 1 for an empty one."""
         return ix.product(v.extent for v in self.loops[axis])
 
-    @once_at_sizes
+    @memoised_at_sizes
     def size(self, axis: str) -> int:
         """The length of an axis at the hints, at least 1: estimates divide by it."""
         return max(1, self.sizes.of(self.extent(axis)))
@@ -359,7 +359,7 @@ class Problem:
 
     # ---- layouts ----------------------------------------------------------------------------------------------------
 
-    @once
+    @memoised
     def stride(self, name: str, axis: str, number: int = 0) -> Expr | None:
         """Elements from one index of an axis to the next, where the operand is one load and the axis one loop."""
         one = self.members[number][name]
@@ -368,13 +368,13 @@ class Problem:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
 
-    @once
+    @memoised
     def is_frozen(self, name: str, number: int = 0) -> bool:
         """Whether the operand is one load of a tensor that has the same elements at each call."""
         load = self.members[number][name].load
         return load is not None and load.attr[0] in self.graph.frozen
 
-    def sides(self, name: str) -> tuple[str, str]:
+    def operand_axes(self, name: str) -> tuple[str, str]:
         """The operand's own axis, which the result has too, and the one that is summed over. Of a program, or where axes are
         windows, these are the axes with a `BLOCK_` knob, in their order."""
         pattern = self.template.implements
@@ -433,7 +433,7 @@ class Problem:
 
     @property
     def tf32(self) -> bool:
-        """Whether the operands are of float32, and torch's setting for matrix products lets their last digits go."""
+        """Whether the operands are of float32, and torch's setting for matmuls lets their last digits go."""
         return is_rounded(self.main_dtype)
 
     @property
@@ -448,7 +448,7 @@ class Problem:
 
     @property
     def size_of_result(self) -> int:
-        """Bytes of the product as the library would store it, in the operands' type."""
+        """Bytes of the contraction as the library would store it, in the operands' type."""
         return self._points(self.template.implements.results[0]) * self.main_dtype.itemsize
 
     def bytes_of_operand(self, name: str) -> int:
@@ -482,7 +482,7 @@ class Problem:
         chosen = load is not None and any(isinstance(atom, ix.Indirect) for atom in ix.free_atoms(load.attr[1][0]))
         return min(total, self.bytes_of_operand(name)) if chosen else total
 
-    @once
+    @memoised
     def _read(self, name: str) -> set[str]:
         loads = {v.attr[0] for v in vs.loads([member[name].value for member in self.members])}
         return loads & self.graph.buffers.keys()
@@ -527,9 +527,9 @@ def problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Devi
     if isinstance(problem, str):
         return problem
     reasons = (_part(s, problem) for s in problem.epilogue if s.kind == "partial")
-    beside = (_no_sum(one, problem) for one in problem.side_sums)
-    updates = (_no_order(s, problem) for s in problem.updates)
-    return next((reason for reason in (*reasons, *beside, *updates) if isinstance(reason, str)), problem)
+    beside = (_no_sum(one, problem) for one in problem.operand_reductions)
+    scatters = (_no_order(s, problem) for s in problem.scatters)
+    return next((reason for reason in (*reasons, *beside, *scatters) if isinstance(reason, str)), problem)
 
 
 def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | str:
@@ -550,10 +550,10 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         return next((found for found in ways if found is not None), "it reads no operand in such windows")
     turned = _turned(template, kernel, graph, main)
     if turned is None:
-        return "its products have no operand in common"
+        return "its contractions have no operand in common"
     kernel = turned
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
-    # of all products: one may have an operand that repeats along a loop of another one's
+    # of all contractions: one may have an operand that repeats along a loop of another one's
     operands = [(s.value, *s.factors) for s in kernel.statements if s.kind == "contraction"]
     used = [frozenset().union(*(v.variables() for v in position)) for position in zip(*operands, strict=True)]
     for v in (*kernel.outer, *kernel.inner):
@@ -589,7 +589,7 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 
 
 def _other_work(template: Template, main: list[Statement], statements: Sequence[Statement]) -> str | None:
-    """Why products are not what a template computes, whatever their loops."""
+    """Why contractions are not what a template computes, whatever their loops."""
     pattern = template.implements
     if len(main) > template.most.family:
         return template.why_not(Request(family=len(main)))
@@ -607,7 +607,7 @@ def _steps_in(s: Statement) -> set[str]:
     return {v.attr for v in vs.topological([s.value]) if v.op == "step"} if s.kind == "pointwise" else set()
 
 
-def _no_sum(one: SideSum, problem: Problem) -> str | None:
+def _no_sum(one: SummedOperand, problem: Problem) -> str | None:
     """Why a template cannot sum an operand as well."""
     operand, value = problem.template.operands[one.operand], one.statements[0].value
     if not operand.sums:
@@ -661,9 +661,9 @@ def _row(s: Statement, kernel: Kernel) -> list[Var]:
 
 
 def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Statement]) -> Kernel | None:
-    """The kernel with both operands of its products exchanged, where that makes the last axis of the result the contiguous one,
-    or an axis as short as the template wants it, or makes a family's common operand the one that the template has once. None
-    where the products of a family have nothing in common."""
+    """The kernel with both operands of its contractions exchanged, where that makes the last axis of the result the contiguous
+    one, or an axis as short as the template wants it, or makes a family's common operand the one that the template has once.
+    None where the contractions of a family have nothing in common."""
     values = (main[0].value, *main[0].factors)
     exchange = _contiguous_first(kernel, graph, values)
     if template.longest and not any(_row(s, kernel) for s in kernel.statements if s.kind == "partial"):
@@ -679,7 +679,7 @@ def _turned(template: Template, kernel: Kernel, graph: ir.Graph, main: list[Stat
 
 
 def _exchanged(kernel: Kernel, main: Iterable[Statement]) -> Kernel:
-    """The kernel with both operands of its products exchanged."""
+    """The kernel with both operands of its contractions exchanged."""
     new = {id(s): replace(s, value=s.factors[0], factors=(s.value,), unscaled=s.unscaled[::-1]) for s in main}
     return replace(kernel, statements=tuple(new.get(id(s), s) for s in kernel.statements))
 
@@ -729,8 +729,8 @@ def _axis_of(v: Var, used: Sequence[frozenset[Atom]], outer: bool, template: Tem
 
 
 def _contiguous_first(kernel: Kernel, graph: ir.Graph, values: tuple[Value, ...]) -> bool:
-    """Whether the rows of a matrix product, not its columns, are contiguous in what is stored, or have to be in one tile each:
-    then the product is turned, so that the last axis of the result is the one."""
+    """Whether the rows of a contraction, not its columns, are contiguous in what is stored, or have to be in one tile each:
+    then the contraction is turned, so that the last axis of the result is the one."""
     if len(values) != 2:
         return False
     left, right = (v.variables() for v in values)

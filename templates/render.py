@@ -25,7 +25,7 @@ BUILT_IN = {"cuda": Path(__file__).parent / "triton" / "kernels", "cpu": Path(__
 
 
 class IndentedSlots(Extension):
-    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text alike."""
+    """A line that holds one ``{{ ... }}`` and nothing else indents every line of its text in the same way."""
 
     _line = re.compile(r"^([ \t]+)\{\{-?(.*?)-?\}\}[ \t]*$", re.MULTILINE)
 

@@ -39,7 +39,7 @@ class Decisions(Protocol):
     def problems(self, step: Launch) -> Sequence[Problem]:
         """The contractions, as the chosen template sees them."""
 
-    def nests(self, step: Launch) -> tuple[Nest, ...]:
+    def vector_loops(self, step: Launch) -> tuple[Nest, ...]:
         """The loops of C++ kernels."""
 
     def tilings(self, step: Launch) -> tuple[Tiling, ...]:
@@ -61,7 +61,7 @@ def render_step(step: Launch | Packing, symbol: str, context: Context) -> Made:
         return render_loops(loop_problem(step, context.graph), symbol)
     first, decisions = members(step)[0], context.decisions
     if not first.contracts:
-        chosen = decisions.tilings(step) if step.target == "triton" else decisions.nests(step)
+        chosen = decisions.tilings(step) if step.target == "triton" else decisions.vector_loops(step)
         return render_loops(loop_problem(step, context.graph, chosen, context.exact), symbol, first.choice)
     assert first.choice is not None
     problems = decisions.problems(step)

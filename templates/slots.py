@@ -106,7 +106,7 @@ class ResultSlot:
 @dataclass(frozen=True, slots=True)
 class StepSlot:
     """A step of a program. ``{{ scores.apply("s", "b", "rm", "rn") }}`` makes of the tile `s` of a contraction's sums what the
-    next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what lies past
+    next step sees of them: the function that was fused there, in the same type. Where that step is a softmax, what is past
     the end of its axis is -inf; ``scores.begin("m0", "rows")`` and ``scores.end("m0", "rows")`` are the ends of what a mask may
     keep there in some rows, `full_begin` and `full_end` those of what it keeps in all, where ``apply(..., masked=False)`` does.
     An element comes by each time that it is computed; in C++ the indices are those of a store. Of
@@ -315,7 +315,9 @@ def _names(filler: Filler, facts: Callable[[Problem, str], dict[str, Any]]) -> d
     problem, template = filler.problem, filler.problem.template
     count = {name: len(problem.members) if one.many else 1 for name, one in template.operands.items()}
     names: dict[str, Any] = dict(filler.config.values)
-    sums = {name: frozenset(one.number for one in problem.side_sums if one.operand == name) for name in template.operands}
+    sums = {
+        name: frozenset(one.number for one in problem.operand_reductions if one.operand == name) for name in template.operands
+    }
     names |= {name: filler.operand_slot(name, facts(problem, name), count[name], sums[name]) for name in template.operands}
     names |= {name: filler.result_slot(name) for name in template.results}
     if template.implements.program is not None:

@@ -35,20 +35,20 @@ def windows_of(value: Value, graph: ir.Graph, outer: Sequence[Var], inner: Seque
 
 def _of_load(load: Value, graph: ir.Graph, outer: Sequence[Var], inner: Sequence[Var]) -> list[Window]:
     offset, buffer = load.attr[1][0], graph.buffers[load.attr[0]]
-    walks: dict[int, dict[Var, int]] = {}
+    by_dimension: dict[int, dict[Var, int]] = {}
     for v in (*outer, *inner):
-        place = _walks(ix.stride_of(offset, v), buffer)
+        place = _dimension_and_step(ix.stride_of(offset, v), buffer)
         if place is not None:
-            walks.setdefault(place[0], {})[v] = place[1]
+            by_dimension.setdefault(place[0], {})[v] = place[1]
     windows = []
-    for _, steps in sorted(walks.items()):
+    for _, steps in sorted(by_dimension.items()):
         positions, taps = (tuple(v for v in loops if v in steps) for loops in (outer, inner))
         if positions and taps:
             windows.append(Window(positions, taps, steps))
     return windows
 
 
-def _walks(stride: Expr | None, buffer: ir.Buffer) -> tuple[int, int] | None:
+def _dimension_and_step(stride: Expr | None, buffer: ir.Buffer) -> tuple[int, int] | None:
     """The dimension that a loop walks through, and its steps: the fewest that make its stride."""
     if stride is None or not stride.terms or buffer.strides is None:
         return None

@@ -93,7 +93,7 @@ class _Job:
 
 
 def run_rows(rows: Iterable[Row], *, show: bool = False, gpu: bool = False, only: Only | None = None) -> dict[str, str]:
-    """The failures by row name: empty when every row agrees with eager. `only` gives all products to one template."""
+    """The failures by row name: empty when every row agrees with eager. `only` gives all matmuls to one template."""
     jobs = [_Job(row) for row in rows]
     functions = _Functions(options_for(gpu, only))
     for job in jobs:
@@ -339,8 +339,8 @@ def _strides(t: torch.Tensor) -> list[int]:
 
 def _overlaps(t: torch.Tensor) -> bool:
     """Whether elements share memory other than along dimensions of stride zero."""
-    walks = [(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if s]
-    return t.numel() > 0 and 1 + sum((n - 1) * s for s, n in walks) < math.prod(n for _, n in walks)
+    steps = [(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if s]
+    return t.numel() > 0 and 1 + sum((n - 1) * s for s, n in steps) < math.prod(n for _, n in steps)
 
 
 def copied(args: Sequence[Any]) -> list[Any]:
@@ -512,14 +512,14 @@ def doubled(row: Row) -> Row:
     takes it. A graph that fixed a size refuses the second one."""
     first = row.samples[0]
     try:
-        second = _mapped(_twice, first)
+        second = _mapped(_doubled, first)
         row.fn(*copied(second))
     except (RuntimeError, IndexError, ValueError):
         return replace(row, dynamic=True, samples=[first])
     return replace(row, dynamic=True, samples=[first, second], may_refuse=True)
 
 
-def _twice(x: torch.Tensor) -> torch.Tensor:
+def _doubled(x: torch.Tensor) -> torch.Tensor:
     return x.repeat([2 if n > 1 else 1 for n in x.shape])
 
 

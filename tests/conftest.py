@@ -144,7 +144,7 @@ def stub(stub_library: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def tf32() -> Iterator[None]:
-    """Products of float32 numbers on GPUs may round these: exact ones are not for the copy engine's templates."""
+    """Matmuls of float32 numbers on GPUs may round these: exact ones are not for templates that use TMA."""
     import torch
 
     known = torch.backends.cuda.matmul.allow_tf32

@@ -401,12 +401,12 @@ def scatter(g: Grower, name: str) -> str:
     if n == 0:
         raise Dropped
     where = f"(torch.arange({n}) * {g.rng.randrange(1, 4)}) % {n}"
-    once = f"torch.arange({n}).flip(0)"
+    flipped = f"torch.arange({n}).flip(0)"
     return f"{name} = " + g.rng.choice(
         (
-            f"{a}.index_add({d}, {where}, {a} * 0.5)", f"{a}.index_copy({d}, {once}, {a} * 2)",
+            f"{a}.index_add({d}, {where}, {a} * 0.5)", f"{a}.index_copy({d}, {flipped}, {a} * 2)",
             f"torch.zeros_like({a}).index_add({d}, {where}, {a})",
-            f"{a}.index_put(({once.replace(str(n), str(t.shape[0]))},), {a} * 0.5, accumulate=True)",
+            f"{a}.index_put(({flipped.replace(str(n), str(t.shape[0]))},), {a} * 0.5, accumulate=True)",
             f"{a}.index_fill({d}, ({where})[:2], 0.25)",
             f"{a}.scatter_add({d}, ({where}).reshape({_along(d, t.dim())}).expand({a}.shape), {a})",
             f"{a}.slice_scatter({a}.narrow({d}, 0, 1) * 2, {d}, 0, 1)",

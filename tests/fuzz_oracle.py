@@ -106,7 +106,7 @@ def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> 
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend=backend, dynamic=program.dynamic, fullgraph=True)
     try:
-        first, second = _run_twice(program, device, compiled)
+        first, second = _two_runs(program, device, compiled)
     finally:
         torch._dynamo.reset()
     for outcome, call in ((first, "first"), (second, "second")):
@@ -116,7 +116,7 @@ def _difference(program: Program, device: str, backend: Any, eager: Outcome) -> 
     return Finding("ok")
 
 
-def _run_twice(program: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
+def _two_runs(program: Program, device: str, compiled: Callable[..., Any]) -> tuple[Outcome, Outcome]:
     """The first call's results are looked at after the second call, which must leave them alone."""
     space = program.load(device)
     f = compiled(space["f"])
@@ -169,7 +169,7 @@ def _compare_layouts(program: Program, device: str, eager: Outcome, got: Outcome
     traced: list[tuple[int, ...]] | None = None
     for k, ((name, _), a, b) in enumerate(zip(got.named(), _layouts(got), _layouts(eager), strict=False)):
         if a[:2] != b[:2]:
-            return Finding("alias", f"{name} lies in the storage of {a[0]} at {a[1]}, not of {b[0]} at {b[1]}")
+            return Finding("alias", f"{name} is in the storage of {a[0]} at {a[1]}, not of {b[0]} at {b[1]}")
         if a[2] != b[2]:
             traced = _traced_strides(program, device) if traced is None else traced
             if traced[k : k + 1] != [a[2]]:

@@ -18,7 +18,7 @@ from shrinking import smallest
 MAX_NUMEL = 2500
 # Elements that loops on several threads share, in one program of twelve.
 LARGE_NUMEL = 60_000
-# Finite in every float type, with room for a product of two.
+# Finite in every float type, with room to multiply two.
 MAX_VALUE = 200.0
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 20, 33)
 LARGE_SIZES = (1, 2, 3, 8, 16, 31, 64, 100, 129, 256, 517)

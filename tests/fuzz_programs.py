@@ -81,7 +81,7 @@ def operations(skipped: frozenset[str], device: str) -> tuple[Mapping[Operation,
 def work(device: str) -> None:
     """Answers each line, a program as JSON, with a line that says what differs."""
     warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w")
+    replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints must not look like an answer
     for line in sys.stdin:
         torch.manual_seed(0)
@@ -89,8 +89,8 @@ def work(device: str) -> None:
             found = check(Program.of_json(json.loads(line)), device)
         except Exception:  # a mistake of the comparison
             found = Finding("comparison", traceback.format_exc())
-        answers.write(json.dumps([found.kind, found.text]) + "\n")
-        answers.flush()
+        replies.write(json.dumps([found.kind, found.text]) + "\n")
+        replies.flush()
 
 
 @dataclass
@@ -119,10 +119,10 @@ class Worker:
         if not select.select([self.process.stdout], [], [], patience)[0]:
             self.stop()
             return Finding("hang", f"no answer in {patience} seconds")
-        answer = self.process.stdout.readline()
-        if not answer:
+        reply = self.process.stdout.readline()
+        if not reply:
             return self._died()
-        found = Finding(*json.loads(answer))
+        found = Finding(*json.loads(reply))
         if device_lost(found):
             self.stop()
         return found

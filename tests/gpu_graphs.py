@@ -224,7 +224,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, ...]:
     return (x.sum(-1), *torch.var_mean(x, -1), x.amax(-1), (x > 2).any(-1), (x > -9).all(-1), x.norm(dim=-1))
 
 
-def _places(x: Tensor) -> tuple[Tensor, ...]:
+def _arg_reductions(x: Tensor) -> tuple[Tensor, ...]:
     return (x.argmax(-1), x.argmin(-1), *x.max(-1), *x.min(-1))
 
 
@@ -272,7 +272,7 @@ GRAPHS: dict[str, Graph] = {
     "layer_norm": Graph(lambda x, w: F.layer_norm(F.gelu(x), (77,), w), lambda m: [m(5, 77), m(77)], _kinds("rows")),
     "rms_norm_bf16": Graph(lambda x, w: F.rms_norm(x, (96,), w), lambda m: [m(6, 96, dtype=bf16), m(96)], _kinds("rows")),
     "columns": Graph(lambda x: (x.sum(0), x.amax(0)), lambda m: [m(37, 45)], _kinds("rows")),
-    "places": Graph(_places, lambda m: [m.ties(6, 70)], _kinds("rows")),
+    "arg_reductions": Graph(_arg_reductions, lambda m: [m.ties(6, 70)], _kinds("rows")),
     "scans": Graph(
         lambda x, n: (x.cumsum(-1), n.cumsum(0), *x.cummax(-1), x.logcumsumexp(-1), x.cumprod(0)),
         lambda m: [m(5, 40), m.ints(9, 5, 40)],
@@ -293,7 +293,7 @@ GRAPHS: dict[str, Graph] = {
         lambda x, w: F.layer_norm(x, (77,), w), lambda m: [m(5, 77) + 3, m(77)], _kinds("loop"), 2, short=True
     ),
     "long_columns": Graph(lambda x: (x.sum(0), x.amax(0), x.softmax(0)), lambda m: [m(77, 21)], _kinds("loop"), short=True),
-    "long_places": Graph(_places, lambda m: [m.ties(6, 70)], _kinds("loop"), short=True),
+    "long_arg_reductions": Graph(_arg_reductions, lambda m: [m.ties(6, 70)], _kinds("loop"), short=True),
     "long_scans": Graph(
         lambda x, n: (x.cumsum(-1), n.cumsum(0), *x.cummax(-1), *x.cummin(0), x.logcumsumexp(-1)),
         lambda m: [m(20, 40), m.ints(9, 20, 40)],
@@ -315,7 +315,7 @@ GRAPHS: dict[str, Graph] = {
     "attention": Graph(
         lambda q, k, v: ((q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v).tanh(),
         lambda m: [m(2, 9, 8), m(2, 9, 8), m(2, 9, 8)],
-        _kinds("points"),  # a row is in one tile of the product
+        _kinds("points"),  # a row is in one tile of the matmul
         backward=True,
     ),
 }

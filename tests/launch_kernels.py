@@ -22,7 +22,7 @@ ADD = """def add(x, y, out, n):
     tl.store(out + i, tl.load(x + i, mask=m) + tl.load(y + i, mask=m), mask=m)
 """
 
-TWICE = """def twice(x, n):
+DOUBLED = """def twice(x, n):
     i = tl.program_id(0) * 256 + tl.arange(0, 256)
     tl.store(x + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
 """

@@ -359,7 +359,7 @@ REDUCTIONS = [
     Entry("sum_0d", lambda x: (x.sum(), x.sum(0), x.prod(), x.amax(), x.max(0)[0], x.argmax()), shaped(()), NUMBERS),
     Entry("mean_0d", lambda x: (x.mean(), x.var(correction=0), x.logsumexp(0), x.softmax(0)), shaped(())),
     Entry("aminmax", lambda x: tuple(torch.aminmax(x, dim=-1)), not_empty, NUMBERS),
-    Entry("sum_of_product", lambda x, y: (x * y).sum(-1), lambda m: [(m(3, 5), m(3, 5)), (m(4, 1), m(7))], FLOATS),
+    Entry("sum_of_prod", lambda x, y: (x * y).sum(-1), lambda m: [(m(3, 5), m(3, 5)), (m(4, 1), m(7))], FLOATS),
     Entry("any_no_dims", lambda x: torch.any(x, dim=()), shaped((3, 2)), ANY),
 ]
 

@@ -183,7 +183,7 @@ def _into_one(reduced: Sequence[int], dim: int) -> Callable[..., Any]:
 
 
 def _small(*shape: int) -> Callable[[torch.dtype], list[Any]]:
-    """Products of many of them are exact."""
+    """Multiplications of many of them are exact."""
     return lambda dtype: [tensor(torch.float32, *shape).sign().to(dtype)]
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Batch, Launch, Nest, Packing, Tiling
+from kgen.ir.plan import ComboKernel, Launch, Nest, Packing, Tiling
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Gpu, Options, StepChoices
 from kgen.templates.loop_contract import loop_problem
 from kgen.templates.render_step import Context, render_loops, render_step
 
-__all__ = ["batch_call", "context", "cpp_function", "cpp_text", "gpu_call", "step_text"]
+__all__ = ["combo_call", "context", "cpp_function", "cpp_text", "gpu_call", "step_text"]
 
 
 def context(graph: ir.Graph, register_bytes: int = 64, options: Options | None = None) -> Context:
@@ -47,7 +47,7 @@ def gpu_call(tiling: Tiling, graph: ir.Graph, symbol: str = "kernel") -> KernelC
     return made
 
 
-def batch_call(batch: Batch, tilings: Sequence[Tiling], graph: ir.Graph, symbol: str = "kernel") -> KernelCall:
+def combo_call(batch: ComboKernel, tilings: Sequence[Tiling], graph: ir.Graph, symbol: str = "kernel") -> KernelCall:
     """The GPU kernel of a batch."""
     made = render_loops(loop_problem(batch, graph, tilings), symbol)
     assert isinstance(made, KernelCall)

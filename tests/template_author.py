@@ -12,8 +12,8 @@ MODULE = '''
 import kgen
 
 
-@kgen.template(implements=kgen.contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="product.py.jinja", name="{name}")
-class Product(kgen.KernelTemplate):
+@kgen.template(implements=kgen.contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="matmul.py.jinja", name="{name}")
+class Matmul(kgen.KernelTemplate):
     """C[b, m, n] = sum over k of A[b, m, k] B[b, k, n]."""
 
     A, B, C = kgen.operand("b", "m", "k"), kgen.operand("b", "k", "n"), kgen.result("b", "m", "n")
@@ -64,10 +64,10 @@ _numbers = itertools.count()
 
 
 def write(folder: Path, name: str, jinja: str = JINJA, module: str = MODULE, methods: str = "") -> Path:
-    """The module's path; the Jinja file lies beside it."""
+    """The module's path; the Jinja file is beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "product.py.jinja").write_text(jinja)
-    path = folder / "product.py"
+    (folder / "matmul.py.jinja").write_text(jinja)
+    path = folder / "matmul.py"
     path.write_text(module.format(name=name, methods=methods))
     return path
 

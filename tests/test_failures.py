@@ -75,10 +75,10 @@ def two_kernels(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_kernel_that_does_not_compile_becomes_library_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     symbols = broken(monkeypatch, "sin")
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
     assert symbols
-    [warning] = said
+    [warning] = messages
     assert "aten.sin.default" in warning
     assert "test_failures.py" in warning
     assert "aten.cos.default" not in warning
@@ -121,30 +121,30 @@ def test_equal_kernels_give_one_warning(monkeypatch: pytest.MonkeyPatch) -> None
         return x
 
     x = torch.randn(20, 20)
-    got, said, _ = call(f, x, templates=False)
+    got, messages, _ = call(f, x, templates=False)
     torch.testing.assert_close(got, f(x))
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_failures_may_come_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, "")
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
     assert not report.kernels
-    assert len(said) == kgen.coverage()["replacements"]
+    assert len(messages) == kgen.coverage()["replacements"]
 
 
 def test_too_many_failures_end_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "MAX_FAILURES", 0)
     broken(monkeypatch, "")
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
     assert not report.kernels
-    assert "every operator of the graph runs by itself in eager" in said[-1]
+    assert "every operator of the graph runs by itself in eager" in messages[-1]
     assert [e.reason for e in report.externs if e.operator == "aten.sin.default"] == ["the graph could not be compiled"]
-    assert len(said) == len(replaced(report)) == kgen.coverage()["replacements"] == 3
+    assert len(messages) == len(replaced(report)) == kgen.coverage()["replacements"] == 3
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -157,9 +157,9 @@ def test_writes_to_inputs(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> Non
     broken(monkeypatch, "sin")
     x, at, y = torch.randn(9, 5), torch.tensor([3, 1]), torch.randn(2, 5)
     mine, theirs = x.clone(), x.clone()
-    got, said, _ = call(f, mine, at, y, dynamic=dynamic)
+    got, messages, _ = call(f, mine, at, y, dynamic=dynamic)
     torch.testing.assert_close((got, mine), (f(theirs, at, y), theirs))
-    assert said
+    assert messages
 
 
 def test_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +190,11 @@ def test_a_kernel_that_cannot_be_rendered(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(pipeline, "render_step", render)
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
-    assert "AssertionError: no such slot" in said[0]
-    assert len(said) == len(report.kernels) == 1
-    kept = Path(said[0].partition("kept for a report: ")[2].partition("\n")[0]).read_text()
+    assert "AssertionError: no such slot" in messages[0]
+    assert len(messages) == len(report.kernels) == 1
+    kept = Path(messages[0].partition("kept for a report: ")[2].partition("\n")[0]).read_text()
     assert "Traceback" in kept
     assert "torch.ops.aten.sin.default" in kept
     with pytest.raises(Exception, match="no such slot"):
@@ -223,9 +223,9 @@ def test_a_gpu_kernel_that_does_not_build_or_load(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pipeline, "HostGraph", build)
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y, gpu_interpreter=True)
+    got, messages, report = call(two_kernels, x, y, gpu_interpreter=True)
     torch.testing.assert_close(got, two_kernels(x, y))
-    [warning] = said
+    [warning] = messages
     assert "aten.sin.default" in warning
     assert "kept for a report" in warning
     assert len(report.kernels) == 1
@@ -246,12 +246,12 @@ def test_a_template_that_does_not_compile_gives_way(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(pipeline, "render_step", render)
     x, w = torch.randn(64, 64), torch.randn(64, 64)
-    got, said, report = call(lambda x, w: torch.relu(x @ w), x, w)
+    got, messages, report = call(lambda x, w: torch.relu(x @ w), x, w)
     torch.testing.assert_close(got, torch.relu(x @ w))
-    assert said
-    assert all("another configuration, or the library, takes over" in text for text in said[:-1])
+    assert messages
+    assert all("another configuration, or the library, takes over" in text for text in messages[:-1])
     assert "aten.mm.default" in {e.operator for e in report.externs}
-    assert kgen.coverage()["replacements"] == len(said)
+    assert kgen.coverage()["replacements"] == len(messages)
 
 
 def test_what_was_replaced_is_not_kept_on_disk(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,11 +259,11 @@ def test_what_was_replaced_is_not_kept_on_disk(fresh_cache: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         broken(patch, "sin")
         for _ in range(2):
-            _, said, _ = call(two_kernels, x, y, cache=True)
-            assert len(said) == 1, "each process, and each compilation, tries again"
+            _, messages, _ = call(two_kernels, x, y, cache=True)
+            assert len(messages) == 1, "each process, and each compilation, tries again"
     assert kgen.coverage()["cache_hits"] == 0 or kgen.coverage()["aot_traces"] == 2
-    _, said, report = call(two_kernels, x, y, cache=True)
-    assert not said
+    _, messages, report = call(two_kernels, x, y, cache=True)
+    assert not messages
     assert report.kernels
 
 
@@ -285,9 +285,9 @@ def rule_fails(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> 
 def test_an_operator_whose_rule_fails_runs_in_eager(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     rule_fails(monkeypatch, "aten.sin", error)
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
-    [warning] = said
+    [warning] = messages
     assert "lowering aten.sin.default failed" in warning
     assert "by zero" in warning
     assert "two_kernels" in warning or "test_failures.py" in warning
@@ -306,9 +306,9 @@ def test_an_operator_that_fails_again_is_not_tried_once_more(monkeypatch: pytest
         return x
 
     x = torch.randn(10)
-    got, said, _ = call(f, x)
+    got, messages, _ = call(f, x)
     torch.testing.assert_close(got, f(x))
-    assert len(said) == 2
+    assert len(messages) == 2
 
 
 def schedule_fails(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool]) -> None:
@@ -333,21 +333,21 @@ def schedule_fails(monkeypatch: pytest.MonkeyPatch, when: Callable[[Any], bool])
 def test_a_schedule_that_fails(monkeypatch: pytest.MonkeyPatch, when: Any, warned: str, kernels: bool) -> None:
     schedule_fails(monkeypatch, when)
     x, y = torch.randn(40, 30), torch.randn(50)
-    got, said, report = call(two_kernels, x, y)
+    got, messages, report = call(two_kernels, x, y)
     torch.testing.assert_close(got, two_kernels(x, y))
-    assert warned in said[-1]
-    assert "RecursionError: too deep" in said[-1]
-    assert "stage schedule" in said[-1]
-    assert "test_failures.py" in said[-1]
+    assert warned in messages[-1]
+    assert "RecursionError: too deep" in messages[-1]
+    assert "stage schedule" in messages[-1]
+    assert "test_failures.py" in messages[-1]
     assert bool(report.kernels) is kernels
-    assert len(replaced(report)) == len(said)
+    assert len(replaced(report)) == len(messages)
 
 
 def test_random_numbers_in_a_graph_that_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule_fails(monkeypatch, lambda _: True)
     x = torch.ones(2000)
-    got, said, _ = call(lambda x: torch.nn.functional.dropout(x, 0.5), x)
-    assert said
+    got, messages, _ = call(lambda x: torch.nn.functional.dropout(x, 0.5), x)
+    assert messages
     assert set(got.tolist()) == {0.0, 2.0}
 
 
@@ -360,9 +360,9 @@ def test_a_frozen_graph(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
         monkeypatch.setattr("kgen.backend.freeze", lambda *_: 1 // 0)
     x = torch.randn(5, 8)
     with torch.no_grad():
-        got, said, _ = call(model, x, freezing=True)
+        got, messages, _ = call(model, x, freezing=True)
         torch.testing.assert_close(got, model(x))
-    assert f"stage {fails}" in said[-1]
+    assert f"stage {fails}" in messages[-1]
 
 
 # ---- what still raises --------------------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ def added(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return x + y + bias
 
 
-def product_like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Reads and makes what a matrix product does, as a pointwise kernel."""
+def matmul_like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Reads and makes what a matmul does, as a pointwise kernel."""
     return x[:, :1] + y[:1, :]
 
 

@@ -1,6 +1,6 @@
-"""Runs the barriers of a kernel in Gluon without a GPU: does every group of warps come to its end, in whichever order they run?
+"""Runs the barriers of a kernel in Gluon without a GPU: does every warp group come to its end, in whichever order they run?
 
-Triton's interpreter does not run Gluon, and a compiler does not see that two groups of warps wait for each other. Here each
+Triton's interpreter does not run Gluon, and a compiler does not see that two warp groups wait for each other. Here each
 group is a thread of Python that runs the kernel's text, and `warp_groups.py` beside it, with numbers for what decides
 where it goes (sizes, loops, parities) and `Anything` for tiles. One of them runs at a time, up to its next barrier; which one
 is drawn. Whether memory is read too late, or written too early, is not seen.
@@ -27,7 +27,8 @@ from kgen.templates import triton as templates
 BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")
 # What of `warp_groups` has to do with barriers, or with the memory that they guard.
 PROTOCOL = (
-    "barriers", "await_free", "await_ready", "await_turn", "pass_turn", "release", "release_read", "expect", "fetch", "write",
+    "barriers", "await_free", "await_ready", "pingpong_wait", "pingpong_arrive", "release", "release_read", "expect", "fetch",
+    "write",
     "send", "written",
 )  # fmt: skip
 
@@ -112,7 +113,7 @@ class Stopped(BaseException):
 
 
 class Group:
-    """A group of warps, and what it waits for."""
+    """A warp group, and what it waits for."""
 
     def __init__(self, program: Program, run: Callable[[], None]) -> None:
         self.program, self.run = program, run
@@ -192,7 +193,7 @@ class Program:
         return {"tl": Language(), "gl": Language(), "lib": Library(), "gluon": jit, "triton": jit}
 
     def _warp_groups(self, names: dict[str, Any]) -> Any:
-        hardware = {
+        stubs = {
             **names,
             "mbarrier": SimpleNamespace(
                 MBarrierLayout=Anything(), init=self._init, wait=self._wait, arrive=self._arrive, expect=self._expect
@@ -204,13 +205,13 @@ class Program:
             "warpgroup_mma_init": Anything(), "warpgroup_mma_wait": Anything(),
         }  # fmt: skip
         text = (Path(str(templates.__file__)).parent / "device" / "warp_groups.py").read_text()
-        exec(compile(_without_imports(text), "warp_groups.py", "exec"), hardware)
+        exec(compile(_without_imports(text), "warp_groups.py", "exec"), stubs)
 
-        class Specialized(Anything):
+        class WarpSpecialized(Anything):
             def __getattr__(self, name: str) -> Any:
-                return hardware[name] if name in PROTOCOL else Anything()
+                return stubs[name] if name in PROTOCOL else Anything()
 
-        return Specialized()
+        return WarpSpecialized()
 
     def _init(self, memory: Memory, count: int) -> None:
         memory.barrier = Barrier(count, count)
@@ -233,9 +234,9 @@ class Program:
         self._own().pause()
         _barrier(memory).arrive(count)
 
-    def _copy(self, descriptor: Descriptor, places: Sequence[int], memory: Memory, into: Memory) -> None:
+    def _copy(self, descriptor: Descriptor, origin: Sequence[int], memory: Memory, into: Memory) -> None:
         assert isinstance(into, Memory)
-        assert all(isinstance(at, int) for at in places)
+        assert all(isinstance(at, int) for at in origin)
         self.copies.append((_barrier(memory), descriptor.bytes))
         self._own().pause()
 

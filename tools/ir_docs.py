@@ -20,7 +20,7 @@ DOCUMENT = ROOT / "docs" / "ir.md"
 MODULES = ("nodes", "program", "values", "index", "ops", "sizes", "plan", "verify", "printer")
 HEAD = """# The loop IR
 
-`python -m tools.ir_docs` writes this file from the docstrings in `kgen/ir/`. Edit those. `tests/test_ir_docs.py` compares.
+`python -m tools.ir_docs` writes this file from the docstrings in `kgen/ir/`. Edit those. `tests/ir/test_ir_docs.py` compares.
 
 The IR has four parts. Nodes are loops and calls. A node holds *values*: scalar operations on elements. A value's addresses are
 *index expressions*. The scheduler adds a *plan*: kernels and calls in order.

@@ -200,7 +200,7 @@ runpy.run_module("tools.replay", run_name="__main__", alter_sys=True)
 
 
 def _render_apart(side: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Renders in a process that imports what lies in `side`."""
+    """Renders in a process that imports what is in `side`."""
     command = [sys.executable, "-c", ISOLATED, "render", "--out", str(side / "out"), "--devices", *options.devices]
     command += ["--all"] * options.all + (["--only", *options.only] if options.only else [])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

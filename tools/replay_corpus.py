@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.calibration import SIZES, problems
-from bench.cpu_products import DTYPES, Model
-from bench.cpu_products import PRODUCTS as CPU_MATMULS
+from bench.cpu_matmuls import DTYPES, Model
+from bench.cpu_matmuls import MATMULS as CPU_MATMULS
 from bench.gpu_patterns import GPU_PATTERNS
+from bench.matmuls import BY_NUMBER
 from bench.patterns import BY_NAME, PATTERNS
-from bench.products import BY_NUMBER
 from examples.gpt import FULL, GPT, TINY, random_batch
 from examples.transformer import AdamW
 from tests.op_table import TABLE, Maker

@@ -31,7 +31,7 @@ CODE = (".h", ".cpp", ".jinja")
 # What is about the words themselves, or about the past. docs/ir.md repeats docstrings, which count where they are written.
 # Two benches can still be called by their old names.
 EXEMPT = (
-    "tools/vocabulary.py", "tests/test_vocabulary.py", "docs/decisions/", "docs/glossary.md", "docs/ir.md",
+    "tools/vocabulary.py", "tests/house/test_vocabulary.py", "docs/decisions/", "docs/glossary.md", "docs/ir.md",
     "bench/gpu_products.py", "bench/cpu_products.py",
 )  # fmt: skip
 
@@ -67,7 +67,10 @@ WORDS = (
         rf"{_ARITHMETIC}\bproducts?\b(?! of (?:the )?(?:sizes|extents|lengths|numbers))", _part("products?"),
     ),
     Word("copy engine", "TMA", "copy_engine", r"\bcopy engines?\b"),
-    Word("processor", "SM (GPU); core, thread (CPU)", _part("processors?"), r"\bprocessors?\b"),
+    Word(
+        "processor", "SM (GPU); core, thread (CPU)", r"^(?!multi_processor_count$|processor$)(?:.*_)?processors?(?:_|$)",
+        r"(?<!RISC System/6000 )\bprocessors?\b",
+    ),
     Word("group of warps", "warp group", "who_multiplies", r"\bgroups? of warps\b|\bwho multiplies\b"),
     Word(
         "turns", "stage, ring buffer, ping-pong, cooperative", r"(?:await|pass)_turns?|^turns$|^TOGETHER$",
@@ -87,7 +90,7 @@ WORDS = (
     Word("batch of kernels", "combo (multi-tensor) kernel", r"^Batch$", "", "^batch$"),
     Word("what reads it", "consumer", "", r"\bwhat reads (?:it|them)\b"),
     Word("side sums", "operand reduction", _part("side_sums?"), r"\bside sums?\b", "side_sums?"),
-    Word("whole rows", "full-row tile", _part("whole_rows?|held"), r"\bwhole rows?\b", r"^rows$|_rows$|^rows_"),
+    Word("whole rows", "full-row tile", _part("whole_rows?|held"), r"\bwhole rows?\b", r"^rows$|(?<!few)_rows$|^rows_"),
     Word("slices", "concat split", _part("slices"), "", "^slices$"),
     Word("scales", "scale hoisting", "", "", "^scales$"),
     Word(
@@ -112,7 +115,7 @@ WORDS = (
     Word("ahead", "prefetch", _part("ahead"), r"\bahead\b(?!-of-time| of time)", _part("ahead")),
     Word(
         "specialized", "warp-specialized", rf"(?<!warp){_part('specialized')}",
-        r"(?<!warp-)\bspecialized (?:product|matmul|kernel|template)s?\b", "(?<!warp_)specialized",
+        r"(?<!warp[- ])\bspecialized (?:product|matmul|kernel|template)s?\b", "(?<!warp_)specialized",
     ),
     Word("resident", "B-resident", rf"(?<!b){_part('resident')}", "", r"(?<!b_)resident"),
     Word("sliced", "sliced-K", r"(?:^|_)sliced(?!_k)(?:_|$)", "", r"sliced(?!_k)"),
@@ -173,7 +176,8 @@ def _python(text: str) -> Iterator[Text]:
 
 def _other_code(text: str) -> Iterator[Text]:
     """C++ and templates: comments run from their sign to the end of the line."""
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = ((n, line) for n, line in enumerate(text.splitlines(), 1) if line != "#pragma once")
+    for number, line in lines:
         code, sign, comment = re.split(r"(//|(?:^|\s)# |\{#)", line, maxsplit=1) if _COMMENT.search(line) else (line, "", "")
         yield from (Text(number, name, False) for name in _NAME.findall(code))
         if sign:

@@ -97,7 +97,7 @@ def geglu_in(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return gelu_tanh(F.linear(x, w)) * F.linear(x, v)
 
 
-def geglu_joint(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+def geglu_fused(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     h, gate = F.linear(x, w, b).chunk(2, -1)
     return h * F.gelu(gate)
 
@@ -115,8 +115,8 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
-def qkv_joint(x: Tensor, w: Tensor, b: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """One product for the three, split and turned to heads in memory."""
+def qkv_fused(x: Tensor, w: Tensor, b: Tensor, heads: int) -> tuple[Tensor, ...]:
+    """One matmul for the three, split and turned to heads in memory."""
     return tuple(heads_of(one, heads).contiguous() for one in F.linear(x, w, b).chunk(3, -1))
 
 

@@ -9,7 +9,7 @@ from bench.calibration import blocks as b
 from bench.calibration.problem import Problem, Size, activation, indices, vector, weight
 
 MODEL = "Llama"
-HEAD, GROUPS, TOGETHER, VOCABULARY = 128, 8, 4, 128256
+HEAD, GROUPS, QUERIES_PER_KEY, VOCABULARY = 128, 8, 4, 128256
 DECODED = (1, 4, 16)
 
 
@@ -22,7 +22,7 @@ def problems(size: Size) -> Iterator[Problem]:
 
 def _prefill(size: Size, width: int, inner: int) -> Iterator[Problem]:
     tokens, length = size.tokens, size.length
-    x, g, keys = activation(tokens, width), vector(width), max(16, width // TOGETHER)
+    x, g, keys = activation(tokens, width), vector(width), max(16, width // QUERIES_PER_KEY)
     yield Problem(MODEL, "norm + q", "matmul", b.rms_linear, (x, g, weight(width, width)))
     yield Problem(MODEL, "q, k, v", "matmul", b.qkv_apart, (x, weight(width, width), weight(keys, width), weight(keys, width)))
     head = min(HEAD, keys)
@@ -56,7 +56,7 @@ def _prefill(size: Size, width: int, inner: int) -> Iterator[Problem]:
 
 
 def _decode(size: Size, width: int, inner: int) -> Iterator[Problem]:
-    keys = max(16, width // TOGETHER)
+    keys = max(16, width // QUERIES_PER_KEY)
     for m in DECODED:
         x, g = activation(m, width), vector(width)
         kind = "skinny-matmul"
@@ -75,7 +75,7 @@ def _decode(size: Size, width: int, inner: int) -> Iterator[Problem]:
         )
     head = min(HEAD, keys)
     for m in (1, 16):
-        q, k = activation(m, GROUPS, TOGETHER, head), activation(m, GROUPS, 4 * size.length, head)
+        q, k = activation(m, GROUPS, QUERIES_PER_KEY, head), activation(m, GROUPS, 4 * size.length, head)
         yield Problem(MODEL, f"attention of one token, {m} sequences", "attention", b.attention_decode, (q, k, k))
 
 

@@ -50,7 +50,7 @@ def _transformer(n: int, side: int, c: int) -> Iterator[Problem]:
     norm = (vector(c), vector(c))
     yield Problem(MODEL, f"norm + q, {at}", "matmul", b.norm_linear, (x, *norm, weight(c, c), vector(c)))
     args: tuple[Arg, ...] = (x, weight(8 * c, c), vector(8 * c))
-    yield Problem(MODEL, f"GEGLU, {at}", "matmul", b.geglu_joint, args)
+    yield Problem(MODEL, f"GEGLU, {at}", "matmul", b.geglu_fused, args)
     q, k = activation(n, HEADS, tokens, c // HEADS), activation(n, HEADS, TEXT, c // HEADS)
     yield Problem(MODEL, f"attention to the text, {at}", "attention", b.attention, (q, k, k))
     if tokens <= 1024:

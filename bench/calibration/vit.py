@@ -32,7 +32,7 @@ def _forward(size: Size, x: Arg, heads: int) -> Iterator[Problem]:
     norm = (vector(width), vector(width))
     yield Problem(MODEL, "norm + qkv", "matmul", b.norm_linear, (x, *norm, weight(3 * width, width), vector(3 * width)))
     yield Problem(
-        MODEL, "qkv to heads", "matmul", partial(b.qkv_joint, heads=heads), (x, weight(3 * width, width), vector(3 * width))
+        MODEL, "qkv to heads", "matmul", partial(b.qkv_fused, heads=heads), (x, weight(3 * width, width), vector(3 * width))
     )
     q = activation(n, heads, tokens, width // heads)
     yield Problem(MODEL, "softmax(q k^T)", "attention", b.scores_softmax, (q, q))

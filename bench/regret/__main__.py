@@ -164,11 +164,11 @@ def dry_row(done: Compiled) -> Row:
     problem = done.job.problem
     failed = {v.name: v.failed for v in done.variants if v.failed} | ({"problem": done.failed} if done.failed else {})
     variants = [
-        {"name": v.name, "same_as": v.same_as, "steps": v.steps, "products": v.products, "compile_s": v.compile_s}
+        {"name": v.name, "same_as": v.same_as, "steps": v.steps, "matmuls": v.matmuls, "compile_s": v.compile_s}
         for v in done.variants
     ]  # fmt: skip
     head = {"name": problem.name, "model": problem.model, "class": problem.kind, "direction": problem.direction}
-    return {**head, "failed": failed, "products": done.products, "variants": variants}
+    return {**head, "failed": failed, "matmuls": done.matmuls, "variants": variants}
 
 
 class Rows:

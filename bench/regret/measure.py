@@ -57,7 +57,7 @@ def _head(problem: Problem, done: Compiled) -> dict[str, Any]:
         "name": problem.name, "model": problem.model, "title": problem.title, "class": problem.kind,
         "direction": problem.direction, "dtype": str(problem.dtype).removeprefix("torch."), "size": done.job.size,
         "args": [list(one.shape) for one in problem.args], "failed": {"problem": done.failed} if done.failed else {},
-        "products": done.products, "variants": [],
+        "matmuls": done.matmuls, "variants": [],
     }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def kernel_seconds(entries: Sequence[Timed], args: Sequence[Tensor]) -> dict[str
 
 
 def _variant(v: Variant, entry: Entry | None, walls: dict[str, float], kernels: dict[str, list[list[Any]]]) -> dict[str, Any]:
-    made = {"name": v.name, "same_as": v.same_as, "failed": v.failed, "steps": v.steps, "products": v.products}
+    made = {"name": v.name, "same_as": v.same_as, "failed": v.failed, "steps": v.steps, "matmuls": v.matmuls}
     made |= {"verdicts": v.verdicts} if v.verdicts else {}
     if entry is None or not entry.samples:
         return made

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bench.contenders import failure
 from bench.regret.report import show, variant
-from bench.regret.variants import CHOSEN, LIBRARY, Job, ProductGraph, Way, settled, steps_of, traced
+from bench.regret.variants import CHOSEN, LIBRARY, Job, MatmulGraph, Way, settled, steps_of, traced
 from kgen import config as configuration
 
 Row = Mapping[str, Any]
@@ -33,24 +33,24 @@ def plan_job(job: Job) -> tuple[list[str], list[dict[str, Any]]]:
     """The steps of what is chosen, and what the model says of its matmuls."""
     way = Way(CHOSEN, replace(configuration.current(), measurements=False))
     with settled(job):
-        graph = ProductGraph(job, traced(job.problem, job.device))
+        graph = MatmulGraph(job, traced(job.problem, job.device))
         with _disable_current_modes():
             plan = graph.plan(way)
             return steps_of(plan), graph.estimates(plan, way.config)
 
 
-def replanned(row: Row, steps: Sequence[str], products: Sequence[Any]) -> Replanned:
+def replanned(row: Row, steps: Sequence[str], matmuls: Sequence[Any]) -> Replanned:
     """The row as if the variant with these steps had been chosen."""
     known = next((v for v in measured(row) if v["steps"] == list(steps)), None)
     if known is None:
-        return Replanned(row, described(products) or "; ".join(steps))
+        return Replanned(row, described(matmuls) or "; ".join(steps))
     if known["name"] == CHOSEN:
         return Replanned(row)
     kept = [v for v in row["variants"] if v["name"] != CHOSEN]
     # what had the times of the old choice is measured there
     resolved = [{**variant(row, v["name"]), "name": v["name"]} if v.get("same_as") == CHOSEN else v for v in kept]
     old = [{**v, "name": "chosen before"} for v in row["variants"] if v["name"] == CHOSEN and v.get("seconds")]
-    fresh = {"name": CHOSEN, "same_as": known["name"], "steps": list(steps), "products": list(products)}
+    fresh = {"name": CHOSEN, "same_as": known["name"], "steps": list(steps), "matmuls": list(matmuls)}
     return Replanned({**row, "variants": [fresh, *resolved, *old]})
 
 
@@ -60,12 +60,12 @@ def measured(row: Row) -> Iterable[Mapping[str, Any]]:
     return sorted(timed, key=lambda v: v["name"] not in (CHOSEN, LIBRARY))
 
 
-def described(products: Sequence[Mapping[str, Any]]) -> str:
+def described(matmuls: Sequence[Mapping[str, Any]]) -> str:
     """What took the matmuls, with the model's microseconds."""
     return "; ".join(
         f"{p['template']} {' '.join(f'{k}={v}' for k, v in p['config'].items())}: {p['estimate'] * 1e6:.1f} us, library "
         f"{p['estimate_library'] * 1e6:.1f}"
-        for p in products
+        for p in matmuls
     )
 
 
@@ -75,7 +75,7 @@ def replan(rows: Sequence[Row], jobs: Sequence[Job], console: Console) -> None:
     by_name = {job.problem.name: job for job in jobs}
     found: list[Replanned] = []
     for row in rows:
-        if row["name"] not in by_name or not row["products"]:
+        if row["name"] not in by_name or not row["matmuls"]:
             found += [Replanned(row)]
             continue
         try:

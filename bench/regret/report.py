@@ -127,7 +127,7 @@ def _show_card(rows: Sequence[Row], card: str, console: Console) -> None:
 
 def _is_library(one: Regret) -> bool:
     """Whether the best has no template."""
-    return not variant(one.row, one.winner).get("products")
+    return not variant(one.row, one.winner).get("matmuls")
 
 
 def _show_worst(regrets: Sequence[Regret], console: Console) -> None:
@@ -149,7 +149,7 @@ def _show_worst(regrets: Sequence[Regret], console: Console) -> None:
     ordered = sorted(regrets, key=lambda r: max(r.over_best, r.over_library), reverse=True)
     for one in ordered[:WORST_SHOWN]:
         times = [f"{t * 1e6:.1f}" for t in (one.chosen, one.library, one.best, one.row.get("eager") or math.nan)]
-        took = ", ".join(p["template"].removeprefix("triton_") for p in variant(one.row, CHOSEN).get("products", ()))
+        took = ", ".join(p["template"].removeprefix("triton_") for p in variant(one.row, CHOSEN).get("matmuls", ()))
         cells = [one.row["name"], one.row["class"], f"{one.over_best:.2f}", f"{one.over_library:.2f}"]
         table.add_row(*cells, *times, f"{one.of_host:.1f}", took or "library", one.winner)
     console.print(table)

@@ -30,14 +30,14 @@ from kgen.capture.decompositions import TABLE
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.cost import model
-from kgen.cost.tuning_query import Answer, Place, Question, place
+from kgen.cost.tuning_query import Place, TuningQuery, TuningResult, place
 from kgen.errors import KernelSpills, KernelTooLarge
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, check_shared, check_spills
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Batch, Call, Choice, Launch, Schedule, members
+from kgen.ir.plan import Call, Choice, ComboKernel, Launch, Schedule, members
 from kgen.only import Only, only
-from kgen.scheduler import chosen_problem, product_of
+from kgen.scheduler import chosen_problem, contraction_of
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import problem as templates
 from kgen.templates.contract import Config as Knobs
@@ -46,10 +46,10 @@ from kgen.verdict import Verdict
 
 CHOSEN, LIBRARY = "chosen", "library"
 # A GPU that is not here: an H100 with HBM3.
-H100 = {"arch": 90, "processors": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 3_352_320_000_000}
+H100 = {"arch": 90, "compute_units": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 3_352_320_000_000}
 # Of a template, configurations beyond the first are left out where the model thinks them so many times slower than the best.
 HOPELESS = 4.0
-# Templates that are tried on one product alone, and with parts and copies; ways to cut and to copy.
+# Templates that are tried on one matmul alone, and with parts and copies; ways to cut and to copy.
 OF_EACH = 2
 
 K = TypeVar("K")
@@ -85,7 +85,7 @@ class Variant:
 
     name: str
     steps: list[str] = field(default_factory=list)
-    products: list[dict[str, Any]] = field(default_factory=list)
+    matmuls: list[dict[str, Any]] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
     blueprint: bytes = b""
     compile_s: float = 0.0
@@ -99,7 +99,7 @@ class Compiled:
 
     job: Job
     variants: list[Variant] = field(default_factory=list)
-    products: list[dict[str, Any]] = field(default_factory=list)
+    matmuls: list[dict[str, Any]] = field(default_factory=list)
     failed: str = ""
 
 
@@ -130,11 +130,11 @@ def settled(job: Job) -> Iterator[None]:
 def _compile(job: Job, done: Compiled) -> None:
     cpp.prepare()
     gm = traced(job.problem, job.device)
-    maker = ProductGraph(job, gm)
-    products = maker.products()
-    done.products = [product.description for product in products]
+    maker = MatmulGraph(job, gm)
+    matmuls = maker.matmuls()
+    done.matmuls = [matmul.description for matmul in matmuls]
     known: dict[Any, str] = {}
-    for way in ways(products, job.configs):
+    for way in ways(matmuls, job.configs):
         variant, key = maker.variant(way)
         if key is not None and known.setdefault(key, way.name) != way.name:
             variant.same_as, variant.blueprint = known[key], b""
@@ -182,7 +182,7 @@ def _moved(gm: GraphModule, mode: FakeTensorMode, device: torch.device) -> Graph
 
 @dataclass(frozen=True)
 class Offer:
-    """A configuration of a template that takes a product, with the model's seconds."""
+    """A configuration of a template that takes a matmul, with the model's seconds."""
 
     template: str
     config: tuple[tuple[str, Any], ...]
@@ -190,8 +190,8 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Product:
-    """A product with what was fused into it, as it is asked about before anything is chosen: its results, what takes it, and
+class Matmul:
+    """A matmul with what was fused into it, as it is asked about before anything is chosen: its results, what takes it, and
     which templates take its sum in parts, or with copies of operands. `description` is what the model knows of it."""
 
     outs: tuple[str, ...]
@@ -208,63 +208,63 @@ class Product:
         return {name: next(o for o in ordered if o.template == name) for name in dict.fromkeys(o.template for o in ordered)}
 
 
-def product_asked(question: Question) -> Product:
+def asked_matmul(question: TuningQuery) -> Matmul:
     """What a question says. The graph that it was asked about may change afterwards."""
-    outs = tuple(product_of(one) for one in members(question.step))
+    outs = tuple(contraction_of(one) for one in members(question.step))
     names = tuple(own[0].template.name for own in question.problems if own[0].template.implements.batch)
-    copies = {sides: tuple(p.template.name for p in own) for sides, (_, own) in question.copies.items() if sides}
+    copies = {operands: tuple(p.template.name for p in own) for operands, (_, own) in question.copies.items() if operands}
     library = sum(model.vendor_seconds(p) for p in question.problems[0]) if question.problems else math.nan
     offers, parts = tuple(offers_of(question)), dict.fromkeys(question.parts, names)
-    return Product(outs, offers, parts, copies, question.vendor, library, description_of(question, offers, library))
+    return Matmul(outs, offers, parts, copies, question.vendor, library, description_of(question, offers, library))
 
 
-def offers_of(question: Question) -> Iterator[Offer]:
-    joint = isinstance(question.step, Batch)
+def offers_of(question: TuningQuery) -> Iterator[Offer]:
+    grouped = isinstance(question.step, ComboKernel)
     for own in question.problems:
         for config in model.feasible(own[0]):
             if all(model.fits(p, config) for p in own):
-                seconds = model.joint_seconds(own, config) if joint else model.seconds(own[0], config)
+                seconds = model.grouped_seconds(own, config) if grouped else model.seconds(own[0], config)
                 yield Offer(own[0].template.name, config.values, seconds)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How to compile a problem: with a configuration of kgen, every product left to one template, or with answers for some of
+    """How to compile a problem: with a configuration of kgen, every matmul left to one template, or with answers for some of
     the matmuls, by their results."""
 
     name: str
     config: Config
     only: Only | None = None
-    answers: Mapping[tuple[str, ...], Answer] = field(default_factory=dict)
+    tuning_results: Mapping[tuple[str, ...], TuningResult] = field(default_factory=dict)
 
     @contextmanager
     def context(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.only is not None:
                 stack.enter_context(only(self.only.template, self.only.pick, self.only.parts, self.only.copies))
-            if self.answers:
-                stack.enter_context(patch.object(pipeline, "Tuner", lambda *_: Answering(self.answers)))
+            if self.tuning_results:
+                stack.enter_context(patch.object(pipeline, "Tuner", lambda *_: FixedResults(self.tuning_results)))
             yield
 
 
-def ways(products: Sequence[Product], configs: int) -> Iterator[Way]:
+def ways(matmuls: Sequence[Matmul], configs: int) -> Iterator[Way]:
     """By default, without templates, and with all matmuls left to one template in turn, under several of its configurations,
     with sums in parts and copies of operands where these are possible. Of several matmuls, each also alone by its best
     templates and by the library, while the others are as the model likes."""
     plain = replace(configuration.current(), measurements=False)
     yield Way(CHOSEN, plain)
     yield Way(LIBRARY, replace(plain, templates=False))
-    for name, forced in _forced(products, configs):
+    for name, forced in _forced(matmuls, configs):
         yield Way(name, plain, forced)
-    if len(products) > 1:
-        for product in products:
-            for name, answer in _answers(product):
-                yield Way(f"{product.outs[0]}: {name}", plain, None, {product.outs: answer})
+    if len(matmuls) > 1:
+        for matmul in matmuls:
+            for name, tuning_result in _tuning_results(matmul):
+                yield Way(f"{matmul.outs[0]}: {name}", plain, None, {matmul.outs: tuning_result})
 
 
-def _forced(products: Sequence[Product], configs: int) -> Iterator[tuple[str, Only]]:
+def _forced(matmuls: Sequence[Matmul], configs: int) -> Iterator[tuple[str, Only]]:
     seconds: dict[str, list[float]] = {}
-    for offer in (offer for product in products for offer in product.offers):
+    for offer in (offer for matmul in matmuls for offer in matmul.offers):
         seconds.setdefault(offer.template, []).append(offer.seconds)
     ordered = sorted(seconds, key=lambda name: min(seconds[name]))
     hopeless = HOPELESS * min((min(own) for own in seconds.values()), default=0.0)
@@ -272,10 +272,10 @@ def _forced(products: Sequence[Product], configs: int) -> Iterator[tuple[str, On
         hopeful = sum(one <= hopeless for one in seconds[name])
         for rank in range(max(1, min(configs, hopeful))):
             yield f"{name} {rank}", Only(name, picker(rank))
-    for parts, takers in _first({n: own for product in products for n, own in product.parts.items()}):
+    for parts, takers in _first({n: own for matmul in matmuls for n, own in matmul.parts.items()}):
         for name in [name for name in ordered if name in takers][:OF_EACH]:
             yield f"{name} 0, sum in {parts}", Only(name, picker(0), parts=parts)
-    for copies, takers in _first({n: own for product in products for n, own in product.copies.items()}):
+    for copies, takers in _first({n: own for matmul in matmuls for n, own in matmul.copies.items()}):
         for name in [name for name in dict.fromkeys((*ordered, *takers)) if name in takers][:OF_EACH]:
             yield f"{name} 0, copies: {copies}", Only(name, picker(0), copies=copies)
 
@@ -284,12 +284,12 @@ def _first(found: Mapping[K, tuple[str, ...]]) -> list[tuple[K, tuple[str, ...]]
     return list(found.items())[:OF_EACH]
 
 
-def _answers(product: Product) -> Iterator[tuple[str, Answer]]:
-    """For one product, whatever the others are: each has won a measurement that nobody has made."""
-    for offer in list(product.best().values())[:OF_EACH]:
-        yield offer.template, Answer(offer.template, offer.config, 1, offer.seconds, math.nan)
-    if product.vendor and math.isfinite(product.library):
-        yield LIBRARY, Answer(None, (), 1, product.library, product.library)
+def _tuning_results(matmul: Matmul) -> Iterator[tuple[str, TuningResult]]:
+    """For one matmul, whatever the others are: each has won a measurement that nobody has made."""
+    for offer in list(matmul.best().values())[:OF_EACH]:
+        yield offer.template, TuningResult(offer.template, offer.config, 1, offer.seconds, math.nan)
+    if matmul.vendor and math.isfinite(matmul.library):
+        yield LIBRARY, TuningResult(None, (), 1, matmul.library, matmul.library)
 
 
 def picker(rank: int) -> Callable[[Sequence[Knobs]], Knobs]:
@@ -304,21 +304,21 @@ def picker(rank: int) -> Callable[[Sequence[Knobs]], Knobs]:
     return pick
 
 
-class Answering:
-    """An oracle with the given answers, by the results of matmuls, that remembers what it was asked first about each."""
+class FixedResults:
+    """An oracle with the given answers, by the results of matmuls, that records what it was asked first about each."""
 
     is_worth_asking = True
 
-    def __init__(self, given: Mapping[tuple[str, ...], Answer] | None = None) -> None:
+    def __init__(self, given: Mapping[tuple[str, ...], TuningResult] | None = None) -> None:
         self.given = given or {}
-        self.asked: dict[tuple[str, ...], Product] = {}
+        self.asked: dict[tuple[str, ...], Matmul] = {}
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
-        found: dict[str, Mapping[Place, Answer]] = {}
+    def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
+        found: dict[str, Mapping[Place, TuningResult]] = {}
         for question in questions:
-            outs = tuple(product_of(one) for one in members(question.step))
+            outs = tuple(contraction_of(one) for one in members(question.step))
             if outs not in self.asked:
-                self.asked[outs] = product_asked(question)
+                self.asked[outs] = asked_matmul(question)
             if outs in self.given:
                 found[question.step.name] = {place(hints): self.given[outs] for hints in question.hints}
         return found
@@ -330,7 +330,7 @@ class Answering:
 # ---- one variant -------------------------------------------------------------------------------------------------------
 
 
-class ProductGraph:
+class MatmulGraph:
     """Compiles one graph in several ways."""
 
     def __init__(self, job: Job, gm: GraphModule) -> None:
@@ -340,12 +340,12 @@ class ProductGraph:
         with _disable_current_modes():
             self.gm = pipeline.reinplace(gm, self.info, configuration.current())
 
-    def products(self) -> list[Product]:
-        """What would be measured: each product with what was fused into it, while templates may have all of them."""
-        listener, config = Answering(), configuration.current()
+    def matmuls(self) -> list[Matmul]:
+        """What would be measured: each matmul with what was fused into it, while templates may have all of them."""
+        listener, config = FixedResults(), configuration.current()
         with _disable_current_modes():
             graph = self.graph(config)
-            make_schedule(graph, replace(pipeline.scheduler_options(graph, config), oracle=listener, twice=False))
+            make_schedule(graph, replace(pipeline.scheduler_options(graph, config), oracle=listener, recompute=False))
         return list(listener.asked.values())
 
     def graph(self, config: Config | None = None) -> ir.Graph:
@@ -368,7 +368,7 @@ class ProductGraph:
         except Exception as cause:
             made.failed = failure(cause)
             return made, None
-        made.steps, made.products = steps_of(plan), self.estimates(plan, way.config)
+        made.steps, made.matmuls = steps_of(plan), self.estimates(plan, way.config)
         made.verdicts = [str(v) for v in plan.verdicts] if way.name == CHOSEN else []
         made.blueprint = pickle.dumps(blueprint)
         made.compile_s = time.perf_counter() - started
@@ -412,16 +412,16 @@ class ProductGraph:
             check_spills(blueprint.launches, kernels)
 
     def estimates(self, plan: Schedule, config: Config) -> list[dict[str, Any]]:
-        """What the model says of each product that has a template."""
+        """What the model says of each matmul that has a template."""
         options = pipeline.scheduler_options(plan.graph, config)
         found: list[dict[str, Any]] = []
         for step in plan.kernels:
             choice = members(step)[0].choice
             if choice is None:
                 continue
-            own = [chosen_problem(k, plan.graph, options.device(plan.graph, product_of(k))) for k in members(step)]
+            own = [chosen_problem(k, plan.graph, options.device(plan.graph, contraction_of(k))) for k in members(step)]
             knobs = own[0].template.config(**dict(choice.config))
-            seconds = model.joint_seconds(own, knobs) if isinstance(step, Batch) else model.seconds(own[0], knobs)
+            seconds = model.grouped_seconds(own, knobs) if isinstance(step, ComboKernel) else model.seconds(own[0], knobs)
             found.append({
                 "kernel": step.name, "template": choice.template, "config": dict(choice.config), "estimate": seconds,
                 "estimate_library": sum(model.vendor_seconds(p) for p in own), "sizes": sizes_of(own[0]), "members": len(own),
@@ -447,11 +447,11 @@ def _step(step: Launch | Call) -> str:
     return f"{step.name}: {choice}" if choice else step.name
 
 
-# ---- what a product is to the model ------------------------------------------------------------------------------------
+# ---- what a matmul is to the model ------------------------------------------------------------------------------------
 
 
-def description_of(question: Question, offers: Sequence[Offer], library: float) -> dict[str, Any]:
-    """A product with what is fused around it: what the model knows of it, and its estimates."""
+def description_of(question: TuningQuery, offers: Sequence[Offer], library: float) -> dict[str, Any]:
+    """A matmul with what is fused around it: what the model knows of it, and its estimates."""
     best = {name: min(o.seconds for o in offers if o.template == name) for name in dict.fromkeys(o.template for o in offers)}
     return {
         "kernel": question.step.name, "members": len(members(question.step)), "vendor": question.vendor,
@@ -467,7 +467,7 @@ def features(problem: templates.Problem) -> dict[str, Any]:
         "traffic": model.traffic(problem), "epilogue_bytes": problem.epilogue_bytes, "stored_bytes": problem.stored_bytes,
         "result_bytes": problem.size_of_result, "finishing": problem.finishing, "epilogue": len(problem.epilogue),
         "fused_call": problem.has_fused_call, "reduces_tiles": problem.reduces_tiles, "whole": dict(problem.whole),
-        "side_sums": len(problem.side_sums), "updates": len(problem.updates),
+        "operand_reductions": len(problem.operand_reductions), "scatters": len(problem.scatters),
         "loops": {axis: [str(v.extent) for v in loops] for axis, loops in problem.loops.items()},
         "operands": {name: _operand(problem, name) for name in problem.inputs},
     }  # fmt: skip

@@ -59,7 +59,7 @@ def model_call(name: str, contender: str, device: str, dtype: torch.dtype) -> Ca
     return lambda: fn(*moved)
 
 
-def once(call: Call, device: str, repeats: int) -> float:
+def timed(call: Call, device: str, repeats: int) -> float:
     """Seconds a call by the device's clock, calls queued behind each other."""
 
     def several() -> None:
@@ -95,11 +95,11 @@ def measure(name: str, calls: dict[str, Callable[[], Call]], options: argparse.N
 
 def _in_turns(ready: dict[str, Call], options: argparse.Namespace) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {name: [] for name in ready}
-    repeats = {name: max(1, min(30, int(0.01 / once(call, options.device, 2)))) for name, call in ready.items()}
+    repeats = {name: max(1, min(30, int(0.01 / timed(call, options.device, 2)))) for name, call in ready.items()}
     names, deadline, turn = list(ready), time.perf_counter() + options.seconds * len(ready), 0
     while names and (turn < 7 or time.perf_counter() < deadline):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            samples[name].append(once(ready[name], options.device, repeats[name]))
+            samples[name].append(timed(ready[name], options.device, repeats[name]))
         turn += 1
     return samples
 

@@ -1,6 +1,6 @@
 """C++ sources to loaded shared libraries, each compiled once per content and found in the cache from then on.
 
-Five things are built: a graph's kernels (in units, with a precompiled header), the loops of matrix products that units link,
+Five things are built: a graph's kernels (in units, with a precompiled header), the loops of matmuls that units link,
 the native runtime that interprets host programs, the launcher of GPU kernels, and the library of vector math. All but the first
 are compiled once per machine, torch and compiler.
 """

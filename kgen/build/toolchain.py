@@ -152,12 +152,12 @@ _WANTED = {"avx512": _AVX512, "avx2": _AVX2}
 
 
 def cpu_name() -> str:
-    """The processor's name as its maker gives it."""
+    """The CPU's name as its maker gives it."""
     return _cpu_fact("model name") or platform.machine()
 
 
 def cpu_vendor() -> str:
-    """The processor's maker as it names itself ("GenuineIntel"); empty where it does not."""
+    """The CPU's maker as it names itself ("GenuineIntel"); empty where it does not."""
     return _cpu_fact("vendor_id")
 
 
@@ -167,7 +167,7 @@ def _cpu_features() -> frozenset[str]:
 
 @functools.cache
 def _cpu_fact(name: str) -> str:
-    """What /proc/cpuinfo says of the first processor; empty where it says nothing."""
+    """What /proc/cpuinfo says of the first CPU; empty where it says nothing."""
     found = re.search(rf"^{name}\s*:\s*(.*)$", _cpu_text(), re.MULTILINE)
     return found[1].strip() if found else ""
 

@@ -1,6 +1,6 @@
 """Triton kernels to machine code, each compiled once per content and found in the cache from then on.
 
-Compilation happens in children of a server process (kgen/build/triton_worker.py), as many at a time as there are processors,
+Compilation happens in children of a server process (kgen/build/triton_worker.py), as many at a time as there are cores,
 and may begin as soon as a kernel's text is there. Neither Triton nor the server is needed where the cache has everything.
 """
 
@@ -262,7 +262,7 @@ class _Server:
         self.numbers = itertools.count()
         self.pending: dict[int, Future[int]] = {}
         self.alive = True
-        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-triton-answers").start()
+        threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-triton-replies").start()
 
     def submit(self, folder: Path) -> Future[int]:
         """The exit status of the process that compiles the job in `folder`."""
@@ -278,8 +278,8 @@ class _Server:
                 done.set_result(_SERVER_GONE)
         return done
 
-    def _listen(self, answers: IO[bytes]) -> None:
-        for line in answers:
+    def _listen(self, replies: IO[bytes]) -> None:
+        for line in replies:
             number, status = map(int, line.split())
             with self.lock:
                 done = self.pending.pop(number)

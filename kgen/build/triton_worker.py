@@ -35,10 +35,10 @@ _LIBRARY = "kgen.templates.triton.device.library"  # what kernels import
 
 def serve() -> None:
     """Takes jobs until stdin closes."""
-    answers = os.dup(1)
+    replies = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not reach the answers
     problem = _import_triton()
-    Server(answers, problem).run()
+    Server(replies, problem).run()
 
 
 def _import_triton() -> str:
@@ -77,8 +77,8 @@ def _repair_ptx(backend: Any) -> None:
 
 
 class Server:
-    def __init__(self, answers: int, problem: str) -> None:
-        self.answers = answers
+    def __init__(self, replies: int, problem: str) -> None:
+        self.replies = replies
         self.problem = problem
         self.parent = os.getppid()
         self.selector = selectors.DefaultSelector()
@@ -109,7 +109,7 @@ class Server:
     def start(self, number: str, folder: Path) -> None:
         if self.problem:
             (folder / "log").write_text(self.problem, encoding="utf-8")
-            self.answer(number, 1)
+            self.reply(number, 1)
             return
         reader, writer = os.pipe()
         process = os.fork()
@@ -125,10 +125,10 @@ class Server:
         os.close(reader)
         _, status = os.waitpid(process, 0)
         _kill_group(process)  # an assembler that outlived its time limit
-        self.answer(number, os.waitstatus_to_exitcode(status))
+        self.reply(number, os.waitstatus_to_exitcode(status))
 
-    def answer(self, number: str, status: int) -> None:
-        os.write(self.answers, f"{number} {status}\n".encode())
+    def reply(self, number: str, status: int) -> None:
+        os.write(self.replies, f"{number} {status}\n".encode())
 
 
 def _kill_group(process: int) -> None:

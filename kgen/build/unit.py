@@ -15,7 +15,7 @@ PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
 
 
 # So many functions that differ in constant offsets alone become one. For fewer, the C++ compiler gets the numbers.
-MANY_ALIKE = 4
+MANY_SIMILAR = 4
 
 
 @dataclass(slots=True)
@@ -63,10 +63,10 @@ def _joined(functions: Mapping[str, Function]) -> dict[str, Function]:
     """The functions, where one takes the place of many that differ in constant offsets alone."""
     able = [f for f in functions.values() if f.made.general is not None]
     out = dict(functions)
-    if len(able) < MANY_ALIKE:
+    if len(able) < MANY_SIMILAR:
         return out
-    for key, calls in _alike(able).items():
-        if len({id(call.function) for call in calls}) >= MANY_ALIKE:
+    for key, calls in _by_general_form(able).items():
+        if len({id(call.function) for call in calls}) >= MANY_SIMILAR:
             out[key] = Function(calls[0].symbol, calls[0].made, {call.step: call.made for call in calls})
             for call in calls:
                 del call.function.steps[call.step]
@@ -83,7 +83,7 @@ class _GeneralCall:
     made: Rendered
 
 
-def _alike(functions: Iterable[Function]) -> dict[str, list[_GeneralCall]]:
+def _by_general_form(functions: Iterable[Function]) -> dict[str, list[_GeneralCall]]:
     """The steps that call the functions, by the canonical text of their kernels without constant offsets."""
     found: dict[str, list[_GeneralCall]] = {}
     for function in functions:

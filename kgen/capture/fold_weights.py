@@ -1,10 +1,10 @@
 """Weights of norms multiplied into frozen matrices: ``(x * r * g) @ w`` becomes ``(x * r) @ (g[:, None] * w)``.
 
-The weight of a norm lies along what the matrix product behind it sums over, so it cannot leave the sum as other scales do
+The weight of a norm runs along the axis that the matmul behind it sums over, so it cannot leave the sum as other scales do
 (scale hoisting), but it can change sides. Where both are frozen (the option `freezing`) the matrix is scaled once, and
-what remains in front of the product are rows and their scales: no operand to compute.
+what remains in front of the matmul are rows and their scales: no operand to compute.
 
-That is so where nothing but such products needs the weighted rows. Matrices are left alone if they are computed from something
+That is so where nothing but such matmuls needs the weighted rows. Matrices are left alone if they are computed from something
 smaller, such as bytes, which would be read in their place; and those of float16, whose range the scaled ones might exceed.
 A scaled bfloat16 matrix is rounded, in the place of the weighted rows.
 """
@@ -19,8 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
-# Products, and the place of their left operand among the arguments; the right one follows.
-_PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
+# Matmuls, and the place of their left operand among the arguments; the right one follows.
+_MATMULS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 _RESHAPED = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _TURNED = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default)
 _KINDS = (torch.bfloat16, torch.float32, torch.float64)
@@ -45,12 +45,12 @@ def _fold(node: Node, frozen: frozenset[str]) -> bool:
         rows, weight = weight, rows
     if not _weights(node, rows, weight, frozen):
         return False
-    found = list(_products(node))
-    products = [product for reader, product in found if product is not None and _may_scale(reader, product, frozen)]
-    if not found or len(products) < len(found):
+    found = list(_matmuls(node))
+    matmuls = [matmul for reader, matmul in found if matmul is not None and _may_scale(reader, matmul, frozen)]
+    if not found or len(matmuls) < len(found):
         return False
-    for product in products:
-        _scale(product, weight)
+    for matmul in matmuls:
+        _scale(matmul, weight)
     kind = node.meta["val"].dtype
     with node.graph.inserting_before(node):
         plain = rows if rows.meta["val"].dtype is kind else _call(node, aten._to_copy.default, rows, dtype=kind)
@@ -66,24 +66,24 @@ def _weights(node: Node, rows: Node, weight: Node, frozen: frozenset[str]) -> bo
     return bool(of.shape == made.shape and by.dim() == 1 and made.dim() > 1 and by.shape[0] == made.shape[-1])
 
 
-def _products(node: Node) -> Iterator[tuple[Node, Node | None]]:
-    """What reads the rows, past conversions and other shapes of the same rows: a node and the product that it is read by; None
+def _matmuls(node: Node) -> Iterator[tuple[Node, Node | None]]:
+    """What reads the rows, past conversions and other shapes of the same rows: a node and the matmul that it is read by; None
     for any other reader."""
     for user in node.users:
         same = isinstance(user.meta.get("val"), torch.Tensor) and user.meta["val"].shape[-1:] == node.meta["val"].shape[-1:]
         converted = user.target is aten._to_copy.default and user.meta["val"].dtype in _KINDS
         if same and user.args[0] is node and (converted or user.target in _RESHAPED):
-            yield from _products(user)
+            yield from _matmuls(user)
         else:
-            yield node, user if user.target in _PRODUCTS else None
+            yield node, user if user.target in _MATMULS else None
 
 
-def _may_scale(reader: Node, product: Node, frozen: frozenset[str]) -> bool:
-    """Whether the rows are the product's left operand and nothing else of it, and the right one is frozen as it is stored."""
-    place = _PRODUCTS[product.target]
-    others = [one for k, one in enumerate(product.args) if k != place]
-    matrix = product.args[place + 1]
-    if product.args[place] is not reader or reader in others or not isinstance(matrix, Node):
+def _may_scale(reader: Node, matmul: Node, frozen: frozenset[str]) -> bool:
+    """Whether the rows are the matmul's left operand and nothing else of it, and the right one is frozen as it is stored."""
+    place = _MATMULS[matmul.target]
+    others = [one for k, one in enumerate(matmul.args) if k != place]
+    matrix = matmul.args[place + 1]
+    if matmul.args[place] is not reader or reader in others or not isinstance(matrix, Node):
         return False
     source = matrix
     while source.op == "call_function" and source.target in _TURNED:
@@ -91,17 +91,17 @@ def _may_scale(reader: Node, product: Node, frozen: frozenset[str]) -> bool:
     return _is_input(source, frozen) and matrix.meta["val"].dtype in _KINDS
 
 
-def _scale(product: Node, weight: Node) -> None:
-    """Multiplies a product's right operand by the weight, row by row."""
-    place = _PRODUCTS[product.target] + 1
-    matrix = product.args[place]
+def _scale(matmul: Node, weight: Node) -> None:
+    """Multiplies a matmul's right operand by the weight, row by row."""
+    place = _MATMULS[matmul.target] + 1
+    matrix = matmul.args[place]
     assert isinstance(matrix, Node)
-    with product.graph.inserting_before(product):
-        scaled = _call(product, aten.mul.Tensor, matrix, _call(product, aten.unsqueeze.default, weight, 1))
+    with matmul.graph.inserting_before(matmul):
+        scaled = _call(matmul, aten.mul.Tensor, matrix, _call(matmul, aten.unsqueeze.default, weight, 1))
         kind = matrix.meta["val"].dtype
         if scaled.meta["val"].dtype is not kind:
-            scaled = _call(product, aten._to_copy.default, scaled, dtype=kind)
-    product.update_arg(place, scaled)
+            scaled = _call(matmul, aten._to_copy.default, scaled, dtype=kind)
+    matmul.update_arg(place, scaled)
 
 
 def _call(place: Node, target: Any, *args: Any, **kwargs: Any) -> Node:

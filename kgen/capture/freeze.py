@@ -34,7 +34,7 @@ __all__ = ["Freezing", "freeze"]
 
 # Bytes that a constant may always have.
 SMALL = 64 << 10
-# Alike, but no part of a schema says that their result is their argument's memory.
+# Views, although no schema says that their result aliases their argument.
 _ALIASES = ("aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias")
 
 
@@ -170,7 +170,7 @@ class _Split:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether the result lies in an argument's memory, or may."""
+    """Whether the result aliases an argument, or may."""
     if node.target is operator.getitem:
         return _is_view(node.args[0])  # type: ignore[arg-type]
     if not isinstance(node.target, OpOverload):

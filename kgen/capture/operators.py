@@ -57,7 +57,7 @@ def owner_of(node: Any) -> Any:
 
 
 def _viewed(node: Any) -> Any | None:
-    """The argument in whose storage the node's result lies."""
+    """The argument in whose storage the node's result is."""
     if node.op != "call_function" or not node.args:
         return None
     target, source = node.target, node.args[0]

@@ -98,7 +98,7 @@ def _philox(seed: torch.Tensor, counter: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 def _multiply(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low word of a 32 by 32 bit product; in halves, because torch has no unsigned 64-bit shift."""
+    """High and low word of a 32 by 32 bit multiplication; in halves, because torch has no unsigned 64-bit shift."""
     a0, a1, b0, b1 = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
     middle = a1 * b0 + ((a0 * b0) >> 16)
     carry = (middle & 0xFFFF) + a0 * b1

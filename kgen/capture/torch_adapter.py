@@ -256,31 +256,33 @@ def _stride_keys(value: torch.Tensor) -> tuple[Any, ...]:
 # ---- splitting the joint graph -----------------------------------------------------------------------------------------
 
 
-def _partition(joint_pass: JointPass, joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
-    joint = joint_pass(joint)
-    _save_compared(joint)
-    _copy_overwritten(joint)
-    return min_cut_rematerialization_partition(joint, inputs, **settings)
+def _partition(
+    joint_pass: JointPass, joint_graph: GraphModule, inputs: Any, **settings: Any
+) -> tuple[GraphModule, GraphModule]:
+    joint_graph = joint_pass(joint_graph)
+    _save_compared(joint_graph)
+    _copy_overwritten(joint_graph)
+    return min_cut_rematerialization_partition(joint_graph, inputs, **settings)
 
 
-def _save_compared(joint: GraphModule) -> None:
+def _save_compared(joint_graph: GraphModule) -> None:
     """Backward gets the operands of ``==`` from memory where it needs them. The gradient of amax divides by the number of
     elements that equal the maximum. Recomputed from rounded tensors, elements would equal none that forward has found."""
-    for node in joint.graph.nodes:
+    for node in joint_graph.graph.nodes:
         if node.target in (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor):
             for operand in map(_viewed, node.all_input_nodes):
                 operand.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _copy_overwritten(joint: GraphModule) -> None:
+def _copy_overwritten(joint_graph: GraphModule) -> None:
     """Backward gets a copy of an input that the graph overwrites, if it needs the old contents: autograd refuses a saved tensor
     that has changed. Eager may need no copy, where it saves a result from which the partitioner would compute nothing."""
-    made = joint.graph.output_node().meta.get("desc") or ()
+    made = joint_graph.graph.output_node().meta.get("desc") or ()
     changed = {one.mutated_input for one in made if isinstance(one, InputMutationAOTOutput)}
-    for node in joint.graph.find_nodes(op="placeholder"):
+    for node in joint_graph.graph.find_nodes(op="placeholder"):
         if node.meta.get("desc") in changed:
-            with joint.graph.inserting_before(_first_call(joint)):
-                copy = joint.graph.call_function(torch.ops.aten.clone.default, (node,))
+            with joint_graph.graph.inserting_before(_first_call(joint_graph)):
+                copy = joint_graph.graph.call_function(torch.ops.aten.clone.default, (node,))
             copy.meta.update(val=fake_result(copy), recompute=CheckpointPolicy.MUST_SAVE)
             node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
@@ -318,18 +320,18 @@ def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> 
 
 
 def uses_cuda(gm: GraphModule) -> bool:
-    """Whether some tensor of the graph lies on a CUDA device."""
+    """Whether some tensor of the graph is on a CUDA device."""
     values = (value for node in gm.graph.nodes for value in _leaves(node.meta.get("val")))
     return any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in values)
 
 
 def gpu_facts(device: torch.device) -> dict[str, int]:
-    """Of a CUDA device: `arch`, its compute capability as in sm_90; `processors`; `shared`, bytes of shared memory that a
+    """Of a CUDA device: `arch`, its compute capability as in sm_90; `compute_units`; `shared`, bytes of shared memory that a
     program can have; its `clock`, and the bytes that its `memory` moves, both a second at most."""
     found = torch.cuda.get_device_properties(device)
     return {
         "arch": found.major * 10 + found.minor,
-        "processors": found.multi_processor_count,
+        "compute_units": found.multi_processor_count,
         "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
         "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
         "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,

@@ -18,7 +18,7 @@ from kgen.backend import kgen_backend
 from kgen.commands.explain_text import bytes_text, sections, write
 from kgen.failures import verdicts
 from kgen.ir.index import Var
-from kgen.ir.plan import Batch, Call, Launch, members, variants
+from kgen.ir.plan import Call, ComboKernel, Launch, members, variants
 from kgen.report import traffic
 from kgen.report.record import EagerRecord, Record, Recorder, recording
 from kgen.verdict import Verdict
@@ -293,7 +293,7 @@ def _by_size(kernel: Launch) -> tuple[tuple[str, str], ...]:
 
 def _shape(kernel: Launch) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...], int]:
     """Outer loops, inner loops, sections. A batch's outer loop is the one over its members."""
-    if isinstance(kernel, Batch):
+    if isinstance(kernel, ComboKernel):
         return (("member", str(len(kernel.members))),), (), 0
     return _loops(kernel.outer), _loops(kernel.inner), kernel.sections
 

@@ -19,7 +19,7 @@ from kgen.unusable import usable
 
 # A launch, or waking the threads, with what it leaves idle at either end.
 LAUNCH = {"cuda": 2.5e-6, "cpu": 4e-6}
-# Share of the peak rate that a library reaches on large products, and of the bandwidth that separate kernels reach.
+# Share of the peak rate that a library reaches on large matmuls, and of the bandwidth that separate kernels reach.
 LIBRARY_RATE = {"cuda": 0.87, "cpu": 1.0}
 STREAM_RATE = 0.9
 # How much of the shorter of computing and streaming a GPU's library does not do during the other.
@@ -38,7 +38,7 @@ STREAMED_SHARE = {16: 1.0, 8: 0.55, 4: 0.4, 2: 0.33, 1: 0.33}
 # And where numbers have 8 bits.
 BYTE_SHARE = 0.93
 # Bytes of results that a GPU's L2 cache still holds when the next kernel reads them (H100, 2026-11-24, bench.regret).
-HELD = 16 << 20
+L2_RESULT = 16 << 20
 # What templates' estimates may be wrong by, from their residuals (H100, 2026-11-24, bench.regret: standard deviations of the
 # logarithm .10 to .14 of plain matrices, .15 of epilogues, .2 of few rows, .3 of computed operands): where an operand is
 # computed, tiles are reduced, one side of the result is as short as `FEW`, the epilogue has more than `HEAVY` operations, and
@@ -48,15 +48,15 @@ FEW, HEAVY, SHORT = 32, 12, 20e-6
 # And of problems of any length, where such an epilogue reads as much as the library's result: their residuals do not average
 # out (gradients of GELU .97 to 1.24, of SwiGLU 1.27).
 DOUBT_OF_READING = 1.13
-# Seconds that a library's convolution takes beyond the product of matrices that it is, and what is left of its rate where the
+# Seconds that a library's convolution takes beyond the matmul that it is, and what is left of its rate where the
 # channels of a tap are no whole load of so many bytes, which its matrix units want (H100, 2026-11-24, bench.regret).
 CONVOLUTION, NARROW_SHARE, LOAD = 3e-6, 0.03, 16
 # What is left of it on windows that templates' estimates were compared with: patches that do not overlap.
 PATCH_SHARE = 0.4
 # Seconds that it takes to add up the parts of a sum that the library cuts, for want of tiles, when it is so long.
 CUT_SUM, LONG_SUM = 8e-6, 4096
-# Seconds of what a tile of the library's products goes through afterwards where one call does that too, and the points of such
-# a tile; products of the next tiles hide all but so many of these.
+# Seconds of what a tile of the library's matmuls goes through afterwards where one call does that too, and the points of such
+# a tile; matmuls of the next tiles hide all but so many of these.
 FUSED_TAIL, FUSED_TILE, FUSED_TAILS = 1.5e-6, 128 * 256, 5
 # Seconds from the end of a kernel's first programs to that of its last ones, when another one waits for it.
 DRAIN = 2e-6
@@ -90,7 +90,7 @@ def seconds(problem: Problem, config: Config) -> float:
     return joining + (roofline(problem) if own is None else own)
 
 
-def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
+def grouped_seconds(problems: Sequence[Problem], config: Config) -> float:
     """The time of one kernel for several problems. Their programs fill each other's last waves; what is computed together reads
     a common operand once."""
     first, each = problems[0], [seconds(problem, config) for problem in problems]
@@ -100,7 +100,7 @@ def joint_seconds(problems: Sequence[Problem], config: Config) -> float:
         again = sum(first.bytes_read(name) for name in common) / first.device.bandwidth
         return max(*each, sum(each) - (len(each) - 1) * (launch + again))  # no less than the longest of them alone
     counts = [problem.blocks(config) if together else problem.programs(config) for problem in problems]
-    waves = [problem.sizes.of(count) / problem.device.processors for problem, count in zip(problems, counts, strict=True)]
+    waves = [problem.sizes.of(count) / problem.device.compute_units for problem, count in zip(problems, counts, strict=True)]
     busy = sum((own - launch) * wave / max(1, math.ceil(wave)) for own, wave in zip(each, waves, strict=True))
     total = sum(waves)
     return max(*each, launch + busy * (math.ceil(total) / total if total else 1))  # no less than the longest of them alone
@@ -138,7 +138,7 @@ def doubt(problem: Problem) -> float:
         return DOUBT["computed"]
     if problem.reduces_tiles:
         return DOUBT["reduced"]
-    if min(_sides(problem)[1]) <= FEW:
+    if min(_result_sizes(problem)[1]) <= FEW:
         return DOUBT["few"]
     return DOUBT["epilogue" if _is_heavy(problem) else "plain"]
 
@@ -164,7 +164,7 @@ def apart_seconds(problem: Problem) -> float:
         total = program_seconds(problem, program)
     total += CONVOLUTION if device.kind == "cuda" and _windowed(problem) else 0.0
     if problem.has_fused_call:
-        total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_sides(problem)[1]) / (FUSED_TILE * device.processors) + 1)
+        total += FUSED_TAIL * min(FUSED_TAILS, math.prod(_result_sizes(problem)[1]) / (FUSED_TILE * device.compute_units) + 1)
     elif problem.finishing:  # the results are written, and read again, from caches where these hold them
         again = count * _past_caches(problem, result) if device.kind == "cuda" else 0
         total += (again + problem.epilogue_bytes) / stream + LAUNCH[device.kind]
@@ -207,7 +207,7 @@ def _row_seconds(problem: Problem, step: Softmax) -> float:
 
 def _past_caches(problem: Problem, moved: int) -> int:
     """Bytes of a result that no cache has any more when the next kernel reads it."""
-    return 0 if moved <= (HELD if problem.device.kind == "cuda" else CACHED) else moved
+    return 0 if moved <= (L2_RESULT if problem.device.kind == "cuda" else CACHED) else moved
 
 
 def _slot_bytes(problem: Problem) -> int:
@@ -258,42 +258,42 @@ def _is_looked_up(load: vs.Value) -> bool:
 
 
 def sums_seconds(problem: Problem) -> float:
-    """The time of kernels of their own for the sums of operands that the product's kernel makes as well. On a GPU few long sums
+    """The time of kernels of their own for the sums of operands that the matmul's kernel makes as well. On a GPU few long sums
     are made in parts, and a second kernel joins these."""
     device, total = problem.device, 0.0
-    for one in problem.side_sums:
+    for one in problem.operand_reductions:
         operand = problem.members[one.number][one.operand]
         kept = math.prod(problem.size(axis) for axis in operand.axes if axis in problem.template.implements.results[0])
-        launches = 2 if device.kind == "cuda" and kept < SUMS_OF_PROGRAM * device.processors else 1
+        launches = 2 if device.kind == "cuda" and kept < SUMS_OF_PROGRAM * device.compute_units else 1
         total += problem.bytes_read(one.operand) / (device.bandwidth * STREAM_RATE) + launches * LAUNCH[device.kind]
     return total
 
 
-def updates_seconds(problem: Problem) -> float:
-    """The time of a kernel of its own for the updates that the product's kernel makes as well: what the product leaves, they
+def scatter_seconds(problem: Problem) -> float:
+    """The time of a kernel of its own for the updates that the matmul's kernel makes as well: what the matmul leaves, they
     find in the cache."""
     made = {o for s in problem.kernel.statements for o in s.outs}
-    read = {load.attr[0] for s in problem.updates for load in vs.loads(s.roots)} - made
-    moved = sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in {*read, *(s.outs[0] for s in problem.updates)})
+    read = {load.attr[0] for s in problem.scatters for load in vs.loads(s.roots)} - made
+    moved = sum(problem.sizes.bytes(problem.graph.buffers[name]) for name in {*read, *(s.outs[0] for s in problem.scatters)})
     return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
 
 
 def cut_seconds(problem: Problem, parts: int, tile: int) -> float:
-    """The time of a product whose sum is cut into parts, with square tiles of so many elements, and of the kernel that adds the
+    """The time of a matmul whose sum is cut into parts, with square tiles of so many elements, and of the kernel that adds the
     parts up: they stay in the L2 cache, which is about twice as fast as the memory behind it."""
     device, stream = problem.device, problem.device.bandwidth * STREAM_RATE
-    batch, sides = _sides(problem)
-    results = math.prod((*batch, *sides))
+    batch, extents = _result_sizes(problem)
+    results = math.prod((*batch, *extents))
     exchanged = 4 * parts * results / (2 * stream)
     operands = sum(problem.bytes_read(name) for name in problem.inputs) / stream
-    tiles_read = problem.flops * problem.main_dtype.itemsize / math.sqrt(tile) / (L2_RATE * device.processors)
-    product = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands, tiles_read) + exchanged
+    tiles_read = problem.flops * problem.main_dtype.itemsize / math.sqrt(tile) / (L2_RATE * device.compute_units)
+    matmul = max(problem.flops / problem.rate / LIBRARY_RATE[device.kind], operands, tiles_read) + exchanged
     joining = exchanged + problem.epilogue_bytes / stream + LAUNCH[device.kind] + DRAIN
-    return product + LAUNCH[device.kind] + joining + sums_seconds(problem)
+    return matmul + LAUNCH[device.kind] + joining + sums_seconds(problem)
 
 
 def _call(problem: Problem, streaming: float) -> float:
-    """The library's product alone."""
+    """The library's matmul alone."""
     device = problem.device
     share = LIBRARY_RATE[device.kind]
     if device.kind == "cuda":
@@ -302,20 +302,24 @@ def _call(problem: Problem, streaming: float) -> float:
         share *= ALIGNED_SHARE[aligned] * (BYTE_SHARE if problem.main_dtype.itemsize == 1 else 1.0)
         streaming /= STREAMED_SHARE[aligned]
         compute = problem.flops / len(problem.members) / problem.rate / share
-        batch, sides = _sides(problem)
-        tiles = math.prod((*batch, *(math.ceil(n / 128) for n in sides)))
-        cut = sides[0] > 16 and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *sides)) and tiles < device.processors // 4
+        batch, extents = _result_sizes(problem)
+        tiles = math.prod((*batch, *(math.ceil(n / 128) for n in extents)))
+        cut = (
+            extents[0] > 16
+            and problem.flops >= 2 * LONG_SUM * math.prod((*batch, *extents))
+            and tiles < device.compute_units // 4
+        )
         return max(compute, streaming) + APART * min(compute, streaming) + (CUT_SUM if cut else 0)
     share *= _share_on_cpu(problem)
     compute = problem.flops / len(problem.members) / problem.rate / share
-    batch, sides = _sides(problem)
+    batch, extents = _result_sizes(problem)
     largest = max(problem.bytes_of_operand(name) for name in problem.inputs) / math.prod(batch)
-    if min(sides) == 1 or largest < CACHED:
+    if min(extents) == 1 or largest < CACHED:
         return max(compute, streaming)
     return compute + streaming * PACKING
 
 
-def _sides(problem: Problem) -> tuple[list[int], list[int]]:
+def _result_sizes(problem: Problem) -> tuple[list[int], list[int]]:
     """The lengths of the result's axes that both operands have, and of the others: rows and columns, whatever their names."""
     pattern = problem.template.implements
     return [problem.size(a) for a in pattern.batch], [problem.size(a) for a in pattern.results[0] if a not in pattern.batch]
@@ -323,7 +327,7 @@ def _sides(problem: Problem) -> tuple[list[int], list[int]]:
 
 def _alignment(problem: Problem) -> int:
     """The largest of 16, 8, 4 and 2 that the bytes of all rows, those of the result included, are a multiple of. What is no
-    matrix product in memory has a library of its own."""
+    matmul in memory has a library of its own."""
     if any(problem.stride(name, axis) is None for name, one in problem.inputs.items() for axis in one.axes):
         return 16
     lengths = [problem.size(problem.template.implements.results[0][-1])]

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from kgen.verdict import Verdict
 
 
-# In the place of a template's name: products that might share a kernel, or be steps in one, are faster with one each.
+# In the place of a template's name: matmuls that might share a kernel, or be steps in one, are faster with one each.
 APART = "a kernel for each"
-# In the place of a template's knobs: the library's one call for the product and what follows, where it has one.
+# In the place of a template's knobs: the library's one call for the matmul and what follows, where it has one.
 FUSED = (("fused", True),)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The fastest way to compute a product: a template with the values of its knobs, its sum cut into so many parts, with
+class TuningResult:
+    """The fastest way to compute a matmul: a template with the values of its knobs, its sum cut into so many parts, with
     copies of these operands (operand padding); or, without a template, the library and separate kernels, or its one
     call for all (`FUSED`). Times in seconds, NaN where unknown."""
 
@@ -43,8 +43,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A kernel of one product, or of several that share an operand, and how templates see it: for each template the problems
+class TuningQuery:
+    """A kernel of one matmul, or of several that share an operand, and how templates see it: for each template the problems
     of all members. `parts` is into how many parts its sum might be cut, with the elements of the tile for which it would be so
     many, `vendor` whether a library call computes it. It is asked for each of the `hints`: where sizes are dynamic, these are
     one length after the other. `copies` are operands that may be copied, with the seconds that this is estimated to take, and
@@ -61,7 +61,7 @@ class Question:
 
 Place = frozenset[tuple["Size", int]]
 # By the results of contractions.
-Answers = dict[str, Mapping[Place, Answer]]
+TuningResults = dict[str, Mapping[Place, TuningResult]]
 
 
 def place(hints: Mapping[Size, int]) -> Place:
@@ -76,7 +76,7 @@ class Oracle(Protocol):
     def is_worth_asking(self) -> bool:
         """Whether there can be any answer."""
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+    def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
         """Answers by the names of the steps and by the hints for which they hold."""
 
     def verdicts(self) -> list[Verdict]:

@@ -335,7 +335,7 @@ class _Assembler:
         return hp.ArgConst(tree)
 
     def _view(self, arg: ir.TensorArg) -> tuple[int, tuple[Any, ...]]:
-        """A slot and the view's geometry on it; empty when it is the whole buffer as it lies."""
+        """A slot and the view's geometry on it; empty when it is the whole buffer in its own layout."""
         buffer = self.graph.buffers[arg.buffer]
         slot = self._slot(arg.buffer)
         if self._is_whole(arg, buffer):
@@ -375,7 +375,7 @@ def _aligned_buffers(call: KernelCall, kernel: TritonKernel) -> Iterator[str]:
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy whose data lies at a multiple of 16 bytes."""
+    """The tensor, or a copy whose data begins at a multiple of 16 bytes."""
     if tensor.data_ptr() % 16 == 0:
         return tensor
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.size(), tensor.stride(), strict=True))

@@ -21,12 +21,12 @@ def graph_of_calls(run: Callable[[], None]) -> Callable[[], None]:
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with torch.cuda.graph(graph):
             run()
-    if any(EMPTY in str(warning.message) for warning in said):
+    if any(EMPTY in str(warning.message) for warning in caught):
         raise RuntimeError("nothing was recorded: it runs on a stream of its own")
-    for warning in said:
+    for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return graph.replay

@@ -88,7 +88,7 @@ def _unchecked_descriptors() -> Iterator[None]:
 
 
 def _flat(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """What lies in memory from the tensor's first element on: a kernel's index arithmetic has the strides."""
+    """What is in memory from the tensor's first element on: a kernel's index arithmetic has the strides."""
     count = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     flat = tensor.detach().as_strided((count,), (1,))
     return flat if flat.dtype is _DTYPES[kind] else flat.view(_DTYPES[kind])

@@ -6,7 +6,8 @@ Three kinds of numbered things exist at run time, all private to one call:
   makes of them. Every size, stride and offset below is a register number.
 - *slots* hold arrays. A slot is defined exactly once: by an input, a constant, `Alloc`, `Reuse`, `Alias`, an `Extern` or a
   `PythonCall`. Strides and offsets count elements.
-- *memory* lies under slots. `Alloc` makes one; `Alias` adds a holder, `Reuse` moves a holder, `Free` removes one; memory is
+- *memory* is what slots refer to. `Alloc` makes one; `Alias` adds a holder, `Reuse` moves a holder, `Free` removes one; memory
+is
   given back when its last holder is freed, or at the end of the call. So freeing a base under a live alias is safe.
 
 An input's data stands at its slot's `offset`, whatever the tensor's own storage offset is; the same holds for results of
@@ -74,8 +75,8 @@ class InputTensor:
     strides unchecked (a stride is never checked where the size is 1 or the tensor is empty). `binds` are (register, "size" or
     "stride", dim).
 
-    `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple of 16 bytes. A tensor that lies
-    elsewhere is copied for the time of the call, and copied back when mutated."""
+    `mutated`: some step writes its elements. `aligned`: a kernel needs the data at a multiple of 16 bytes. A misaligned tensor
+    is copied for the time of the call, and copied back when mutated."""
 
     slot: int
     dtype: torch.dtype
@@ -193,7 +194,7 @@ class Extern:
 
     Results are flattened (a list result counts as its elements) and `outs` names the slot that takes each, or None.
     `registers` are (position, register) for results that are numbers; a float leaves its bits. `aligned` are those of `outs`
-    whose data a kernel needs at a multiple of 16 bytes: a result that lies elsewhere is copied."""
+    whose data a kernel needs at a multiple of 16 bytes: a misaligned result is copied."""
 
     op: str
     overload: str

@@ -75,7 +75,7 @@ at::Tensor raw_bytes(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return bytes;
 }
 
-// A tensor of the same geometry whose data lies at a multiple of 16, with the bytes [first, last) from the data copied.
+// A tensor of the same geometry whose data begins at a multiple of 16, with the bytes [first, last) from the data copied.
 at::Tensor copy_aligned(const at::Tensor& tensor, int64_t first, int64_t last) {
   DispatchGuards guards;
   const int64_t start = bytes_before(tensor);

@@ -198,7 +198,7 @@ class Frame {
   // On the stack for small graphs: a block this large from the heap makes malloc sort all its small ones.
   c10::SmallVector<int64_t, 64> regs_;
   c10::SmallVector<Slot, 32> slots_;
-  c10::SmallVector<Object, 16> lent_;  // inputs that the caller keeps anyway
+  c10::SmallVector<Object, 16> borrowed_;  // inputs that the caller keeps anyway
   std::vector<Object> returned_;       // inputs that are outputs as they are, in the order of these outputs
   size_t next_returned_ = 0;
   std::vector<Moved> moved_;
@@ -323,7 +323,7 @@ void Frame::take_inputs(PyObject* const* args) {
     if (input.aligned && !is_aligned(tensor)) {
       adopt(input.slot, aligned_input(input, tensor));
     } else if (input.only_kernels && Py_REFCNT(args[i]) > 1) {
-      lent_.push_back(Object::borrow(args[i]));
+      borrowed_.push_back(Object::borrow(args[i]));
       point(input.slot, tensor);
     } else {
       adopt(input.slot, tensor);

@@ -159,14 +159,14 @@ class Expr:
     def __mul__(self, other: ExprLike) -> Expr:
         other = as_expr(other)
         key = (self, other)
-        hit = _products.get(key)
+        hit = _multiplied.get(key)
         if hit is None:
             table: dict[tuple[Atom, ...], int] = {}
             for mono_a, coef_a in self.terms:
                 for mono_b, coef_b in other.terms:
                     mono = tuple(sorted(mono_a + mono_b, key=_order)) if mono_a and mono_b else mono_a or mono_b
                     table[mono] = table.get(mono, 0) + coef_a * coef_b
-            hit = _products[key] = _make(_join_divmod(table))
+            hit = _multiplied[key] = _make(_join_divmod(table))
         return hit
 
     __rmul__ = __mul__
@@ -218,7 +218,7 @@ ExprLike = Union[Expr, int]
 _exprs: dict[tuple[Any, ...], Expr] = {}
 _atoms: dict[tuple[Any, ...], Atom] = {}
 _sums: dict[tuple[Expr, Expr], Expr] = {}
-_products: dict[tuple[Expr, Expr], Expr] = {}
+_multiplied: dict[tuple[Expr, Expr], Expr] = {}
 _substituted: dict[tuple[Expr | None, ...], Expr] = {}
 _divmods: dict[tuple[Expr, Expr], tuple[Expr, Expr]] = {}
 _strides: dict[tuple[Expr, Var], Expr | None] = {}
@@ -226,7 +226,7 @@ _strides: dict[tuple[Expr, Var], Expr | None] = {}
 
 def clear_tables() -> None:
     """Forget interned expressions. Only safe between compilations; live expressions would lose their identity."""
-    for table in (_exprs, _atoms, _sums, _products, _substituted, _divmods, _strides):
+    for table in (_exprs, _atoms, _sums, _multiplied, _substituted, _divmods, _strides):
         table.clear()
 
 
@@ -840,7 +840,7 @@ def position_in(loops: Iterable[Var]) -> Expr:
 
 
 def delinearize(offset: Expr, sizes: Iterable[ExprLike]) -> tuple[Expr, ...]:
-    """The logical index of a row-major linear `offset` that is known to lie inside ``product(sizes)``."""
+    """The logical index of a row-major linear `offset` that is known to lie inside an array of ``sizes``."""
     out: list[Expr] = []
     exprs = [as_expr(s) for s in sizes]
     for position in range(len(exprs) - 1, -1, -1):

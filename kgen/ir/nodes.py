@@ -43,11 +43,11 @@ For `Scatter`, points are applied in row-major order of `vars`, so the last writ
 
 *Contraction.* ``out[o...] = scale * (sum over reduced axes of lhs[...] * rhs[...]) + addend``, accumulated in float32 (float64
 for float64, int32 for 8-bit integers); `lhs` and `rhs` are values over the axes, so an operand may be any pointwise
-computation; before it is multiplied it is rounded to `operands`, the type that the program's product has. `scale` and
+computation; before it is multiplied it is rounded to `operands`, the type that the program's contraction has. `scale` and
 `addend` are values over `out_vars`; `rounded` is set under ``numerics="eager"``. `vendor` is the equivalent library call, used
 when no template takes the node; its operands are buffers of their own, computed before it. Where `operands` is None the call
-alone is the definition. `fused` is a library call that computes the product and what one later node makes of it: its result is
-that node's.
+alone is the definition. `fused` is a library call that computes the contraction and what one later node makes of it: its result
+is that node's.
 
 *Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
 over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
@@ -60,7 +60,7 @@ after they are divided by their sum. Of a row that is -inf as a whole a softmax 
 true. An axis stands for the loops in its expression, the last one fastest. Without a `vendor` it is a template's to compute:
 whoever makes one keeps the nodes that it stands for.
 
-*Partial.* Only the scheduler makes these: a reduction cut into parts, one for each tile of a product.
+*Partial.* Only the scheduler makes these: a reduction cut into parts, one for each tile of a contraction.
 
 *Attention.* A library call, and what it means as a program, if its arguments can be said so.
 
@@ -158,8 +158,8 @@ class Reduction:
 @dataclass(frozen=True, slots=True)
 class Partial:
     """``outs[k][t, vars] = k-th result of op over the t-th `block` of points of rvars``, counted in row-major order. Only the
-    scheduler makes these, of reductions that run on the tiles of a product; another node joins the parts. The index of argmax
-    and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say. A
+    scheduler makes these, of reductions that run on the tiles of a contraction; another node joins the parts. The index of
+    argmax and argmin counts from the first point of all. `block` is provisional until `fixed`: a template's tile will say. A
     `whole` one has all of the points in its one part, so that whatever else runs on the tile may read its results."""
 
     outs: tuple[str, ...]
@@ -269,7 +269,7 @@ class Contraction:
     stored: tuple[Value, ...] = ()  # the operands as `vendor` reads them, for who would rather not compute them
     fused: Extern | None = None
     rounded: torch.dtype | None = None  # a type to which the result is rounded before anything reads it
-    # of each operand whose scales have become part of `scale`: the number of products for which one kernel would scale it
+    # of each operand whose scales have become part of `scale`: the number of contractions for which one kernel would scale it
     unscaled: tuple[int, int] = (0, 0)
     windowed: bool = False  # whether `vendor` reads its operands as windows of tensors, as a convolution does, without a copy
 
@@ -320,7 +320,7 @@ class Attention:
 
 
 Loop = Union[Pointwise, Reduction, Scan, Scatter]
-Product = Contraction | Operation  # what templates compute
+TemplateNode = Contraction | Operation  # what templates compute
 Node = Union[Pointwise, Reduction, Partial, Scan, Scatter, Contraction, Operation, Attention, Extern]
 
 
@@ -376,7 +376,7 @@ class Graph:
     size symbols that stand for a function of other sizes with no form as an index: the host computes them, and for the rest
     of the compiler they are symbols like any other. `provenance` says of each name that the scheduler made (`derived`) what
     the buffer is, and `names` the reverse. Decisions are made at `size_hints`: the sizes of the example inputs, until the
-    scheduler puts other ones in place of those that products depend on. `seen` keeps the first ones, for reports."""
+    scheduler puts other ones in place of those that contractions depend on. `seen` keeps the first ones, for reports."""
 
     name: str
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -414,7 +414,7 @@ def is_contraction(node: Node) -> TypeIs[Contraction]:
     return isinstance(node, Contraction)
 
 
-def is_product(node: Node) -> TypeIs[Product]:
+def is_template_node(node: Node) -> TypeIs[TemplateNode]:
     """Whether a node may be computed by a template of its own: a contraction, or an operator that a template implements."""
     return isinstance(node, Contraction | Operation)
 
@@ -493,7 +493,7 @@ def storage_owner(buffers: Mapping[str, Buffer], name: str, known: dict[str, str
     return known[name]
 
 
-def places(graph: Graph, names: Iterable[str]) -> set[str]:
+def storages(graph: Graph, names: Iterable[str]) -> set[str]:
     """The memory under buffers, as names that are equal where two may share elements: parts of one storage are apart from each
     other, and all of them belong to whatever else has that storage."""
     found: set[str] = set()
@@ -518,7 +518,7 @@ def outs(node: Node) -> tuple[str, ...]:
     return tuple(o for o in call.outs if o is not None) + tuple(new for _, new in call.mutates)
 
 
-def results(node: Product) -> tuple[str | None, ...]:
+def results(node: TemplateNode) -> tuple[str | None, ...]:
     """Names of what templates compute, in order; None for results that nobody uses."""
     return (node.out,) if isinstance(node, Contraction) else node.outs
 
@@ -612,7 +612,7 @@ def _add_sizes(graph: Graph, expr: Expr, found: set[Size]) -> None:
             found.add(atom)
 
 
-def iteration(node: Loop | Partial | Product) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+def iteration(node: Loop | Partial | TemplateNode) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
     """(outer variables, reduced variables) of a loop node."""
     if isinstance(node, Contraction):
         return node.out_vars, node.reduced

@@ -71,7 +71,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which a contraction adds up products of operands of `dtype`."""
+    """The dtype in which a contraction of operands of `dtype` accumulates."""
     if dtype.is_floating_point:
         return torch.float64 if dtype is torch.float64 else torch.float32
     return torch.int32 if dtype.itemsize == 1 else dtype
@@ -238,7 +238,7 @@ CPU_ONLY = frozenset(
 )
 
 # Scatter mode -> dtypes that a GPU combines with memory in one indivisible step. The others would race: there is no such
-# product, 8- and 16-bit integers have none, and extremes of floats compare bits and so lose NaNs.
+# multiplication, 8- and 16-bit integers have none, and extremes of floats compare bits and so lose NaNs.
 GPU_ATOMICS: dict[str, tuple[torch.dtype, ...]] = {
     "add": (
         torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint32, torch.uint64,

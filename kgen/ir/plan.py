@@ -31,10 +31,10 @@ class Statement:
     statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
     kernel's `share`. A contraction is what templates compute: the sum over the inner loops of `value` times `factors`,
     each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these.
-    A partial reduces a product's tile along the outer loops in `rank` (which counts their points), every `block` of them to one
-    result; `store` begins with the number of the tile (`PART`), a variable that whoever emits the statement defines. A block
-    of 0 is still to be chosen. A scatter in the kernel of a product has a `rank` where points of its loops may hit one element:
-    these have to run in the order of their ranks."""
+    A partial reduces a contraction's tile along the outer loops in `rank` (which counts their points), every `block` of them to
+    one result; `store` begins with the number of the tile (`PART`), a variable that whoever emits the statement defines. A
+    block of 0 is still to be chosen. A scatter in the kernel of a contraction has a `rank` where points of its loops may hit
+    one element: these have to run in the order of their ranks."""
 
     kind: str
     outs: tuple[str, ...]
@@ -57,7 +57,7 @@ class Statement:
 
     @property
     def in_order(self) -> bool:
-        """Whether it is an update in the kernel of a product that runs in the order of its ranks."""
+        """Whether it is an update in the kernel of a contraction that runs in the order of its ranks."""
         return self.kind == "scatter" and self.rank is not None
 
     @property
@@ -146,9 +146,9 @@ class BySize:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A frozen operand of products in the order in which a template's main loop reads it. The array `name`, of `count` elements
-    of `dtype`, is made of `source` once: of the elements at `offset` and at all multiples of `strides` (batches, own axis,
-    summed axis) below `lengths`. It is for products with an operand of type `other`."""
+    """A frozen operand of contractions in the order in which a template's main loop reads it. The array `name`, of `count`
+    elements of `dtype`, is made of `source` once: of the elements at `offset` and at all multiples of `strides` (batches, own
+    axis, summed axis) below `lengths`. It is for contractions with an operand of type `other`."""
 
     name: str
     source: str
@@ -164,12 +164,12 @@ class Packing:
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
     that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
-    `share` (a number of programs) each program of a GPU takes whole rows of the inner space, one block of outer points after
+    `share` (a number of programs) each program of a GPU takes full rows of the inner space, one block of outer points after
     the other, and its column statements last from the first block to the last. `choice` is the template that renders a
     contraction; where sizes are dynamic, `by_size` may name several, among them `choice`, which is that of the hints. Of the
-    template's operands, those in `packed` (name, number of the product) are read from the array of a `Packing`. Its workspaces
-    are the buffers in `workspaces` (name, buffer); `host_values` are lengths and numbers of its that are symbols (definition,
-    symbol)."""
+    template's operands, those in `packed` (name, number of the contraction) are read from the array of a `Packing`. Its
+    workspaces are the buffers in `workspaces` (name, buffer); `host_values` are lengths and numbers of its that are symbols
+    (definition, symbol)."""
 
     name: str
     outer: tuple[Var, ...]
@@ -193,10 +193,10 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Kernels of independent points, or products that share an operand, that run as one: one parallel region, or one launch.
-    None reads or writes what another one writes, so they may run in any order, at the same time. Products have one choice, or
-    one table of choices: all members switch together."""
+class ComboKernel:
+    """Kernels of independent points, or contractions that share an operand, that run as one: one parallel region, or one
+    launch. None reads or writes what another one writes, so they may run in any order, at the same time. Contractions have one
+    choice, or one table of choices: all members switch together."""
 
     name: str
     members: tuple[Kernel, ...]
@@ -234,7 +234,7 @@ class Nest:
 
     @property
     def one_step(self) -> bool:
-        """Whether the lanes hold a whole row, so that there is no inner loop and the row stays in registers."""
+        """Whether the lanes hold a full row, so that there is no inner loop and the row stays in registers."""
         if self.vector is None or self.kernel.inner != (self.vector,):
             return False
         extent = self.vector.extent.as_int()
@@ -274,13 +274,13 @@ class Call:
     node: ir.Extern
 
 
-Launch = Union[Kernel, Batch]
-Step = Union[Kernel, Batch, Call]
+Launch = Union[Kernel, ComboKernel]
+Step = Union[Kernel, ComboKernel, Call]
 
 
 def members(step: Launch) -> tuple[Kernel, ...]:
     """The kernels of a batch, or the kernel itself."""
-    return step.members if isinstance(step, Batch) else (step,)
+    return step.members if isinstance(step, ComboKernel) else (step,)
 
 
 def variants(step: Launch) -> tuple[Launch, ...]:
@@ -293,8 +293,8 @@ def variants(step: Launch) -> tuple[Launch, ...]:
 
 
 def _with_choice(step: Launch, name: str, choice: Choice) -> Launch:
-    if isinstance(step, Batch):
-        return Batch(name, tuple(replace(one, choice=choice, by_size=None) for one in step.members))
+    if isinstance(step, ComboKernel):
+        return ComboKernel(name, tuple(replace(one, choice=choice, by_size=None) for one in step.members))
     return replace(step, name=name, choice=choice, by_size=None)
 
 

@@ -314,7 +314,7 @@ def asserted(value: Value, condition: Value, failure: str) -> Value:
 
 
 def index_inside(value: Value, extent: Expr) -> Value:
-    """Whether an index computed from data lies in ``[0, extent)``."""
+    """Whether an index computed from data is in ``[0, extent)``."""
     above = call("ge", value, const(0, torch.int64))
     return call("and", above, call("lt", value, index_value(extent)))
 

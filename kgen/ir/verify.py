@@ -28,7 +28,7 @@ def verify(graph: Graph, stage: str) -> Graph:
 
 
 def defined_once(names: Iterable[str], stage: str) -> None:
-    """Raises InvalidIR, naming `stage`, if two nodes give one name to what they make: what reads it would read either."""
+    """Raises InvalidIR, naming `stage`, if two nodes give one name to what they make: a consumer would read either."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -117,7 +117,7 @@ class _Verifier:
         return start is whole.sizes[dim]
 
     def _find_root(self, name: str) -> str:
-        """The buffer at the end of the alias chain, remembered for each link so that long chains of versions stay linear."""
+        """The buffer at the end of the alias chain, memoised for each link so that long chains of versions stay linear."""
         chain: list[str] = []
         seen: set[str] = set()
         while name not in self.roots:
@@ -209,7 +209,7 @@ class _Verifier:
             buffer = self.buffer(name)
             self.require(buffer.kind == "intermediate", f"{name} is of kind {buffer.kind} and cannot be defined by a node")
             self.require(name not in self.versions, f"{name} is defined twice")
-            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.Product)
+            writes = isinstance(node, ir.Pointwise | ir.Reduction | ir.Scan | ir.TemplateNode)
             shares = f"{name} shares the storage of {buffer.alias_of}, so only a Scatter may write it"
             self.require(not writes or buffer.alias_of is None or buffer.is_part, shares)
             self.require(not buffer.parts, f"{name} is defined by a node and has parts")
@@ -513,7 +513,7 @@ def _differ(a: Expr, b: Expr) -> bool:
 
 def _outside(expr: Expr, extent: Expr) -> bool:
     """Whether some point surely leaves ``[0, extent)``, given that there are points. A sum over loop variables attains its
-    bounds; of other expressions only a range that lies outside altogether proves anything."""
+    bounds; of other expressions only a range that is outside altogether proves anything."""
     lo, hi = expr.bounds()
     if hi < 0 or ix.lower_bound(expr - extent) >= 0:
         return True

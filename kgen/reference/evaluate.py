@@ -223,10 +223,10 @@ class _Machine:
         position = torch.zeros(value.shape[0], dtype=torch.int64)
         for lane, extent in zip(lanes, target.shape, strict=True):
             position = position * extent + lane
-        turns = _turns(position.numpy())
+        rounds = _turns(position.numpy())
         # the k-th write to an element goes with the k-th writes to all others: order matters within an element only
-        for turn in [turns.max(initial=-1)] if node.mode == "set" else range(turns.max(initial=-1) + 1):
-            chosen = torch.from_numpy(_last_writes(position.numpy()) if node.mode == "set" else turns == turn)
+        for turn in [rounds.max(initial=-1)] if node.mode == "set" else range(rounds.max(initial=-1) + 1):
+            chosen = torch.from_numpy(_last_writes(position.numpy()) if node.mode == "set" else rounds == turn)
             where = tuple(lane[chosen] for lane in lanes)
             new = value[chosen]
             if node.mode != "set":
@@ -249,7 +249,7 @@ class _Machine:
                 self._check_vendor(node, node.vendor, self.tensors[node.out])
 
     def _contract(self, node: ir.Contraction) -> Tensor:
-        """The sum of products. An operand keeps size 1 on axes that it does not depend on, so the product is never stored."""
+        """The sum of products. An operand keeps size 1 on axes that it does not depend on, so the terms are never stored."""
         variables = (*node.out_vars, *node.reduced)
         points = self.points(variables, [node.lhs, node.rhs])
         kept, count = len(node.out_vars), len(variables)
@@ -505,12 +505,12 @@ def _turns(position: Any) -> Any:
     ranked = position[order]
     first = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, dtype=bool)
     starts = np.maximum.accumulate(np.where(first, np.arange(len(ranked)), 0))
-    turns = np.empty(len(ranked), dtype=np.int64)
-    turns[order] = np.arange(len(ranked)) - starts
-    return turns
+    rounds = np.empty(len(ranked), dtype=np.int64)
+    rounds[order] = np.arange(len(ranked)) - starts
+    return rounds
 
 
 def _last_writes(position: Any) -> Any:
     """Which writes are the last to their element."""
-    turns = _turns(position[::-1].copy())
-    return np.ascontiguousarray(turns[::-1] == 0)
+    rounds = _turns(position[::-1].copy())
+    return np.ascontiguousarray(rounds[::-1] == 0)

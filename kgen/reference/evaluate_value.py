@@ -266,7 +266,7 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _words(seed: Tensor, counter: Tensor, per_block: int) -> tuple[Tensor, ...]:
-    """The words of the block in which a counter lies, of blocks that serve `per_block` counters each."""
+    """The words of the block that holds a counter, of blocks that serve `per_block` counters each."""
     return philox(
         seed, torch.from_numpy(np.asarray(counter.numpy().astype(np.uint64) // np.uint64(per_block)).astype(np.int64))
     )

@@ -22,7 +22,7 @@ _TYPE = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\]>")
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """`buffer` as a tensor that a kernel reads or writes in blocks; what lies outside reads as 0 and is not written.
+    """`buffer` as a tensor that a kernel reads or writes in blocks; what is out of bounds reads as 0 and is not written.
 
     `dtype` is Triton's name of the element type ("bf16"), `block` the block's sizes as in the kernel's ``load`` and ``store``.
     Sizes, strides and `offset` count elements; the offset is from where a pointer to `buffer` would point. The last stride

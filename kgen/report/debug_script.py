@@ -223,7 +223,7 @@ class _Writer:
             parts.append("integers=" + _tuple([f"({position}, {self.registers[reg]})" for position, reg in item.registers]))
         return "\n".join([*made, _noted(f"p.call({', '.join(parts)})", [step.node.origin])])
 
-    # ---- pieces ---------------------------------------------------------------------------------------------------------
+    # ---- parts ----------------------------------------------------------------------------------------------------------
 
     def compute(self, item: hp.Compute) -> str:
         count = 3 if item.op == "select" else 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["LAYOUTS", "Case", "Held", "Spec", "make"]
+__all__ = ["LAYOUTS", "Case", "GuardedTensor", "Spec", "make"]
 
 # Strides of the last two dimensions, or of all: what `_geometry` makes of them.
 LAYOUTS = (
@@ -37,8 +37,8 @@ class Spec:
 @dataclass(frozen=True, slots=True)
 class Case:
     """A problem: `function` is compiled for `inputs`. `kind` is what it tries ("size", "layout", "dtype", "epilogue",
-    "prologue", "side sum", "dynamic"); `kernels` are the launches of a complete fusion; `dynamic` compiles for sizes that are
-    symbols. `reference` gets the inputs with all floats as float64; without one that is `function`."""
+    "prologue", "operand reduction", "dynamic"); `kernels` are the launches of a complete fusion; `dynamic` compiles for sizes
+    that are symbols. `reference` gets the inputs with all floats as float64; without one that is `function`."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GuardedTensor:
     """A tensor in the midst of its guards, and all of that memory as it was before."""
 
     spec: Spec
@@ -75,7 +75,7 @@ class Held:
         return not torch.equal(self.memory.view(torch.uint8), before.view(torch.uint8))
 
 
-def make(spec: Spec, device: torch.device, generator: torch.Generator) -> Held:
+def make(spec: Spec, device: torch.device, generator: torch.Generator) -> GuardedTensor:
     """The tensor of a spec, drawn on the CPU: the same numbers on every device."""
     strides, offset = _geometry(spec)
     last = sum((n - 1) * s for n, s in zip(spec.shape, strides, strict=True)) if 0 not in spec.shape else 0
@@ -84,7 +84,7 @@ def make(spec: Spec, device: torch.device, generator: torch.Generator) -> Held:
     stored = tuple(min(n, 1) if s == 0 else n for n, s in zip(spec.shape, strides, strict=True))
     _view(memory, stored, strides, GUARD + offset).copy_(_values(spec, stored, generator))
     memory = memory.to(device)
-    return Held(spec, _view(memory, spec.shape, strides, GUARD + offset), memory, memory.clone())
+    return GuardedTensor(spec, _view(memory, spec.shape, strides, GUARD + offset), memory, memory.clone())
 
 
 def _view(memory: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:

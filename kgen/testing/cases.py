@@ -11,9 +11,9 @@ import torch
 from kgen.ir.program import Program
 from kgen.templates.contract import Template
 from kgen.testing.case import LAYOUTS, Case
-from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion, side_sums
+from kgen.testing.fusions import EPILOGUES, FAMILIES, PROLOGUES, Fusion, operand_reductions
+from kgen.testing.matmuls import Roles, call_of, reference_of, shapes_of
 from kgen.testing.middles import MIDDLES, Between
-from kgen.testing.products import Roles, product_of, reference_of, shapes_of
 from kgen.testing.steps import Convolution, Steps
 
 __all__ = ["DTYPES", "cases", "cases_of_dtype", "large", "plain"]
@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WINDOWS = {"taps": 2, "positions": 2, "images": 2}
 LENGTHS = {"batch": 3, "rows": 35, "columns": 37, "depth": 43, **WINDOWS}
 SLOTS = {"batch": 3, "rows": 36, "columns": 42, "depth": 44, **WINDOWS}
-# The same for operands that are not read by pointers but in boxes, whose rows begin at multiples of 16 bytes.
+# The same for operands that are not read by pointers but by TMA, whose rows begin at multiples of 16 bytes.
 BOX_LENGTHS = {"batch": 3, "rows": 35, "columns": 40, "depth": 72, **WINDOWS}
 BOX_SLOTS = {"batch": 3, "rows": 36, "columns": 48, "depth": 72, **WINDOWS}
 PRIMES = {"rows": (7, 53), "columns": (11, 61), "depth": (5, 71), "batch": (5,), "taps": (3,), "positions": (3,), "images": ()}
@@ -33,7 +33,7 @@ LARGE = {"batch": 2, "rows": 1031, "columns": 1543, "depth": 2053, **WINDOWS}
 # Longest length around a knob's value: an interpreter walks through every tile.
 LONGEST = 257
 # How windows walk through a tensor, besides step by step.
-WALKS: tuple[dict[str, int], ...] = (
+LOOP_ARGUMENTS: tuple[dict[str, int], ...] = (
     {"stride": 2}, {"dilation": 2}, {"padding": 1}, {"stride": 3, "padding": 2}, {"stride": 2, "dilation": 2, "padding": 4},
 )  # fmt: skip
 # What is tried with a batch, in other types than the first, and with sizes that are symbols.
@@ -63,7 +63,7 @@ def cases(template: Template, dtype: torch.dtype = torch.float32) -> Iterator[Ca
 
 
 def plain(template: Template, dtype: torch.dtype) -> Case:
-    """The product alone: a template that refuses this refuses the type."""
+    """The matmul alone: a template that refuses this refuses the type."""
     maker = _Maker(template, dtype)
     return maker.alone("alone", _name(dtype), maker.usual)
 
@@ -96,14 +96,14 @@ class _Maker:
     def __init__(self, template: Template, dtype: torch.dtype) -> None:
         self.template, self.dtype, self.pattern = template, dtype, template.implements
         self.roles = Roles(template)
-        boxes = any(operand.access != "pointer" for operand in template.operands.values())
-        self.by_role, self.for_slots = (BOX_LENGTHS, BOX_SLOTS) if boxes else (LENGTHS, SLOTS)
+        uses_tma = any(operand.access != "pointer" for operand in template.operands.values())
+        self.by_role, self.for_slots = (BOX_LENGTHS, BOX_SLOTS) if uses_tma else (LENGTHS, SLOTS)
         self.usual, self.batched = (self.roles.lengths(self.by_role, batched) for batched in (False, True))
 
     # ---- one case ---------------------------------------------------------------------------------------------------
 
     def alone(self, kind: str, name: str, lengths: Mapping[str, int]) -> Case:
-        function = product_of(self.template, lengths, all_results=True)
+        function = call_of(self.template, lengths, all_results=True)
         reference = reference_of(self.template, all_results=True)
         operands = shapes_of(self.pattern, lengths, self.dtype).operands()
         return Case(name, kind, function, operands, reference=reference)
@@ -114,7 +114,7 @@ class _Maker:
         shapes = shapes_of(self.pattern, lengths, self.dtype)
         if not fusion.fits(shapes):
             return None
-        function = _around(fusion, product_of(self.template, lengths), len(shapes.inputs))
+        function = _around(fusion, call_of(self.template, lengths), len(shapes.inputs))
         exact = reference_of(self.template)
         reference = None if exact is None else _around(fusion, exact, len(shapes.inputs))
         inputs = (*fusion.operands(shapes), *fusion.extras(shapes))
@@ -179,7 +179,7 @@ class _Maker:
             for batched in (False, True)[: 1 + self.roles.batches] if operand.sums else ():
                 present = [a for a in operand.axes if a in self.roles.lengths(self.for_slots, batched)]
                 along = tuple(k for k, axis in enumerate(present) if axis not in self.pattern.results[0])
-                made = (self.fused("side sum", fusion, batched) for fusion in side_sums(number, along))
+                made = (self.fused("operand reduction", fusion, batched) for fusion in operand_reductions(number, along))
                 suffix = f" ({name}, batched)" if batched else f" ({name})"
                 yield from (replace(case, name=f"{case.name}{suffix}") for case in made if case)
 
@@ -237,7 +237,7 @@ class _Maker:
         if not self.pattern.windows:
             return
         shapes = shapes_of(self.pattern, {**self.usual}, self.dtype)
-        for arguments in WALKS:
+        for arguments in LOOP_ARGUMENTS:
             name = ", ".join(f"{word}={value}" for word, value in arguments.items())
             yield Case(name, "window", Convolution(self.pattern, arguments), shapes.operands())
 
@@ -248,8 +248,8 @@ class _Maker:
         yield from (replace(case, dynamic=True) for case in self.slots("dynamic", chosen, batches=False))
 
 
-def _around(fusion: Fusion, product: Callable[..., Any], count: int) -> Callable[..., Any]:
+def _around(fusion: Fusion, matmul: Callable[..., Any], count: int) -> Callable[..., Any]:
     def function(*inputs: torch.Tensor) -> Any:
-        return fusion.run(product, inputs[:count], *inputs[count:])
+        return fusion.run(matmul, inputs[:count], *inputs[count:])
 
     return function

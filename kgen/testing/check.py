@@ -130,8 +130,8 @@ class _Checker:
     def _run(self, case: Case, pick: Pick) -> Result:
         """One compilation and one call. Whatever goes wrong in either is the result."""
         generator = torch.Generator().manual_seed(self.seed)
-        held = [make(spec, self.device, generator) for spec in case.inputs]
-        inputs = [h.tensor for h in held]
+        guarded = [make(spec, self.device, generator) for spec in case.inputs]
+        inputs = [h.tensor for h in guarded]
         run = _Run(case)
         try:
             eager, reference = expected(case, inputs)
@@ -149,7 +149,7 @@ class _Checker:
         run = replace(run, plans=_plans(recorder))
         if not run.ran(self.template.name):
             return run.refused(self.template.name)
-        if any(h.damaged for h in held):
+        if any(h.damaged for h in guarded):
             return run.failed("it wrote to its inputs, or to memory next to them")
         return run.compared(compare(got, eager, reference, inputs))
 
@@ -204,11 +204,11 @@ class _Run:
         return self._result(Outcome.FAILED, reason=reason, cause=cause)
 
     def refused(self, template: str) -> Result:
-        """The scheduler's reason for leaving the product to the library."""
+        """The scheduler's reason for leaving the matmul to the library."""
         verdicts = [v for plan in self.plans for v in plan.verdicts]
         verdicts = [v for v in verdicts if v.reason is Why.NO_TEMPLATE] or [v for v in verdicts if v.outcome is Decision.EXTERN]
         reasons = dict.fromkeys(v.detail.removeprefix(f"{template}: ") or v.reason.value for v in verdicts)
-        return self.refused_because("; ".join(reasons) or "there is no product in the graph")
+        return self.refused_because("; ".join(reasons) or "there is no matmul in the graph")
 
     def refused_because(self, reason: str) -> Result:
         return self._result(Outcome.REFUSED, reason=reason)
@@ -222,15 +222,15 @@ class _Run:
         config = str(self.picked[-1]) if self.picked and outcome is not Outcome.REFUSED else ""
         kernels = sum(len(plan.kernels) for plan in self.plans)
         calls = sum(len(plan.calls) for plan in self.plans)
-        stored = any(map(_stores_product, self.plans))
+        stored = any(map(_stores_matmul, self.plans))
         return Result(self.case, config, outcome, kernels=kernels, calls=calls, stored=stored, **more)
 
 
-def _stores_product(plan: Schedule) -> bool:
-    """Whether a kernel leaves something as large as the product to another one, in memory that the caller does not see."""
+def _stores_matmul(plan: Schedule) -> bool:
+    """Whether a kernel leaves something as large as the matmul to another one, in memory that the caller does not see."""
     graph, sizes = plan.graph, Sizes(plan.graph.seen_sizes)
-    products = [graph.buffers[s.outs[0]] for step in plan.kernels for s in step.statements if s.kind == "contraction"]
-    smallest = min((sizes.of(ix.product(b.sizes)) for b in products), default=0)
+    matmuls = [graph.buffers[s.outs[0]] for step in plan.kernels for s in step.statements if s.kind == "contraction"]
+    smallest = min((sizes.of(ix.product(b.sizes)) for b in matmuls), default=0)
     outer = [o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg)] + [i.buffer for i in graph.inputs if i.buffer]
     visible = {address(graph, name)[0] for name in outer}
     stored = {o for step in plan.kernels for s in step.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept}

@@ -1,9 +1,8 @@
-"""What surrounds a product in a conformance check: one row for each kind of prologue and epilogue.
+"""What surrounds a matmul in a conformance check: one row for each kind of prologue and epilogue.
 
-A fusion's `run` gets the product as a function of its operands, these, and the tensors that `extras` describe. It takes
-float64 as well as the type under test, so that it is its own reference. A product is whatever a template computes, a matrix
-product or an operator; the comments call its last two axes rows and columns, and the last one of its first operand the depth.
-"""
+A fusion's `run` gets the matmul as a function of its operands, these, and the tensors that `extras` describe. It takes
+float64 as well as the type under test, so that it is its own reference. The matmul is whatever a template computes, an operator
+too; the comments call its last two axes rows and columns, and the last one of its first operand the depth."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 
 from kgen.testing.case import Spec
 
-__all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes", "side_sums"]
+__all__ = ["EPILOGUES", "FAMILIES", "PROLOGUES", "Fusion", "Shapes", "operand_reductions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class Shapes:
         return torch.float32 if self.dtype.itemsize < 4 else torch.bfloat16
 
     def operands(self) -> tuple[Spec, ...]:
-        """All, drawn so that the elements of a matrix product are about 1."""
+        """All, drawn so that the elements of a matmul are about 1."""
         first = (Spec(shape, self.dtype) for shape in self.inputs[:-1])
         return *first, Spec(self.right, self.dtype, scale=max(self.depth, 1) ** -0.5)
 
@@ -104,10 +103,10 @@ class Fusion:
 
 
 def _after(finish: Callable[..., Any]) -> Callable[..., Any]:
-    """A fusion that begins with the product."""
+    """A fusion that begins with the matmul."""
 
-    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
-        return finish(product(*operands), *extras)
+    def run(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return finish(matmul(*operands), *extras)
 
     return run
 
@@ -133,7 +132,7 @@ def _all(s: Shapes) -> tuple[Spec, ...]:
 
 
 def _rows_of_table(s: Shapes, distinct: bool) -> tuple[Spec, ...]:
-    """A table, and for each row of the product the row of the table that it goes to."""
+    """A table, and for each row of the matmul the row of the table that it goes to."""
     rows = s.result[0] if distinct else s.result[0] // 2 + 1
     return Spec((rows, *s.result[1:]), s.dtype), Spec(s.result[:1], torch.int64, high=rows, distinct=distinct)
 
@@ -178,8 +177,8 @@ EPILOGUES: tuple[Fusion, ...] = (
 
 
 def _with_left(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
-        return product(change(operands[0], *extras), *operands[1:])
+    def run(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return matmul(change(operands[0], *extras), *operands[1:])
 
     return run
 
@@ -187,26 +186,28 @@ def _with_left(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 def _with_right(change: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     """`change` also gets the type of the first operand."""
 
-    def run(product: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
-        return product(*operands[:-1], change(operands[-1], operands[0].dtype, *extras))
+    def run(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], *extras: torch.Tensor) -> Any:
+        return matmul(*operands[:-1], change(operands[-1], operands[0].dtype, *extras))
 
     return run
 
 
-def _cast(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
-    return product(operands[0].to(operands[-1].dtype), *operands[1:])
+def _cast(matmul: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+    return matmul(operands[0].to(operands[-1].dtype), *operands[1:])
 
 
-def _all_changed(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
-    return product(*(F.relu(x) + 1 for x in operands[:-1]), operands[-1] * 2)
+def _all_changed(matmul: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+    return matmul(*(F.relu(x) + 1 for x in operands[:-1]), operands[-1] * 2)
 
 
-def _both_sides(product: Callable[..., Any], operands: Sequence[torch.Tensor], row: torch.Tensor, t: torch.Tensor) -> Any:
-    return F.gelu(product(operands[0] * 0.5, *operands[1:]) + row) + t
+def _prologue_and_epilogue(
+    matmul: Callable[..., Any], operands: Sequence[torch.Tensor], row: torch.Tensor, t: torch.Tensor
+) -> Any:
+    return F.gelu(matmul(operands[0] * 0.5, *operands[1:]) + row) + t
 
 
-def _scaled_behind(product: Callable[..., Any], operands: Sequence[torch.Tensor], scale: torch.Tensor) -> Any:
-    return product(*operands[:-1], operands[-1].to(operands[0].dtype)) * scale
+def _scaled_behind(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], scale: torch.Tensor) -> Any:
+    return matmul(*operands[:-1], operands[-1].to(operands[0].dtype)) * scale
 
 
 def _two(s: Shapes) -> bool:
@@ -267,19 +268,19 @@ PROLOGUES: tuple[Fusion, ...] = (
     Fusion("int8, scaled behind", _scaled_behind, _scales(50, lambda s: s.columns), operands=_bytes, fits=_two),
     Fusion("normalised", _with_left(lambda a, rstd, gain: a * rstd * gain), lambda s: (*_across_left(s), *_along_left(s))),
     Fusion("of a layer norm", _with_left(lambda a, gain: F.layer_norm(a, a.shape[-1:], gain)), _along_left, kernels=2),
-    Fusion("and epilogue", _both_sides, lambda s: (*_row(s), *_tile(s))),
+    Fusion("and epilogue", _prologue_and_epilogue, lambda s: (*_row(s), *_tile(s))),
 )  # fmt: skip
 
 
 # ---- families ---------------------------------------------------------------------------------------------------------
 
 
-def _gated(product: Callable[..., Any], operands: Sequence[torch.Tensor], other: torch.Tensor) -> Any:
-    return F.silu(product(*operands)) * product(*operands[:-1], other)
+def _gated(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], other: torch.Tensor) -> Any:
+    return F.silu(matmul(*operands)) * matmul(*operands[:-1], other)
 
 
-def _projected(product: Callable[..., Any], operands: Sequence[torch.Tensor], *others: torch.Tensor) -> Any:
-    return tuple(product(*operands[:-1], b) for b in (operands[-1], *others))
+def _projected(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], *others: torch.Tensor) -> Any:
+    return tuple(matmul(*operands[:-1], b) for b in (operands[-1], *others))
 
 
 def _narrow(s: Shapes) -> Spec:
@@ -293,21 +294,21 @@ FAMILIES: tuple[Fusion, ...] = (
 )
 
 
-# ---- side sums --------------------------------------------------------------------------------------------------------
+# ---- operand reductions -----------------------------------------------------------------------------------------------
 
 
-def side_sums(number: int, along: tuple[int, ...]) -> tuple[Fusion, ...]:
-    """An operand that is summed along what the product sums over as well: alone, with work on both, and computed."""
+def operand_reductions(number: int, along: tuple[int, ...]) -> tuple[Fusion, ...]:
+    """An operand that is summed along what the matmul sums over as well: alone, with work on both, and computed."""
 
-    def alone(product: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
-        return product(*operands), operands[number].sum(along)
+    def alone(matmul: Callable[..., Any], operands: Sequence[torch.Tensor]) -> Any:
+        return matmul(*operands), operands[number].sum(along)
 
-    def worked_on(product: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
-        return F.relu(product(*operands)) * v, operands[number].sum(along, keepdim=True) * 0.5 + v
+    def worked_on(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
+        return F.relu(matmul(*operands)) * v, operands[number].sum(along, keepdim=True) * 0.5 + v
 
-    def computed(product: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
+    def computed(matmul: Callable[..., Any], operands: Sequence[torch.Tensor], v: torch.Tensor) -> Any:
         changed = [a * v if k == number else a for k, a in enumerate(operands)]
-        return product(*changed), changed[number].sum(along)
+        return matmul(*changed), changed[number].sum(along)
 
     return (
         Fusion("sum of an operand", alone, fits=_any),

@@ -22,7 +22,7 @@ class Outcome(Enum):
 class Result:
     """One problem under one configuration. `error` is the largest difference to the reference, relative to 1 plus the size of
     the element there, and `tolerance` what the types allow. `kernels` and `calls` are what the whole problem was compiled to;
-    `stored` says that the product went through memory between two of them. `reason` says what failed or why it was refused."""
+    `stored` says that the matmul went through memory between two of them. `reason` says what failed or why it was refused."""
 
     case: Case
     config: str
@@ -45,7 +45,7 @@ class Result:
             launches = f"{self.kernels} kernels" if self.kernels != 1 else "1 kernel"
             text = f"error {self.error:.1e} of {self.tolerance:.1e}, {launches}"
             text += f", {self.calls} library calls" if self.calls else ""
-            text += ", the product in memory" if self.stored else ""
+            text += ", the matmul in memory" if self.stored else ""
         else:
             text = self.reason
         config = f" [{self.config}]" if self.config else ""

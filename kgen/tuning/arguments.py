@@ -13,7 +13,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.sizes import Sizes
-from kgen.tuning.contest import Array
+from kgen.tuning.benchmark import Array
 
 # On the grid: sums spread this much, in steps. Numbers of 8 bits hold them up to eight times as large.
 SPREAD = 30
@@ -22,7 +22,7 @@ PLAIN = ("load", "const", "cast", "round_to", "where", "and", "or", "not", "lt",
 
 
 def arguments(part: ir.Graph) -> tuple[Array | int, ...]:
-    """Arguments like the graph's: sizes at the hints, products of them about as large as one factor, indices in range."""
+    """Arguments like the graph's: sizes at the hints, values that stay as large when multiplied, indices in range."""
     sizes = Sizes(part.size_hints)
     tops = _tops(part, sizes)
     scales = _scales(part, sizes)
@@ -41,12 +41,12 @@ def arguments(part: ir.Graph) -> tuple[Array | int, ...]:
 
 
 def exact_arguments(part: ir.Graph, given: tuple[Array | int, ...]) -> tuple[Array | int, ...] | None:
-    """The same with operands of which all products have sums that no type on the way rounds: multiples of one small step. What
+    """The same with operands of which all matmuls have sums that no type on the way rounds: multiples of one small step. What
     the library rounds and a template does not is then equal, and what differs is wrong. None where operands are computed."""
     sizes = Sizes(part.size_hints)
     lefts, rights, addends = set[str](), set[str](), set[str]()
     depth = 1
-    for node in (n for n in part.nodes if isinstance(n, ir.Product)):
+    for node in (n for n in part.nodes if isinstance(n, ir.TemplateNode)):
         if isinstance(node, ir.Operation) or node.scale is not None:
             return None
         for value, names in ((node.lhs, lefts), (node.rhs, rights), (node.addend, addends)):
@@ -71,9 +71,9 @@ def exact_arguments(part: ir.Graph, given: tuple[Array | int, ...]) -> tuple[Arr
     )
 
 
-def roundings(part: ir.Graph, products: bool) -> tuple[torch.dtype, ...]:
+def roundings(part: ir.Graph, matmuls: bool) -> tuple[torch.dtype, ...]:
     """The narrowest type that anything on the way to each result is rounded to, where it is computed as the program says; with
-    or without that of the products themselves."""
+    or without that of the matmuls themselves."""
     narrowest: dict[str, torch.dtype] = {}
     for node in part.nodes:
         roots = (*ir.roots(node), *(node.stored if isinstance(node, ir.Contraction | ir.Operation) else ()))
@@ -81,7 +81,7 @@ def roundings(part: ir.Graph, products: bool) -> tuple[torch.dtype, ...]:
         types += [v.attr for v in vs.topological(roots) if v.op == "round_to"]
         for out in ir.outs(node):
             own = part.buffers[out].dtype
-            if isinstance(node, ir.Product) and not products:
+            if isinstance(node, ir.TemplateNode) and not matmuls:
                 own = ops.compute_dtype(own)
             narrowest[out] = coarsest([own, *types])
     results = [out.buffer for out in part.outputs if isinstance(out, ir.TensorArg)]

@@ -1,4 +1,4 @@
-"""Measures contests in a process of their own, and survives whatever a candidate does to that."""
+"""Measures benchmark jobs in a process of their own, and survives whatever a candidate does to that."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import IO, Any
 from kgen import cache
 from kgen.build import child
 from kgen.counters import counters
-from kgen.tuning.contest import Contest
+from kgen.tuning.benchmark import BenchmarkJob
 
 __all__ = ["Failure", "Outcome", "measure", "stop"]
 
 # Seconds until a started process answers, until a candidate's first run ends, and beyond those meant for timing.
 START_LIMIT, RUN_LIMIT, TIMING_LIMIT = 120.0, 30.0, 60.0
-# Processes that may be lost to the candidates of one contest.
+# Processes that may be lost to the candidates of one benchmark job.
 MAX_LOST = 8
 
 
@@ -44,14 +44,14 @@ class Outcome:
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
-def measure(contest: Contest, step: Callable[[str], None] = lambda text: None) -> Outcome:
-    """Runs a contest. A candidate that kills the process, or does not end, is dropped, and the rest start anew. `step` hears
-    of every candidate that was run. Without a reference that runs, nothing is measured."""
-    outcome, left = Outcome(), dict(contest.contenders)
+def measure(benchmark: BenchmarkJob, step: Callable[[str], None] = lambda text: None) -> Outcome:
+    """Runs a benchmark job. A candidate that kills the process, or does not end, is dropped, and the rest start anew. `step`
+    hears of every candidate that was run. Without a reference that runs, nothing is measured."""
+    outcome, left = Outcome(), dict(benchmark.candidates)
     for _ in range(MAX_LOST):
-        if contest.reference not in left:
+        if benchmark.reference not in left:
             break
-        lost = _attempt(replace(contest, contenders=left), outcome, step)
+        lost = _attempt(replace(benchmark, candidates=left), outcome, step)
         if lost is None:
             break
         for number in outcome.failures:
@@ -66,20 +66,20 @@ def stop() -> None:
             _running.pop().kill()
 
 
-def _attempt(contest: Contest, outcome: Outcome, step: Callable[[str], None]) -> int | None:
-    """One process' go at a contest; the candidate that it was lost to."""
+def _attempt(benchmark: BenchmarkJob, outcome: Outcome, step: Callable[[str], None]) -> int | None:
+    """One process' attempt at a benchmark job; the candidate that it was lost to."""
     with _one_at_a_time, cache.scratch("tuning") as folder:
-        place = folder / "contest"
-        place.write_bytes(pickle.dumps(contest))
+        place = folder / "job"
+        place.write_bytes(pickle.dumps(benchmark))
         worker = _worker()
-        at, limit = contest.reference, RUN_LIMIT
+        at, limit = benchmark.reference, RUN_LIMIT
         try:
             worker.ask(str(place))
             while True:
-                message = worker.answer(limit)
+                message = worker.reply(limit)
                 if "begin" in message:
                     at, limit = message["begin"], RUN_LIMIT
-                    step(contest.names.get(at, str(at)))
+                    step(benchmark.names.get(at, str(at)))
                 elif "failed" in message:
                     outcome.failures[message["failed"]] = Failure(message["why"], message["text"])
                 elif "timing" in message:
@@ -92,15 +92,15 @@ def _attempt(contest: Contest, outcome: Outcome, step: Callable[[str], None]) ->
             worker.kill()
             _running.clear()
             counters.add("tuning.lost")
-            return _blame(end, at, contest, outcome)
+            return _blame(end, at, benchmark, outcome)
 
 
-def _blame(end: Exception, at: int, contest: Contest, outcome: Outcome) -> int:
+def _blame(end: Exception, at: int, benchmark: BenchmarkJob, outcome: Outcome) -> int:
     """Notes which candidate ended a process. What goes wrong while all take turns is nobody's in particular: then it is the
-    reference's, and the contest is over."""
+    reference's, and the benchmark job is over."""
     if at in outcome.failures:
         return at  # it said so before its process broke
-    number = contest.reference if at < 0 else at
+    number = benchmark.reference if at < 0 else at
     late = isinstance(end, _Late)
     text = f"no answer after {end} s" if late else str(end)
     outcome.failures[number] = Failure("hung" if late else "crashed", text)
@@ -127,10 +127,10 @@ class _Worker:
         self.questions: IO[bytes] = self.process.stdin
         self.messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True, name="kgen-tuning").start()
-        self.answer(START_LIMIT)
+        self.reply(START_LIMIT)
 
-    def _listen(self, answers: IO[bytes]) -> None:
-        for line in answers:
+    def _listen(self, replies: IO[bytes]) -> None:
+        for line in replies:
             with contextlib.suppress(ValueError):  # half a line of a process that died
                 self.messages.put(json.loads(line))
         self.messages.put(None)
@@ -142,7 +142,7 @@ class _Worker:
         except OSError as cause:
             raise _Ended(self._how()) from cause
 
-    def answer(self, limit: float) -> dict[str, Any]:
+    def reply(self, limit: float) -> dict[str, Any]:
         try:
             message = self.messages.get(timeout=limit)
         except queue.Empty:

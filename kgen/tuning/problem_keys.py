@@ -1,4 +1,4 @@
-"""The key under which a product's measurements are kept: what it computes and how its data lie, apart from names and numbers.
+"""The key under which a matmul's measurements are kept: what it computes and how its data lie, apart from names and numbers.
 
 Sizes stand in the key by axis, and strides only by class: whether neighbours along an axis are neighbours in memory, whether
 rows begin at multiples of 16 bytes. So layers of one model share an entry, and a look-up renders nothing.
@@ -28,7 +28,7 @@ ROLES = ("b", "m", "n", "o", "k")
 def keys_of(
     step: Launch, graph: ir.Graph, device: str, numerics: str, hints: Sequence[Mapping[Size, int]] = ({},)
 ) -> list[Key]:
-    """The keys, at different sizes, of a kernel whose main loop is a product, or of several such; `device` is the name of the
+    """The keys, at different sizes, of a kernel whose main loop is a matmul, or of several such; `device` is the name of the
     machine that it runs on."""
     described = [_Description(prepared(kernel, graph), graph) for kernel in members(step)]
     digest = hashlib.sha256(repr([d.form for d in described]).encode()).hexdigest()[:24]
@@ -55,7 +55,7 @@ def _title(step: Launch, described: _Description, sizes: dict[str, int]) -> str:
 
 
 class _Description:
-    """A kernel without names of buffers and loops: `form` is equal for kernels that are measured alike."""
+    """A kernel without names of buffers and loops: `form` is equal for kernels that share measurements."""
 
     def __init__(self, kernel: Kernel, graph: ir.Graph) -> None:
         self.graph = graph
@@ -76,8 +76,8 @@ class _Description:
         if self.main.axes:
             return {v: next((name for name, e in self.main.axes if v in ix.free_atoms(e)), "o") for v in self._loops(kernel)}
         left, right = (v.variables() for v in (self.main.value, self.main.factors[0]))
-        sides = {(True, True): "b", (True, False): "m", (False, True): "n", (False, False): "o"}
-        roles = {v: sides[v in left, v in right] for v in kernel.outer}
+        axis_roles = {(True, True): "b", (True, False): "m", (False, True): "n", (False, False): "o"}
+        roles = {v: axis_roles[v in left, v in right] for v in kernel.outer}
         return roles | dict.fromkeys(kernel.inner, "k")
 
     def _loops(self, kernel: Kernel) -> Iterable[Var]:

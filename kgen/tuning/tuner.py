@@ -1,7 +1,7 @@
 """Decides by measured times: looks them up in tuning files, and in the max-autotune modes measures what is missing.
 
-A question is a kernel of a product with all that was fused into it. Its contest is between configurations of the templates that
-take it and the library with separate kernels, each compiled from the same part of the graph (subgraph extraction) by the
+A question is a kernel of a matmul with all that was fused into it. Its benchmark job compares configurations of the templates
+that take it and the library with separate kernels, each compiled from the same part of the graph (subgraph extraction) by the
 same pipeline, so that what is timed is what would run: finishing kernels, sums that are cut and their addition included. A
 candidate wins only with results that agree with the library's.
 """
@@ -24,19 +24,19 @@ import torch
 from kgen.build import triton
 from kgen.config import Config
 from kgen.cost import model
-from kgen.cost.tuning_query import APART, FUSED, Answer, Place, Question, place
+from kgen.cost.tuning_query import APART, FUSED, Place, TuningQuery, TuningResult, place
 from kgen.counters import counters
 from kgen.host.compiled import Blueprint
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Batch
+from kgen.ir.plan import ComboKernel
 from kgen.only import Only
 from kgen.scheduler.selection.size_buckets import Hints
-from kgen.scheduler.transforms.subgraph_extraction import excerpt
+from kgen.scheduler.transforms.subgraph_extraction import extract_subgraph
 from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.tuning import entry, store
 from kgen.tuning.arguments import arguments, exact_arguments, roundings
-from kgen.tuning.contest import Check, Contest, Setting
+from kgen.tuning.benchmark import BenchmarkJob, Check, Setting
 from kgen.tuning.entry import Entry, Key
 from kgen.tuning.measure import Failure, Outcome, measure
 from kgen.tuning.problem_keys import keys_of
@@ -44,9 +44,9 @@ from kgen.tuning.progress import Say, progress
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
-__all__ = ["Candidate", "Kitchen", "Tuner"]
+__all__ = ["Candidate", "CandidateCompiler", "Tuner"]
 
-# Candidates of a contest: the model's favourites, but some of each template; none that the model thinks so much slower.
+# Candidates of a benchmark job: the model's favourites, but some of each template; none that the model thinks so much slower.
 CANDIDATES, OF_EACH, HOPELESS = 14, 3, 4.0
 # Configurations of a sum that is cut, of each template.
 CUT_RANKS = 2
@@ -57,7 +57,7 @@ COLD = {"cuda": 120e6, "cpu": 60e6}
 # Candidates that read copies of operands.
 COPIED = 8
 # How the knobs that cut a sum and copy operands are called in a tuning file.
-PARTS, COPIES = "parts of the sum", "copies of operands"
+SUM_PARTS, COPIES = "parts of the sum", "copies of operands"
 LIBRARY = "the library"
 
 
@@ -65,7 +65,7 @@ LIBRARY = "the library"
 class Candidate:
     """A way to compute a question: a template and its knobs, or the library where there is none. `rank` chooses among the
     configurations of a sum in parts, the model's favourite first; they are known only once it is cut. `copies` are those of
-    operands that are made first."""
+    operands that are stored first."""
 
     template: str | None
     config: tuple[tuple[str, Any], ...] = ()
@@ -91,11 +91,11 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Kitchen:
-    """What the pipeline lends: `make` compiles a graph's plan by a template, by the library, or, where the third argument says
-    so, as the cost model likes each product alone, and says which configuration it took; the last argument says whether calls
-    of the library may compute more than the product. `build` makes machine code; `name` is that of the machine that a device
-    is."""
+class CandidateCompiler:
+    """What the pipeline provides to compile candidates: `make` compiles a graph's plan by a template, by the library, or, where
+    the third argument says so, as the cost model likes each matmul alone, and says which configuration it took; the last
+    argument says whether calls of the library may compute more than the matmul. `build` makes machine code; `name` is that of
+    the machine that a device is."""
 
     make: Callable[[ir.Graph, Only | None, bool, bool], tuple[Blueprint, tuple[tuple[str, Any], ...]]]
     build: Callable[[Blueprint], object]
@@ -106,7 +106,7 @@ class Kitchen:
 class _Open:
     """A question that is being measured."""
 
-    question: Question
+    question: TuningQuery
     key: Key
     part: ir.Graph
     candidates: list[Candidate]
@@ -117,12 +117,12 @@ class _Open:
 class Tuner:
     """The oracle of one graph's compilation."""
 
-    def __init__(self, config: Config, kitchen: Kitchen) -> None:
-        self.config, self.kitchen = config, kitchen
+    def __init__(self, config: Config, compiler: CandidateCompiler) -> None:
+        self.config, self.compiler = config, compiler
         self.stable = config.numerics == "stable"
         self.chain = store.stores(config)
-        self.known: dict[Key, Answer | None] = {}
-        self.said: list[Verdict] = []
+        self.known: dict[Key, TuningResult | None] = {}
+        self.verdicts_: list[Verdict] = []
         self.spent = 0.0
 
     @cached_property
@@ -130,10 +130,10 @@ class Tuner:
         """Whether anything was measured on this machine, or may be now."""
         if self.config.autotune and not self.config.gpu_interpreter:
             return True
-        names = {self.kitchen.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
+        names = {self.compiler.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
         return any(e.key.device in names for file in self.chain.files for e in file.entries())
 
-    def answers(self, questions: Sequence[Question], graph: ir.Graph) -> Mapping[str, Mapping[Place, Answer]]:
+    def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
         """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
         keys = {q.step.name: self._keys(q, graph) for q in questions if q.problems}
         for device, key in ((_device(q), key) for q in questions for key in keys.get(q.step.name, ())):
@@ -141,105 +141,105 @@ class Tuner:
                 self.known[key] = self._found(key, device) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
-            places = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
-            self._measure({key: (q, hints) for key, q, hints in places if self.known[key] is None}, graph)
+            requests = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
+            self._measure({key: (q, hints) for key, q, hints in requests if self.known[key] is None}, graph)
         return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
 
-    def _known(self, keys: Sequence[Key], hints: Sequence[Hints]) -> dict[Place, Answer]:
+    def _known(self, keys: Sequence[Key], hints: Sequence[Hints]) -> dict[Place, TuningResult]:
         found = {place(at): self.known[key] for key, at in zip(keys, hints, strict=True)}
-        return {at: answer for at, answer in found.items() if answer is not None}
+        return {at: tuning_result for at, tuning_result in found.items() if tuning_result is not None}
 
     def verdicts(self) -> list[Verdict]:
-        said, self.said = self.said, []
-        return said
+        verdicts_, self.verdicts_ = self.verdicts_, []
+        return verdicts_
 
-    def _keys(self, question: Question, graph: ir.Graph) -> list[Key]:
-        device = self.kitchen.name(_device(question))
+    def _keys(self, question: TuningQuery, graph: ir.Graph) -> list[Key]:
+        device = self.compiler.name(_device(question))
         return keys_of(question.step, graph, device, self.config.numerics, question.hints)
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: Key, device: str) -> Answer | None:
+    def _found(self, key: Key, device: str) -> TuningResult | None:
         known = self.chain.find(key, _versions(device))
         if known is None:
             return None
         knobs = dict(known.config)
-        parts, copies = knobs.pop(PARTS, 1), knobs.pop(COPIES, "")
-        return Answer(known.template, tuple(knobs.items()), parts, known.seconds, known.library_seconds, copies)
+        parts, copies = knobs.pop(SUM_PARTS, 1), knobs.pop(COPIES, "")
+        return TuningResult(known.template, tuple(knobs.items()), parts, known.seconds, known.library_seconds, copies)
 
     # ---- measuring --------------------------------------------------------------------------------------------------
 
-    def _measure(self, missing: Mapping[Key, tuple[Question, Hints]], graph: ir.Graph) -> None:
+    def _measure(self, missing: Mapping[Key, tuple[TuningQuery, Hints]], graph: ir.Graph) -> None:
         left = self.config.tuning_seconds - self.spent
         opened = [self._opened(key, *asked, graph) for key, asked in missing.items()] if left > 0 else []
-        contests = [contest for contest in opened if contest is not None]
-        if not contests:
+        benchmarks = [benchmark for benchmark in opened if benchmark is not None]
+        if not benchmarks:
             return
         started = time.monotonic()
-        steps = sum(len(c.candidates) for c in contests)
-        with progress(", ".join(c.question.step.name for c in contests), steps) as (step, line):
-            self._compile(contests, started + left * COMPILING)
-            for number, contest in enumerate(contests):
-                rest = (started + left - time.monotonic()) / (len(contests) - number)
-                self._run(contest, max(LEAST_TIMING, min(TIMING, rest / 2)), step)
-                self._conclude(contest, line)
+        steps = sum(len(c.candidates) for c in benchmarks)
+        with progress(", ".join(c.question.step.name for c in benchmarks), steps) as (step, line):
+            self._compile(benchmarks, started + left * COMPILING)
+            for number, benchmark in enumerate(benchmarks):
+                rest = (started + left - time.monotonic()) / (len(benchmarks) - number)
+                self._run(benchmark, max(LEAST_TIMING, min(TIMING, rest / 2)), step)
+                self._conclude(benchmark, line)
         self.spent += time.monotonic() - started
 
-    def _opened(self, key: Key, question: Question, hints: Hints, graph: ir.Graph) -> _Open | None:
-        part = excerpt(graph, question.step)
+    def _opened(self, key: Key, question: TuningQuery, hints: Hints, graph: ir.Graph) -> _Open | None:
+        part = extract_subgraph(graph, question.step)
         if part is None:
             return None
         part.size_hints |= hints
         here = replace(question, problems=[[p.at(hints) for p in own] for own in question.problems])
         return _Open(here, key, part, candidates_of(here, self.stable))
 
-    def _compile(self, contests: Sequence[_Open], deadline: float) -> None:
-        """All candidates of all contests, several at a time."""
+    def _compile(self, benchmarks: Sequence[_Open], deadline: float) -> None:
+        """All candidates of all benchmark jobs, several at a time."""
         workers = max(1, len(os.sched_getaffinity(0)))
         pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="kgen-candidates")
         jobs: dict[concurrent.futures.Future[Any], tuple[_Open, int]] = {}
-        for contest in contests:
-            for number, candidate in enumerate(contest.candidates):
+        for benchmark in benchmarks:
+            for number, candidate in enumerate(benchmark.candidates):
                 try:
                     fused = candidate.template is not None or candidate.config == FUSED
-                    contest.made[number], config = self.kitchen.make(
-                        contest.part, candidate.only(), candidate.template == APART, fused
+                    benchmark.made[number], config = self.compiler.make(
+                        benchmark.part, candidate.only(), candidate.template == APART, fused
                     )
                 except Exception as cause:  # noqa: BLE001  an author's template may raise anything
-                    contest.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
+                    benchmark.outcome.failures[number] = Failure("failed", f"{type(cause).__name__}: {cause}"[:500])
                     continue
                 if candidate.parts > 1:
-                    contest.candidates[number] = Candidate(candidate.template, config, candidate.parts, candidate.rank)
+                    benchmark.candidates[number] = Candidate(candidate.template, config, candidate.parts, candidate.rank)
                 build = contextvars.copy_context().run
-                jobs[pool.submit(build, self.kitchen.build, contest.made[number])] = contest, number
+                jobs[pool.submit(build, self.compiler.build, benchmark.made[number])] = benchmark, number
         done, late = concurrent.futures.wait(jobs, timeout=max(1.0, deadline - time.monotonic()))
         for job in done:
-            contest, number = jobs[job]
+            benchmark, number = jobs[job]
             problem = job.exception()
             if problem is not None:
-                contest.outcome.failures[number] = Failure("not compiled", str(problem)[:500])
+                benchmark.outcome.failures[number] = Failure("not compiled", str(problem)[:500])
         for job in late:
             job.cancel()
-            contest, number = jobs[job]
-            contest.outcome.failures[number] = Failure("not compiled", "it was not compiled in time")
+            benchmark, number = jobs[job]
+            benchmark.outcome.failures[number] = Failure("not compiled", "it was not compiled in time")
         pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, contest: _Open, seconds: float, step: Say) -> None:
-        outcome = contest.outcome
-        ready = {n: b for n, b in contest.made.items() if n not in outcome.failures}
+    def _run(self, benchmark: _Open, seconds: float, step: Say) -> None:
+        outcome = benchmark.outcome
+        ready = {n: b for n, b in benchmark.made.items() if n not in outcome.failures}
         data: dict[int, bytes] = {}
         for number, blueprint in ready.items():
             data[number] = pickle.dumps(blueprint)
         reference = min(data, default=-1)  # the library, where there is a call of it
         if reference < 0:
             return
-        names = {n: str(contest.candidates[n]) for n in data}
-        kind = _device(contest.question)
-        given = arguments(contest.part)
-        on_grid = exact_arguments(contest.part, given)
-        exact = None if on_grid is None else Check(on_grid, roundings(contest.part, products=False))
-        asked = Contest(
-            contest.key.title,
+        names = {n: str(benchmark.candidates[n]) for n in data}
+        kind = _device(benchmark.question)
+        given = arguments(benchmark.part)
+        on_grid = exact_arguments(benchmark.part, given)
+        exact = None if on_grid is None else Check(on_grid, roundings(benchmark.part, matmuls=False))
+        asked = BenchmarkJob(
+            benchmark.key.title,
             data,
             given,
             reference,
@@ -248,7 +248,7 @@ class Tuner:
             self._setting(),
             names,
             self.stable,
-            roundings(contest.part, products=True),
+            roundings(benchmark.part, matmuls=True),
             exact,
         )
         found = measure(asked, step)
@@ -260,32 +260,34 @@ class Tuner:
         options = (("cache_dir", self.config.cache_dir), ("compiler", self.config.compiler), ("isa", self.config.isa))
         return Setting(torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, options)
 
-    def _conclude(self, contest: _Open, line: Say) -> None:
+    def _conclude(self, benchmark: _Open, line: Say) -> None:
         """Notes the winner, and what became of the others."""
-        seconds, question = contest.outcome.seconds, contest.question
+        seconds, question = benchmark.outcome.seconds, benchmark.question
         out = question.step.name
-        self.said += [
-            Verdict(out, str(contest.candidates[n]), Decision.DROPPED, _REASONS[failure.why], detail=failure.text)
-            for n, failure in sorted(contest.outcome.failures.items())
+        self.verdicts_ += [
+            Verdict(out, str(benchmark.candidates[n]), Decision.DROPPED, _REASONS[failure.why], detail=failure.text)
+            for n, failure in sorted(benchmark.outcome.failures.items())
         ]
         if not seconds:
             return
         best = min(seconds, key=lambda n: (seconds[n], n))
-        library = min((s for n, s in seconds.items() if contest.candidates[n].template is None), default=math.nan)
-        winner = contest.candidates[best]
-        self.known[contest.key] = Answer(winner.template, winner.config, winner.parts, seconds[best], library, winner.copies)
-        cut = ((PARTS, winner.parts),) if winner.parts > 1 else ()
+        library = min((s for n, s in seconds.items() if benchmark.candidates[n].template is None), default=math.nan)
+        winner = benchmark.candidates[best]
+        self.known[benchmark.key] = TuningResult(
+            winner.template, winner.config, winner.parts, seconds[best], library, winner.copies
+        )
+        cut = ((SUM_PARTS, winner.parts),) if winner.parts > 1 else ()
         copied = ((COPIES, winner.copies),) if winner.copies else ()
         config = (*winner.config, *cut, *copied)
-        versions = _versions(_device(contest.question))
+        versions = _versions(_device(benchmark.question))
         made = Entry(
-            contest.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
+            benchmark.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
             entry.now(), _software(),
         )  # fmt: skip
         self.chain.add([made])
         against = "" if math.isnan(library) else f"; {LIBRARY}: {library * 1e6:.1f} us"
-        dropped = f", {len(contest.outcome.failures)} dropped" if contest.outcome.failures else ""
-        line(f"{contest.key.title}: {winner}, {seconds[best] * 1e6:.1f} us of {len(seconds)} timed{dropped}{against}")
+        dropped = f", {len(benchmark.outcome.failures)} dropped" if benchmark.outcome.failures else ""
+        line(f"{benchmark.key.title}: {winner}, {seconds[best] * 1e6:.1f} us of {len(seconds)} timed{dropped}{against}")
 
 
 _REASONS = {
@@ -297,22 +299,22 @@ _REASONS = {
 # ---- candidates -------------------------------------------------------------------------------------------------------
 
 
-def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
-    """The library first, if it computes the product, then the configurations that the cost model likes. `stable` leaves those
+def candidates_of(question: TuningQuery, stable: bool = False) -> list[Candidate]:
+    """The library first, if it computes the matmul, then the configurations that the cost model likes. `stable` leaves those
     alone that have the results of its favourite."""
-    batch = isinstance(question.step, Batch)
+    batch = isinstance(question.step, ComboKernel)
     priced: list[tuple[float, int, Candidate]] = []
     orders: dict[Candidate, Hashable] = {}
     for problems in question.problems:
         largest = max(problems, key=lambda p: p.flops)
         for config in (c for c in model.feasible(largest) if all(model.fits(p, c) for p in problems)):
-            seconds = model.joint_seconds(problems, config) if batch else model.seconds(problems[0], config)
+            seconds = model.grouped_seconds(problems, config) if batch else model.seconds(problems[0], config)
             candidate = Candidate(largest.template.name, config.values)
             priced.append((seconds, len(priced), candidate))
             orders[candidate] = tuple(model.order(p, config) for p in problems) if stable else None
     priced.sort(key=lambda row: row[:2])
-    alike = [(seconds, c) for seconds, _, c in priced if orders[c] == orders[priced[0][2]]]
-    kept = _spread(alike)
+    same_order = [(seconds, c) for seconds, _, c in priced if orders[c] == orders[priced[0][2]]]
+    kept = _spread(same_order)
     if stable:
         return kept
     takers = [own[0] for own in question.problems if own[0].template.implements.batch]
@@ -325,7 +327,7 @@ def candidates_of(question: Question, stable: bool = False) -> list[Candidate]:
     return [*library, *([Candidate(APART)] if question.apart else []), *kept]
 
 
-def _with_copies(question: Question, hopeless: float) -> list[Candidate]:
+def _with_copies(question: TuningQuery, hopeless: float) -> list[Candidate]:
     """Those that read copies of operands: the model's favourites, which include some of all ways to copy."""
     priced = [
         (seconds + model.seconds(problem, config), Candidate(problem.template.name, config.values, copies=copies))
@@ -353,7 +355,7 @@ def _spread(priced: Sequence[tuple[float, Candidate]]) -> list[Candidate]:
 # ---- names ------------------------------------------------------------------------------------------------------------
 
 
-def _device(question: Question) -> str:
+def _device(question: TuningQuery) -> str:
     return question.problems[0][0].device.kind
 
 

@@ -1,13 +1,13 @@
 """The process that times candidates: a kernel that crashes, hangs or breaks the GPU's context takes this process along, not the
 user's.
 
-Run by kgen/tuning/measure.py. Over stdin come paths of pickled contests, a line each; over stdout go lines of JSON:
+Run by kgen/tuning/measure.py. Over stdin come paths of pickled benchmark jobs, a line each; over stdout go lines of JSON:
 
-    {"begin": 3}                         contender 3 is being run for the first time
+    {"begin": 3}                         candidate 3 is being run for the first time
     {"ready": 3}                         it ran, and its results are right
     {"failed": 3, "why": "wrong", "text": "..."}
     {"timing": 2.0}                      all that are left take turns, for about so many seconds
-    {"times": {"0": [1e-3, ...], ...}}   seconds of a call; the contest is over
+    {"times": {"0": [1e-3, ...], ...}}   seconds of a call; the benchmark job is over
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import torch
 from kgen import config
 from kgen.host.compiled import HostGraph
 from kgen.host.graph_of_calls import graph_of_calls
-from kgen.tuning.contest import Array, Contest
+from kgen.tuning.benchmark import Array, BenchmarkJob
 
 # Sets of arguments at most, and the share of a GPU's free memory that they may take.
 MAX_SETS, MEMORY_SHARE = 16, 0.5
@@ -41,7 +41,7 @@ MAX_CALLS = 256
 # Rounds at least and at most; what is so much slower than the best by then is out.
 ROUNDS, MAX_ROUNDS, HOPELESS = 5, 40, 1.3
 # Errors relative to the norm of the reference, beyond which a result is wrong: by the narrowest type that anything was rounded
-# to, for the library rounds a product that a template keeps in float32. Two ways to round sums differ by less, whatever a sum
+# to, for the library rounds a matmul that a template keeps in float32. Two ways to round sums differ by less, whatever a sum
 # goes through afterwards.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 TF32_TOLERANCE, NARROW_TOLERANCE = {**TOLERANCE, torch.float32: 5e-3}, 0.15
@@ -59,37 +59,37 @@ Limits = Mapping[torch.dtype, float]
 
 
 def serve() -> None:
-    """Runs contests until stdin closes."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    """Runs benchmark jobs until stdin closes."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not reach the answers
 
     def say(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
+        replies.write(json.dumps(message) + "\n")
 
     say(started=True)
     for line in sys.stdin:
-        contest: Contest = pickle.loads(Path(line.rstrip("\n")).read_bytes())
-        with _set(contest):
-            say(times=_Run(contest, say).result())
+        benchmark: BenchmarkJob = pickle.loads(Path(line.rstrip("\n")).read_bytes())
+        with _set(benchmark):
+            say(times=_Run(benchmark, say).result())
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager
-def _set(contest: Contest) -> Iterator[None]:
-    torch.set_num_threads(contest.setting.threads)
-    torch.backends.cuda.matmul.allow_tf32 = contest.setting.allow_tf32
-    with config.override(**{name: value for name, value in contest.setting.options if value is not None}), torch.no_grad():
+def _set(benchmark: BenchmarkJob) -> Iterator[None]:
+    torch.set_num_threads(benchmark.setting.threads)
+    torch.backends.cuda.matmul.allow_tf32 = benchmark.setting.allow_tf32
+    with config.override(**{name: value for name, value in benchmark.setting.options if value is not None}), torch.no_grad():
         yield
 
 
 class _Run:
-    """One contest."""
+    """One benchmark job."""
 
-    def __init__(self, contest: Contest, say: Callable[..., None]) -> None:
-        self.contest, self.say = contest, say
-        arrays = [a for a in contest.arguments if isinstance(a, Array)]
+    def __init__(self, benchmark: BenchmarkJob, say: Callable[..., None]) -> None:
+        self.benchmark, self.say = benchmark, say
+        arrays = [a for a in benchmark.arguments if isinstance(a, Array)]
         self.device = next((a.device for a in arrays if a.device.startswith("cuda")), "cpu")
         self.kind = self.device.partition(":")[0]
         self.sets = self._sets(sum(a.nbytes for a in arrays))
@@ -97,20 +97,20 @@ class _Run:
         self.calls: dict[int, Call] = {}
 
     def _sets(self, nbytes: int) -> list[list[Any]]:
-        count = max(1, min(MAX_SETS, math.ceil(self.contest.cold / max(1, nbytes))))
+        count = max(1, min(MAX_SETS, math.ceil(self.benchmark.cold / max(1, nbytes))))
         if self.kind == "cuda":
             torch.cuda.set_device(self.device)
             count = max(1, min(count, int(torch.cuda.mem_get_info()[0] * MEMORY_SHARE / max(1, nbytes))))
-        return [self._arguments(self.contest.arguments, seed) for seed in range(count)]
+        return [self._arguments(self.benchmark.arguments, seed) for seed in range(count)]
 
     def _checked(self) -> list[tuple[list[Any], Compare]]:
         """Arguments, and how to compare what becomes of them."""
-        if self.contest.exact:
+        if self.benchmark.exact:
             return [(self.sets[0], _bits)]
-        limits = TF32_TOLERANCE if self.contest.setting.allow_tf32 else TOLERANCE
-        compare = partial(difference, roundings=self.contest.roundings, limits=limits)
+        limits = TF32_TOLERANCE if self.benchmark.setting.allow_tf32 else TOLERANCE
+        compare = partial(difference, roundings=self.benchmark.roundings, limits=limits)
         found: list[tuple[list[Any], Compare]] = [(self.sets[0], compare)]
-        check = self.contest.check
+        check = self.benchmark.check
         if check is not None:
             compare = partial(difference, roundings=check.roundings, limits=CLOSE)
             found.append((self._arguments(check.arguments, 0), compare))
@@ -128,11 +128,11 @@ class _Run:
     def result(self) -> dict[int, list[float]]:
         wanted: list[Sequence[Any]] = []
         results: list[Sequence[Any]] = []
-        order = sorted(self.contest.contenders, key=lambda k: k != self.contest.reference)
+        order = sorted(self.benchmark.candidates, key=lambda k: k != self.benchmark.reference)
         for number in order:
             self.say(begin=number)
             try:
-                call = HostGraph.deserialize(self.contest.contenders[number])
+                call = HostGraph.deserialize(self.benchmark.candidates[number])
                 results = [call(list(arguments)) for arguments, _ in self.checked]
                 self._wait()
                 problem = self._problem(results, wanted) if wanted else ""
@@ -153,7 +153,7 @@ class _Run:
         return self._times()
 
     def _problem(self, results: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]]) -> str:
-        """The first that is wrong with a contender's results; empty where nothing is."""
+        """The first that is wrong with a candidate's results; empty where nothing is."""
         checks = (compare(got, want) for (_, compare), got, want in zip(self.checked, results, wanted, strict=True))
         return next((problem for problem in checks if problem), "")
 
@@ -162,10 +162,10 @@ class _Run:
             torch.cuda.synchronize()
 
     def _times(self) -> dict[int, list[float]]:
-        self.say(timing=self.contest.seconds)
+        self.say(timing=self.benchmark.seconds)
         timers = {number: _timer(call, self.sets, self.kind) for number, call in self.calls.items()}
         samples: dict[int, list[float]] = {number: [] for number in timers}
-        alive, deadline, turn = list(timers), time.perf_counter() + self.contest.seconds, 0
+        alive, deadline, turn = list(timers), time.perf_counter() + self.benchmark.seconds, 0
         while turn < ROUNDS or (turn < MAX_ROUNDS and time.perf_counter() < deadline):
             turn += 1
             for number in alive[turn % len(alive) :] + alive[: turn % len(alive)] if alive else []:
@@ -173,14 +173,14 @@ class _Run:
             middle = {number: statistics.median(samples[number]) for number in alive}
             if turn in (2, ROUNDS):
                 best = min(middle.values(), default=0.0)
-                alive = [n for n in alive if middle[n] <= best * HOPELESS or n == self.contest.reference]
+                alive = [n for n in alive if middle[n] <= best * HOPELESS or n == self.benchmark.reference]
         return samples
 
 
 def _timer(call: Call, sets: list[list[Any]], kind: str) -> Callable[[], float]:
     """Seconds of a call, over as many calls as take long enough to be timed, each on the next set of arguments."""
-    once = _seconds(lambda: call(list(sets[0])), kind)
-    count = max(len(sets), min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(once, 1e-7))))
+    one_call = _seconds(lambda: call(list(sets[0])), kind)
+    count = max(len(sets), min(MAX_CALLS, math.ceil(LEAST_SECONDS[kind] / max(one_call, 1e-7))))
     order = [sets[k % len(sets)] for k in range(count)]
 
     def everything() -> None:

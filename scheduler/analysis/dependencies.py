@@ -9,12 +9,12 @@ from itertools import pairwise
 from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.index import Size
-from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.analysis.memo import memoised_for
 
 
 def reads_of(node: ir.Node) -> tuple[str, ...]:
     """`ir.reads`, worked out once for a node that several transforms and attempts ask about."""
-    return once_for(node, "reads of node", lambda: ir.reads(node))
+    return memoised_for(node, "reads of node", lambda: ir.reads(node))
 
 
 def needed(graph: ir.Graph, nodes: Sequence[ir.Node], kinds: tuple[type[ir.Node], ...] = (ir.Pointwise,)) -> list[ir.Node]:

@@ -28,7 +28,7 @@ class Item:
     """One loop node rewritten onto a group's variables. `level` is "outer" (once per outer point) or "inner" (once per
     outer and inner point); `store` is the index written, empty for a reduction over no outer dimension."""
 
-    node: ir.Loop | ir.Partial | ir.Product
+    node: ir.Loop | ir.Partial | ir.TemplateNode
     position: float
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -37,23 +37,23 @@ class Item:
     mask: Value | None = None
     rank: Expr | None = None  # of a reduction: the row-major position that counts as this point's index; of an update: its turn
     in_order: bool = True  # some loop's points must run one after the other
-    factors: tuple[Value, ...] = ()  # further operands of a product
+    factors: tuple[Value, ...] = ()  # further operands of a matmul
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: its template's names of the loops
-    made: tuple[str, ...] = ()  # of a product: its accumulators
+    made: tuple[str, ...] = ()  # of a matmul: its accumulators
     second: bool = False  # what a template makes besides its results: nothing in its kernel may read it
 
     @property
     def reduces(self) -> bool:
-        return isinstance(self.node, ir.Reduction) or ir.is_product(self.node)
+        return isinstance(self.node, ir.Reduction) or ir.is_template_node(self.node)
 
     @property
     def is_partial(self) -> bool:
-        """Whether it reduces the tiles of a product."""
+        """Whether it reduces the tiles of a matmul."""
         return isinstance(self.node, ir.Partial)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it reduces whole rows of a product, each of which is in one tile."""
+        """Whether it reduces full rows of a matmul, each of which is in one tile."""
         return isinstance(self.node, ir.Partial) and self.node.whole
 
     @property
@@ -70,11 +70,11 @@ class Item:
 
     @property
     def contracts(self) -> bool:
-        return ir.is_product(self.node)
+        return ir.is_template_node(self.node)
 
     @property
     def outs(self) -> tuple[str, ...]:
-        return self.made if ir.is_product(self.node) else ir.outs(self.node)
+        return self.made if ir.is_template_node(self.node) else ir.outs(self.node)
 
     @cached_property
     def own(self) -> tuple[tuple[Var, Expr], ...]:
@@ -111,7 +111,7 @@ class Item:
         )
 
 
-def accumulators(graph: ir.Graph, node: ir.Product) -> tuple[str, ...]:
+def accumulators(graph: ir.Graph, node: ir.TemplateNode) -> tuple[str, ...]:
     """The buffers of what a template computes, before it is scaled and rounded: they live in registers only. Results that
     nobody uses have one too, for the template makes them anyhow."""
     if ir.is_contraction(node):
@@ -144,7 +144,7 @@ def make_item(node: ir.Loop | ir.Partial, position: float) -> Item:
     return Item(node, position, node.vars, (), node.value, tuple(v.expr() for v in node.vars), in_order=False)
 
 
-def product_item(graph: ir.Graph, node: ir.Product, position: float) -> Item:
+def template_item(graph: ir.Graph, node: ir.TemplateNode, position: float) -> Item:
     """The item of what a template computes."""
     outer, inner = ir.iteration(node)
     store = tuple(v.expr() for v in outer)
@@ -256,8 +256,8 @@ class Members:
     made: dict[str, Item] = field(default_factory=dict)
     mutated: dict[str, Item] = field(default_factory=dict)
     cost: int = 0
-    contracts: bool = field(init=False)  # whether some item is a product
-    is_partial: bool = field(init=False)  # whether all items reduce the tiles of a product
+    contracts: bool = field(init=False)  # whether some item is a matmul
+    is_partial: bool = field(init=False)  # whether all items reduce the tiles of a matmul
 
     def __post_init__(self) -> None:
         self.contracts = any(item.contracts for item in self.items)

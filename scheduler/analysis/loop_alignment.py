@@ -8,13 +8,13 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr, Var
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Mapping
-from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.analysis.memo import memoised
 from kgen.verdict import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The joint loops and how each group's variables read in terms of them. `a_inner`/`b_inner`: whether that group's plain
+    """The merged loops and how each group's variables read in terms of them. `a_inner`/`b_inner`: whether that group's plain
     pointwise items run at every inner point (else once per outer point)."""
 
     outer: tuple[Var, ...]
@@ -26,7 +26,7 @@ class Space:
 
 
 def identity_space(a: Group, b: Group) -> Space | Reason:
-    """Joins groups of equal extents position by position (siblings that share no plain access)."""
+    """Joins groups of equal extents position by position (horizontal fusion of groups that share no plain access)."""
     if [v.extent for v in a.outer] != [v.extent for v in b.outer] or [v.extent for v in a.inner] != [v.extent for v in b.inner]:
         return Reason.SPACE_MISMATCH
     return _canonical(
@@ -36,7 +36,7 @@ def identity_space(a: Group, b: Group) -> Space | Reason:
 
 def same_points(a: Group, b: Group) -> Space | Reason:
     """Joins a group that has inner loops with one of independent points, position by position of the outer loops: of two that
-    read a product through one reshape, neither access is plain."""
+    read a matmul through one reshape, neither access is plain."""
     if bool(a.inner) == bool(b.inner) or [v.extent for v in a.outer] != [v.extent for v in b.outer]:
         return Reason.SPACE_MISMATCH
     mapping: Mapping = dict(zip(b.outer, _exprs(a.outer), strict=True))
@@ -48,7 +48,7 @@ def align(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
     depends on loops and indices only, and on which group is larger: equal layers have the same ones."""
     more = len(a.items) - len(b.items)
     key = ("aligned", a.outer, a.inner, b.outer, b.inner, index_a, index_b, more >= 0, more > 0)
-    return once(key, lambda: _aligned(a, b, index_a, index_b))
+    return memoised(key, lambda: _aligned(a, b, index_a, index_b))
 
 
 def _aligned(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
@@ -70,7 +70,7 @@ def _aligned(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reas
 
 
 def in_rows(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reason:
-    """The space of a product in which points of the other group, one for each row of the product, touch the same element."""
+    """The space of a matmul in which points of the other group, one for each row of the matmul, touch the same element."""
     if not a.inner:
         return _flipped(in_rows(b, a, index_b, index_a)) if b.inner else Reason.SPACE_MISMATCH
     matched = _match(index_a, index_b)
@@ -84,7 +84,7 @@ def in_rows(a: Group, b: Group, index_a: Index, index_b: Index) -> Space | Reaso
 
 
 def _mirror(plain: Index, other: Index, loops: tuple[Var, ...]) -> Mapping:
-    """Independent loops that `other` walks from their end where `plain` walks forward (a flip lies between), each as the
+    """Independent loops that `other` walks from their end where `plain` walks forward (a flip is in between), each as the
     expression of itself that turns it around."""
     turned: Mapping = {}
     for v in loops:
@@ -212,7 +212,8 @@ def _join_into(a: Group, b: Group, to_a: dict[Var, Var]) -> Space | Reason:
 
 
 def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], Mapping, Mapping] | None:
-    """Pairs unmatched inner variables in order; when only the products agree, both become digits of the finer shape."""
+    """Pairs unmatched inner variables in order; when only their numbers of points agree, both become digits of the finer
+    shape."""
     rest_a, rest_b = [v for v in rest_a if v.extent != 1], [v for v in rest_b if v.extent != 1]
     if [v.extent for v in rest_a] == [v.extent for v in rest_b]:
         return tuple(rest_a), {}, {c: p.expr() for c, p in zip(rest_b, rest_a, strict=True)}
@@ -227,7 +228,7 @@ def _join_inner(rest_a: list[Var], rest_b: list[Var]) -> tuple[tuple[Var, ...], 
 
 
 def _adapt(a: Group, b: Group, exprs: Mapping) -> Space | Reason:
-    """`a`'s variables become expressions of `b`'s (a reshape lies between them): legal when that is a bijection."""
+    """`a`'s variables become expressions of `b`'s (a reshape is between them): legal when that is a bijection."""
     wanted = [v for v in a.outer if v.extent != 1]
     if any(v not in exprs for v in wanted) or any(v in exprs for v in a.inner):
         return _split(a, b, exprs)
@@ -311,7 +312,7 @@ def _exprs(loops: tuple[Var, ...] | list[Var]) -> list[Expr]:
 def _canonical(
     outer: tuple[Var, ...], inner: tuple[Var, ...], map_a: Mapping, map_b: Mapping, a_inner: bool, b_inner: bool
 ) -> Space:
-    """Renames the joint loops to x0, x1, ... and y0, y1, ..., dropping loops of one iteration."""
+    """Renames the merged loops to x0, x1, ... and y0, y1, ..., dropping loops of one iteration."""
     rename: Mapping = {}
     kept: tuple[list[Var], list[Var]] = ([], [])
     for letter, loops, out in (("x", outer, kept[0]), ("y", inner, kept[1])):

@@ -13,8 +13,8 @@ _known: ContextVar[dict[Hashable, Any] | None] = ContextVar("kgen_memo", default
 
 
 @contextmanager
-def remembering() -> Iterator[None]:
-    """While one graph is scheduled, `once` finds what is known already. Size hints may not change inside."""
+def memoising() -> Iterator[None]:
+    """While one graph is scheduled, `memoised` finds what is known already. Size hints may not change inside."""
     token = _known.set({})
     try:
         yield
@@ -22,14 +22,14 @@ def remembering() -> Iterator[None]:
         _known.reset(token)
 
 
-def is_remembering() -> bool:
+def is_memoising() -> bool:
     """Whether a graph is being scheduled."""
     return _known.get() is not None
 
 
-def once_for(owner: object, what: str, make: Callable[[], T], beside: object = None) -> T:
-    """`once` for what is found out about one object, or about it `beside` another one. Both stay as they are: equal ones are
-    not looked for."""
+def memoised_for(owner: object, what: str, make: Callable[[], T], beside: object = None) -> T:
+    """`memoised` for what is found out about one object, or about it `beside` another one. Both stay as they are: equal ones
+    are not looked for."""
     known = _known.get()
     if known is None:
         return make()
@@ -41,7 +41,7 @@ def once_for(owner: object, what: str, make: Callable[[], T], beside: object = N
     return found
 
 
-def once(key: Hashable, make: Callable[[], T]) -> T:
+def memoised(key: Hashable, make: Callable[[], T]) -> T:
     """What `make` returned for an equal key before, while one graph is scheduled."""
     known = _known.get()
     if known is None:

@@ -11,9 +11,9 @@ import torch
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr
-from kgen.ir.plan import Batch, Call, Kernel, Launch, Schedule, Statement, Step, members
+from kgen.ir.plan import Call, ComboKernel, Kernel, Launch, Schedule, Statement, Step, members
 from kgen.ir.values import loads
-from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.analysis.memo import memoised_for
 
 
 def freeze_layouts(graph: ir.Graph) -> None:
@@ -78,7 +78,7 @@ def _reuses(
     schedule: Schedule, touched: list[tuple[set[str], set[str]]], dead: list[list[str]], kept: set[str]
 ) -> dict[str, str]:
     graph = schedule.graph
-    lent = _lent_to_results(schedule)
+    aliased = _aliased_by_results(schedule)
     reuses: dict[str, str] = {}
     pool: dict[tuple[Expr, torch.device], list[str]] = {}
     born: set[str] = set()
@@ -88,7 +88,7 @@ def _reuses(
         news = [n for n in sorted(written) if _owns_new(graph, n) and n not in born]
         born.update(news)
         makers = {} if isinstance(step, Call) else _makers(graph, step)
-        dying = _read_by_one(graph, step, [d for d in dead[k] if d not in lent and d not in news])
+        dying = _read_by_one(graph, step, [d for d in dead[k] if d not in aliased and d not in news])
         for name in news:
             if name not in makers:
                 continue
@@ -104,7 +104,7 @@ def _reuses(
                 name not in gone
                 and graph.buffers[name].kind == "intermediate"
                 and name in born
-                and name not in lent
+                and name not in aliased
                 and not _by_call(schedule, name)
             ):
                 pool.setdefault(_kind(graph.buffers[name]), []).append(name)
@@ -118,31 +118,31 @@ def _makers(graph: ir.Graph, step: Launch) -> dict[str, Kernel]:
 
 def _read_by_one(graph: ir.Graph, step: Step, names: list[str]) -> list[str]:
     """Those of the buffers that one member of a batch reads alone: no order says when another one would."""
-    if not isinstance(step, Batch):
+    if not isinstance(step, ComboKernel):
         return names
     readers = Counter(name for member in step.members for name in {root(graph, n) for n in reads(member)})
     return [name for name in names if readers[name] == 1]
 
 
-def _lent_to_results(schedule: Schedule) -> set[str]:
+def _aliased_by_results(schedule: Schedule) -> set[str]:
     """Buffers that a call's result may be a view of: they are no longer read by name, but their memory lives on."""
     found: set[str] = set()
     for call in schedule.calls:
-        if lends(call):
+        if may_alias(call):
             operands = ir.tensor_args((call.node.args, tuple(v for _, v in call.node.kwargs)))
             found.update(root(schedule.graph, a.buffer) for a in operands)
     return found
 
 
-def lends(call: Call) -> bool:
+def may_alias(call: Call) -> bool:
     """Whether the call's results may be views of its operands."""
     schema = getattr(call.node.target, "_schema", None)
     return schema is None or any(r.alias_info is not None for r in schema.returns)
 
 
-def hides(step: Step) -> bool:
-    """Whether a call may change or lend memory under names that the plan does not know, or finds out or checks sizes."""
-    return isinstance(step, Call) and bool(lends(step) or step.node.mutates or step.node.binds or step.node.effect)
+def has_hidden_effects(step: Step) -> bool:
+    """Whether a call may change or alias memory under names that the plan does not know, or finds out or checks sizes."""
+    return isinstance(step, Call) and bool(may_alias(step) or step.node.mutates or step.node.binds or step.node.effect)
 
 
 def _by_call(schedule: Schedule, name: str) -> bool:
@@ -200,11 +200,11 @@ def _accesses(statements: Iterable[Statement]) -> list[tuple[str, tuple[Expr, ..
 
 
 def reads(step: Step) -> set[str]:
-    return set(once_for(step, "reads", lambda: _reads(step)))
+    return set(memoised_for(step, "reads", lambda: _reads(step)))
 
 
 def writes(step: Step) -> set[str]:
-    return set(once_for(step, "writes", lambda: _writes(step)))
+    return set(memoised_for(step, "writes", lambda: _writes(step)))
 
 
 def _reads(step: Step) -> set[str]:

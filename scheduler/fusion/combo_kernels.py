@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Batch, Call, Kernel, Step, address
+from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memory import lends, reads, writes
+from kgen.scheduler.analysis.memory import may_alias, reads, writes
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Elementary operations that keep all threads busy: a kernel with more gains nothing from company. It joins only its own likes,
@@ -53,7 +53,7 @@ def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...],
     found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
     for step in steps:
         found.add(step)
-    return [_joined(place, verdicts) for place in found.places]
+    return [_joined(place, verdicts) for place in found.entries]
 
 
 def _joined(place: _Place, verdicts: list[Verdict]) -> Step:
@@ -61,7 +61,7 @@ def _joined(place: _Place, verdicts: list[Verdict]) -> Step:
         return place.step
     first, *others = place.members
     verdicts += [Verdict(first.name, other.name, Outcome.BATCHED, Reason.INDEPENDENT) for other in others]
-    return Batch(f"{first.name}_and_{len(others)}_more", tuple(place.members))
+    return ComboKernel(f"{first.name}_and_{len(others)}_more", tuple(place.members))
 
 
 def _read_elsewhere(steps: list[Step]) -> set[str]:
@@ -86,26 +86,26 @@ class _Batches:
     read_elsewhere: set[str]
     forbidden: list[FusionDemand]
     verdicts: list[Verdict]
-    places: list[_Place] = field(default_factory=list)
+    entries: list[_Place] = field(default_factory=list)
     by_form: dict[Hashable, list[int]] = field(default_factory=dict)
-    read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.places`) -> the last place that reads, or writes, it
+    read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.storages`) -> the last place that reads, or writes, it
     written_at: dict[str, int] = field(default_factory=dict)
     barrier: int = -1
 
     def add(self, step: Step) -> None:
-        read, written = (ir.places(self.graph, names) for names in (reads(step), writes(step)))
+        read, written = (ir.storages(self.graph, names) for names in (reads(step), writes(step)))
         earliest = self._earliest(read, written)
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
             if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
                 self._refuse_symbols(step, earliest)
-            at = len(self.places)
-            self.places.append(_Place(step))
+            at = len(self.entries)
+            self.entries.append(_Place(step))
         for names, table in ((read, self.read_at), (written, self.written_at)):
             for name in names:
                 table[name] = max(at, table.get(name, -1))
-        if isinstance(step, Call) and (lends(step) or step.node.mutates or step.node.binds):
+        if isinstance(step, Call) and (may_alias(step) or step.node.mutates or step.node.binds):
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
@@ -117,7 +117,7 @@ class _Batches:
 
     def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
         """A verdict where the kernel might have joined another one."""
-        alone = (place.step for place in self.places[earliest:])
+        alone = (place.step for place in self.entries[earliest:])
         other = next(
             (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
         )
@@ -144,13 +144,13 @@ class _Batches:
         form, small = self._form(kernel), self._small(kernel)
         known = self.by_form.setdefault(form, [])
         if self._makes_new(kernel):
-            earliest = max(earliest, len(self.places) - NEAR)
-        others = range(earliest, len(self.places)) if small else ()
+            earliest = max(earliest, len(self.entries) - NEAR)
+        others = range(earliest, len(self.entries)) if small else ()
         candidates = (*(k for k in known if k >= earliest), *others)
-        at = next((k for k in candidates if self._takes(self.places[k], kernel, form)), len(self.places))
-        if at == len(self.places):
-            self.places.append(_Place(kernel, small=small))
-        place = self.places[at]
+        at = next((k for k in candidates if self._takes(self.entries[k], kernel, form)), len(self.entries))
+        if at == len(self.entries):
+            self.entries.append(_Place(kernel, small=small))
+        place = self.entries[at]
         place.members.append(kernel)
         place.forms.add(form)
         place.pointers |= self._pointers(kernel)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.scheduler.analysis.items import Group, Item, finished, make_item, product_item
+from kgen.scheduler.analysis.items import Group, Item, finished, make_item, template_item
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
 
 
-def items_of(node: ir.Product, position: float, graph: ir.Graph) -> list[Item]:
+def items_of(node: ir.TemplateNode, position: float, graph: ir.Graph) -> list[Item]:
     """What the template computes, and what turns that into the results."""
-    made = product_item(graph, node, position)
+    made = template_item(graph, node, position)
     items = [made]
     for out, name in zip(ir.results(node), made.outs, strict=True):
         if out is None:
@@ -33,25 +33,25 @@ def _second(one: ir.Second, node: ir.Operation, position: float) -> Item:
     return Item(stored, position, node.out_vars, (), one.value, one.index, in_order=False, second=True)
 
 
-def is_product(group: Group) -> bool:
+def has_contraction(group: Group) -> bool:
     """Whether a template computes the group."""
     return group.members.contracts
 
 
 def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
-    """Whether the products among the items can be one kernel with a joint epilogue: sums of products of one type, over the same
-    loops, with an operand in common, as many as a template makes."""
-    products = [item for item in items if item.contracts]
-    sums = [item.node for item in products if ir.is_contraction(item.node)]
-    if len(sums) < len(products) or len({node.operands for node in sums}) > 1:
+    """Whether the contractions among the items can be one kernel with a joint epilogue: sums of products of one type, over the
+    same loops, with an operand in common, as many as a template makes."""
+    contractions = [item for item in items if item.contracts]
+    sums = [item.node for item in contractions if ir.is_contraction(item.node)]
+    if len(sums) < len(contractions) or len({node.operands for node in sums}) > 1:
         return False
     if not capabilities.may(sums[0].out, Request(family=len(sums))):
         return False
-    return len({item.value for item in products}) == 1 or len({item.factors for item in products}) == 1
+    return len({item.value for item in contractions}) == 1 or len({item.factors for item in contractions}) == 1
 
 
-def feeds_product(items: Iterable[Item]) -> bool:
-    """Whether a product among the items needs what another item makes. That has no tile: even where both are at the same
+def feeds_contraction(items: Iterable[Item]) -> bool:
+    """Whether a contraction among the items needs what another item makes. That has no tile: even where both are at the same
     element, as those of a column that is multiplied by one number are, operands are read before anything is stored."""
     items = list(items)
     made = {out for item in items for out in item.outs}
@@ -59,5 +59,5 @@ def feeds_product(items: Iterable[Item]) -> bool:
 
 
 def is_partial(group: Group) -> bool:
-    """Whether the group reduces the tiles of a product that it has not joined yet."""
+    """Whether the group reduces the tiles of a contraction that it has not joined yet."""
     return group.members.is_partial

@@ -48,7 +48,7 @@ LIMITS = {
 
 
 def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: Space, limits: Limits) -> Reason | None:
-    """Why the joint kernel would be worse although it moves less memory."""
+    """Why the merged kernel would be worse although it moves less memory."""
     outer, inner = space.outer, space.inner
     if len(a.items) + len(b.items) > MAX_ITEMS or a.cost + b.cost > MAX_COST:
         return Reason.TOO_LARGE
@@ -57,7 +57,7 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     joined = sorted(a.items + b.items, key=lambda i: i.position) if inner else []
     if inner and _revisits(joined):
         length = sizes.points(inner)
-        if length > limits.long_row and _walks(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
+        if length > limits.long_row and _parallel_rows(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
             return Reason.PARALLELISM
         if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
             return Reason.LAYOUT_CONFLICT
@@ -69,7 +69,7 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
     return None
 
 
-def _walks(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
+def _parallel_rows(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, lanes: int) -> int:
     """The rows that are walked apart from each other, unlike channels that are neighbours in memory."""
     together = 1
     for read in (read for item in items for read in item.reads):

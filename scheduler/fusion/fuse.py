@@ -1,6 +1,6 @@
 """Greedy fusion: candidate pairs share a buffer, the most memory traffic saved goes first, every decision is a `Verdict`.
 
-Near-linear: a buffer with n readers gives n producer-consumer pairs and n - 1 sibling pairs; a group has a bounded size; the
+Near-linear: a buffer with n readers gives n producer-consumer pairs and n - 1 horizontal pairs; a group has a bounded size; the
 search for a path between two groups looks only at groups ranked between them, and gives up after `SEARCH_LIMIT` of them.
 """
 
@@ -18,9 +18,9 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index
 from kgen.scheduler.analysis.items import Group, Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space, align, identity_space, in_rows, same_points
-from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.analysis.memo import memoised
 from kgen.scheduler.fusion import cost
-from kgen.scheduler.fusion.contraction_groups import are_family, feeds_product, is_partial, is_product
+from kgen.scheduler.fusion.contraction_groups import are_family, feeds_contraction, has_contraction, is_partial
 from kgen.scheduler.fusion.legality import illegal, moved, races
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
@@ -29,7 +29,7 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 SEARCH_LIMIT = 256
 # Pairs of accesses tried before two groups count as not alignable.
 MAX_ALIGNMENTS = 12
-# A buffer with more readers than this pairs with the first ones only, and makes no siblings.
+# A buffer with more readers than this pairs with the first ones only, and takes no part in horizontal fusion.
 MAX_READERS = 32
 
 
@@ -45,11 +45,11 @@ class Fuser:
     enabled: bool = True
     demands: tuple[FusionDemand, ...] = ()
     single: frozenset[str] = frozenset()  # results of contractions that share a kernel with no other contraction
-    siblings: bool = True  # groups that need nothing of each other may be one kernel
-    held: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a product
+    horizontal_fusion: bool = True  # groups that need nothing of each other may be one kernel
+    full_row_buffers: Mapping[str, str] = field(default_factory=dict)  # buffers that are made in the kernel of a matmul
     unordered: frozenset[str] = frozenset()  # devices whose programs run points in any order
     capabilities: Capabilities = field(default_factory=Capabilities)  # of the registered templates
-    apart: Mapping[str, Verdict] = field(default_factory=dict)  # why updates are not in a product's kernel, by their results
+    apart: Mapping[str, Verdict] = field(default_factory=dict)  # why updates are not in a matmul's kernel, by their results
     unmet: list[tuple[FusionDemand, errors.FusionRequired]] = field(default_factory=list)  # what fusion alone has not done
     producer: dict[str, Group] = field(default_factory=dict)
     readers: dict[str, dict[int, Group]] = field(default_factory=dict)  # by serial, so that a merge costs no search
@@ -90,8 +90,8 @@ class Fuser:
             if producer is not None:
                 self._push(producer, group, buffer)
             if group.serial in readers and len(readers) <= MAX_READERS:
-                for neighbour in _neighbours(group, readers.values()):
-                    self._push_in_order(group, neighbour, buffer)
+                for adjacent in _adjacent(group, readers.values()):
+                    self._push_in_order(group, adjacent, buffer)
 
     def _push_in_order(self, a: Group, b: Group, buffer: str) -> None:
         """`_push` for groups of which it is not known which one feeds the other."""
@@ -101,8 +101,8 @@ class Fuser:
     def _push(self, a: Group, b: Group, buffer: str) -> None:
         if a is b or not (a.alive and b.alive):
             return
-        if (self._waits(a) or self._waits(b)) and not (is_product(a) or is_product(b)):
-            self._wait(a, b, buffer)  # for a product to join either
+        if (self._waits(a) or self._waits(b)) and not (has_contraction(a) or has_contraction(b)):
+            self._wait(a, b, buffer)  # for a matmul to join either
             return
         key = (a.serial, b.serial)
         if key not in self._buffers:
@@ -111,11 +111,11 @@ class Fuser:
             heapq.heappush(self._heap, (-self._saved(a, b), distance, a.serial, b.serial))
 
     def _waits(self, group: Group) -> bool:
-        """Whether some product's kernel is the only one that the group may join."""
-        return is_partial(group) or self._is_held(group)
+        """Whether some matmul's kernel is the only one that the group may join."""
+        return is_partial(group) or self._is_full_row(group)
 
-    def _is_held(self, group: Group) -> bool:
-        return any(out in self.held for out in group.members.made)
+    def _is_full_row(self, group: Group) -> bool:
+        return any(out in self.full_row_buffers for out in group.members.made)
 
     def _saved(self, a: Group, b: Group) -> int:
         """Bytes that need not move when the two are one kernel."""
@@ -152,16 +152,16 @@ class Fuser:
         if unordered:
             self.verdicts.append(Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.NOT_IN_ORDER, detail=unordered))
             return
-        flows, joint = self._together(a, b, buffer)
-        if isinstance(joint, Reason):
-            self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, joint)
+        flows, merged = self._together(a, b, buffer)
+        if isinstance(merged, Reason):
+            self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, merged)
             return
         path = self._path(a, b)
         if path:
             self._wait(a, b, buffer)
             self._say(a, b, Outcome.ILLEGAL, path)
             return
-        space, left, right = joint
+        space, left, right = merged
         reason = cost.unprofitable(self.graph, self.sizes, left, right, space, self.limits[a.device])
         saved = self._saved(a, b)
         if reason is None and saved <= 0:
@@ -173,7 +173,7 @@ class Fuser:
             self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
             return
         self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
-        joined = once(("joined", left, right), lambda: left.joined(right))
+        joined = memoised(("joined", left, right), lambda: left.joined(right))
         if len(a.items) >= len(b.items):
             self._merge(a, b, space, joined)
         else:
@@ -189,23 +189,23 @@ class Fuser:
             return Outcome.UNPROFITABLE, Reason.FORBIDDEN
         if self._fills(a, b) or self._fills(b, a):
             return Outcome.ILLEGAL, Reason.PART
-        if is_product(a) == is_product(b):
+        if has_contraction(a) == has_contraction(b):
             return None
         refused = [self.apart[out] for out in (*a.members.made, *b.members.made) if out in self.apart]
         return (refused[0].outcome, refused[0].reason) if refused else None
 
     def _out_of_order(self, a: Group, b: Group) -> str | None:
         """Why no template keeps the order of updates on the tiles of a contraction, where the device has one."""
-        if is_product(a) == is_product(b) or a.device in self.unordered:
+        if has_contraction(a) == has_contraction(b) or a.device in self.unordered:
             return None
-        others = b.items if is_product(a) else a.items
+        others = b.items if has_contraction(a) else a.items
         update = next((item for item in others if item.is_update and item.in_order), None)
         return None if update is None else self.capabilities.why_not(update.outs[0], Request(ordered=True))
 
     def _fills(self, a: Group, b: Group) -> bool:
         """Whether one makes a part of what the other needs all of."""
         parts = [name for name in a.members.made if self.graph.buffers[name].is_part]
-        return bool(parts) and not ir.places(self.graph, (*b.members.reads, *b.members.mutated)).isdisjoint(parts)
+        return bool(parts) and not ir.storages(self.graph, (*b.members.reads, *b.members.mutated)).isdisjoint(parts)
 
     def _wait(self, a: Group, b: Group, buffer: str) -> None:
         """Has the pair tried again when either has merged with a third group."""
@@ -213,18 +213,18 @@ class Fuser:
         self._blocked.setdefault(b.serial, {})[a.serial] = buffer
 
     def _together(self, a: Group, b: Group, buffer: str) -> tuple[bool, tuple[Space, Members, Members] | Reason]:
-        """Whether data flows from one to the other, and the joint loops, where there are any that both may run in."""
+        """Whether data flows from one to the other, and the merged loops, where there are any that both may run in."""
         common = self._common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
-        if not flows and not self.siblings:
-            return flows, Reason.SIBLINGS_OFF
-        if is_product(a) != is_product(b):
-            a, b = (one if is_product(one) else self._free(one) for one in (a, b))
-        joint = self._joint(a, b, buffer, common)
-        return flows, self._epilogue(a, b, joint, flows) if is_product(a) or is_product(b) else joint
+        if not flows and not self.horizontal_fusion:
+            return flows, Reason.HORIZONTAL_OFF
+        if has_contraction(a) != has_contraction(b):
+            a, b = (one if has_contraction(one) else self._free(one) for one in (a, b))
+        merged = self._merged(a, b, buffer, common)
+        return flows, self._epilogue(a, b, merged, flows) if has_contraction(a) or has_contraction(b) else merged
 
     def _free(self, group: Group) -> Group:
-        """The group with the points of its updates as a product's tiles may run them, where nothing else gives it an order: on
+        """The group with the points of its updates as a matmul's tiles may run them, where nothing else gives it an order: on
         a device that keeps one, each update says at which place a point has to come."""
         any_order = group.device in self.unordered
 
@@ -241,43 +241,43 @@ class Fuser:
                 items = [replace(item, rank=item.turn(group.inner)) if item.is_update else item for item in items]
             return Members.of(items)
 
-        return replace(group, outer=outer, inner=(), members=once(("free", group.members, any_order), members))
+        return replace(group, outer=outer, inner=(), members=memoised(("free", group.members, any_order), members))
 
     def _epilogue(
-        self, a: Group, b: Group, joint: tuple[Space, Members, Members] | Reason, flows: bool
+        self, a: Group, b: Group, merged: tuple[Space, Members, Members] | Reason, flows: bool
     ) -> tuple[Space, Members, Members] | Reason:
-        """What may run on the tiles of a product: independent points, one for each of the product's."""
-        if isinstance(joint, Reason):
-            return joint
+        """What may run on the tiles of a matmul: independent points, one for each of the matmul's."""
+        if isinstance(merged, Reason):
+            return merged
         if not flows:
             return Reason.NO_SAVING
-        if _summed(joint[1].items) != _summed(a.items) or _summed(joint[2].items) != _summed(b.items):
+        if _summed(merged[1].items) != _summed(a.items) or _summed(merged[2].items) != _summed(b.items):
             return Reason.NOT_EPILOGUE  # a sum of one term has no loop: rows or columns must not take its place
-        items = (*joint[1].items, *joint[2].items)
-        if feeds_product(items):
+        items = (*merged[1].items, *merged[2].items)
+        if feeds_contraction(items):
             return Reason.NOT_PROLOGUE
-        if is_product(a) and is_product(b):
-            if not self.siblings:
-                return Reason.SIBLINGS_OFF
+        if has_contraction(a) and has_contraction(b):
+            if not self.horizontal_fusion:
+                return Reason.HORIZONTAL_OFF
             alone = any(out in self.single for item in items for out in item.outs)
-            return joint if are_family(items, self.capabilities) and not alone else Reason.TWO_PRODUCTS
-        others = joint[2] if is_product(a) else joint[1]
-        return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else joint
+            return merged if are_family(items, self.capabilities) and not alone else Reason.TWO_MATMULS
+        others = merged[2] if has_contraction(a) else merged[1]
+        return Reason.NOT_EPILOGUE if any(item.inner for item in others.items) else merged
 
     def _why(self, a: Group, b: Group, flows: bool) -> Reason:
         if not flows:
-            return Reason.SIBLINGS
-        if is_product(a) or is_product(b):
-            if self._is_held(b if is_product(a) else a):
+            return Reason.HORIZONTAL
+        if has_contraction(a) or has_contraction(b):
+            if self._is_full_row(b if has_contraction(a) else a):
                 return Reason.ROWS
-            return Reason.PARTIALS if is_partial(a) or is_partial(b) else Reason.EPILOGUE
+            return Reason.TILE_PARTIALS if is_partial(a) or is_partial(b) else Reason.EPILOGUE
         return Reason.BROADCAST_BACK if any(i.reduces for i in a.items) else Reason.SHARED_DATA
 
-    def _joint(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
-        """The joint loops of two groups, found once for these members, whatever attempt asks."""
-        of_rows = is_product(a) != is_product(b) and self._is_held(b if is_product(a) else a)
-        key = ("joint", a.members, b.members, buffer, of_rows, a.device in self.unordered)
-        return once(key, lambda: self._search(a, b, self._by_promise(a, b, buffer, common), of_rows))
+    def _merged(self, a: Group, b: Group, buffer: str, common: list[str]) -> tuple[Space, Members, Members] | Reason:
+        """The merged loops of two groups, found once for these members, whatever attempt asks."""
+        of_rows = has_contraction(a) != has_contraction(b) and self._is_full_row(b if has_contraction(a) else a)
+        key = ("merged", a.members, b.members, buffer, of_rows, a.device in self.unordered)
+        return memoised(key, lambda: self._search(a, b, self._by_promise(a, b, buffer, common), of_rows))
 
     def _search(self, a: Group, b: Group, names: Sequence[str], of_rows: bool) -> tuple[Space, Members, Members] | Reason:
         """Tries the accesses to shared buffers until one aligns the loops legally."""
@@ -297,7 +297,7 @@ class Fuser:
                     best = found if best is Reason.SPACE_MISMATCH else best
         if best is Reason.REDUCED_AXES_DIFFER:
             return best  # of a square, rows and columns have the same loops, but are at other elements
-        found = self._legal(a, b, same_points(a, b) if is_product(a) or is_product(b) else identity_space(a, b))
+        found = self._legal(a, b, same_points(a, b) if has_contraction(a) or has_contraction(b) else identity_space(a, b))
         return best if isinstance(found, Reason) else found
 
     def _legal(self, a: Group, b: Group, space: Space | Reason) -> tuple[Space, Members, Members] | Reason:
@@ -324,7 +324,7 @@ class Fuser:
         return list(dict.fromkeys(found))[:3]
 
     def _path(self, a: Group, b: Group) -> Reason | None:
-        """Whether a third group lies on a path between the two. Ranks order the group graph, so that only groups ranked
+        """Whether a third group is on a path between the two. Ranks order the group graph, so that only groups ranked
         between the two can."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
         between = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
@@ -353,15 +353,15 @@ class Fuser:
         algorithm for directed acyclic graphs", 2006). False when too many would move."""
         low, high = (a, b) if a.rank < b.rank else (b, a)
         behind = self._reached(self.after, low, high, lambda g: g.rank < high.rank)
-        ahead = self._reached(self.before, high, low, lambda g: g.rank > low.rank)
-        if behind is None or ahead is None:
+        predecessors = self._reached(self.before, high, low, lambda g: g.rank > low.rank)
+        if behind is None or predecessors is None:
             return False
         behind.sort(key=lambda g: g.rank)
-        ahead.sort(key=lambda g: g.rank)
-        ranks = sorted([low.rank, high.rank, *(g.rank for g in behind), *(g.rank for g in ahead)])
-        for group, rank in zip(ahead, ranks, strict=False):
+        predecessors.sort(key=lambda g: g.rank)
+        ranks = sorted([low.rank, high.rank, *(g.rank for g in behind), *(g.rank for g in predecessors)])
+        for group, rank in zip(predecessors, ranks, strict=False):
             group.rank = rank
-        a.rank = b.rank = ranks[len(ahead)]
+        a.rank = b.rank = ranks[len(predecessors)]
         for group, rank in zip(reversed(behind), reversed(ranks), strict=False):
             group.rank = rank
         return True
@@ -435,11 +435,11 @@ def _may_be_lost(space: Space, items: Sequence[Item]) -> bool:
 
 
 def _summed(items: Iterable[Item]) -> list[list[Expr]]:
-    """Extents of the loops over which products are sums."""
+    """Extents of the loops over which matmuls are sums."""
     return [[v.extent for v in item.inner if v.extent != 1] for item in items if item.contracts]
 
 
-def _neighbours(group: Group, readers: Iterable[Group]) -> list[Group]:
+def _adjacent(group: Group, readers: Iterable[Group]) -> list[Group]:
     """The readers just before and after `group` in program order."""
     order = sorted(readers, key=lambda g: (g.first, g.serial))
     at = order.index(group)

@@ -1,7 +1,7 @@
-"""Products that read one operand, as q, k and v do: one launch, or one call of an engine, in which each keeps its own sizes and
+"""Matmuls that read one operand, as q, k and v do: one launch, or one call of an engine, in which each keeps its own sizes and
 its own epilogue.
 
-They share no results, so fusion leaves them apart. What one kernel saves is launches, and processors that stand idle at the end
+They share no results, so fusion leaves them apart. What one kernel saves is launches, and SMs that stand idle at the end
 of each; on a CPU the operand is packed once.
 """
 
@@ -15,12 +15,12 @@ from kgen.cost import model
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import Batch, BySize, Choice, Kernel, Schedule
+from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule
 from kgen.only import Only
-from kgen.scheduler.analysis.memory import hides, reads, writes
+from kgen.scheduler.analysis.memory import has_hidden_effects, reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
-from kgen.scheduler.selection.choose import prepared, product_of
-from kgen.scheduler.selection.memo import for_form, remembered
+from kgen.scheduler.selection.choose import contraction_of, prepared
+from kgen.scheduler.selection.memo import for_form, memoised_best
 from kgen.scheduler.selection.size_buckets import Best, Hints, Prices, choices_by_bucket
 from kgen.templates import registry
 from kgen.templates.base import Request
@@ -31,7 +31,7 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What decides about joint kernels: `best` is the best to be had of a product alone, None where no template has it."""
+    """What decides about grouped matmuls: `best` is the best to be had of a matmul alone, None where no template has it."""
 
     device: Callable[[str], Device]
     best: Callable[[Kernel], Best | None]
@@ -40,10 +40,10 @@ class Joining:
 
 
 def join(plan: Schedule, how: Joining) -> None:
-    """Makes batches of products, with their template, where that is faster than one after the other."""
-    found: dict[int, Batch] = {}
+    """Makes batches of matmuls, with their template, where that is faster than one after the other."""
+    found: dict[int, ComboKernel] = {}
     gone: set[int] = set()
-    for group in _siblings(plan, how):
+    for group in _sharing_an_operand(plan, how):
         kernels = [plan.steps[k] for k in group]
         batch = _known([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
         if batch is not None:
@@ -53,24 +53,24 @@ def join(plan: Schedule, how: Joining) -> None:
     plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
 
 
-def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> Batch | None:
+def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKernel | None:
     """The kernels as one, where that is better: the same for all that are equal but for names, in whatever attempt."""
-    found = for_form(("joint kernels", how.only), kernels, graph, lambda: _joint(kernels, graph, how))
+    found = for_form(("grouped kernels", how.only), kernels, graph, lambda: _grouped(kernels, graph, how))
     return None if found is None else _batch(kernels, *found)
 
 
-def _verdicts(batch: Batch) -> Iterable[Verdict]:
+def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
     first, *others = batch.members
     yield from (Verdict(first.name, one.name, Outcome.BATCHED, Reason.SAME_OPERAND) for one in others)
     for one in batch.members:
-        yield Verdict(product_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
+        yield Verdict(contraction_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
 
 
 # ---- which ------------------------------------------------------------------------------------------------------------
 
 
-def _siblings(plan: Schedule, how: Joining) -> list[list[int]]:
-    """Steps whose products read one operand, and which may all run where the first of them does."""
+def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
+    """Steps whose matmuls read one operand, and which may all run where the first of them does."""
     known: dict[Hashable, list[int]] = {}
     for k, step in enumerate(plan.steps):
         if isinstance(step, Kernel) and step.contracts:
@@ -90,11 +90,11 @@ def _siblings(plan: Schedule, how: Joining) -> list[list[int]]:
 
 
 def _operands(kernel: Kernel) -> list[Hashable]:
-    """What a kernel's first product multiplies: equal where two products read the same buffers on the same side."""
-    product = next(s for s in kernel.statements if s.kind == "contraction")
-    if product.op != "sum":
+    """What a kernel's first matmul multiplies: equal where two matmuls read the same buffers on the same side."""
+    matmul = next(s for s in kernel.statements if s.kind == "contraction")
+    if matmul.op != "sum":
         return []
-    read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (product.value, *product.factors))
+    read = (frozenset(load.attr[0] for load in vs.loads([v])) for v in (matmul.value, *matmul.factors))
     return [(kernel.target, k, names) for k, names in enumerate(read) if names]
 
 
@@ -102,7 +102,7 @@ def _may_grow(plan: Schedule, group: Sequence[int], k: int, how: Joining) -> boo
     """Whether step k may run with the group: some template makes so many in one launch."""
     step = plan.steps[k]
     assert isinstance(step, Kernel)
-    kind = how.device(product_of(step)).kind
+    kind = how.device(contraction_of(step)).kind
     refusal = registry.why_not(kind, Request(grouped=len(group) + 1))
     return refusal is None and all(_may_join(plan, k, other, how) for other in group)
 
@@ -114,11 +114,11 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
     assert isinstance(other, Kernel)
     if any(forbids(d, step, other) for d in how.demands if not d.wanted):
         return False
-    read, written = ir.places(graph, reads(step)), ir.places(graph, writes(step))
+    read, written = ir.storages(graph, reads(step)), ir.storages(graph, writes(step))
     for between in plan.steps[first:k]:
-        if hides(between):
+        if has_hidden_effects(between):
             return False
-        if ir.places(graph, writes(between)) & (read | written) or written & ir.places(graph, reads(between)):
+        if ir.storages(graph, writes(between)) & (read | written) or written & ir.storages(graph, reads(between)):
             return False
     return True
 
@@ -126,9 +126,9 @@ def _may_join(plan: Schedule, k: int, first: int, how: Joining) -> bool:
 # ---- how --------------------------------------------------------------------------------------------------------------
 
 
-def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[Choice, BySize | None] | None:
-    """What the products have as one kernel, where a template makes them so and is estimated to be faster."""
-    found = problems_of_joint(kernels, graph, how.device(product_of(kernels[0])))
+def _grouped(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[Choice, BySize | None] | None:
+    """What the matmuls have as one kernel, where a template makes them so and is estimated to be faster."""
+    found = grouped_problems(kernels, graph, how.device(contraction_of(kernels[0])))
     if how.only is not None:
         configs = _configs(found.get(how.only.template, []))
         return (Choice(how.only.template, how.only.pick(configs).values), None) if configs else None
@@ -140,8 +140,8 @@ def _joint(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> tuple[Ch
     return (together.choice, together.by_size) if faster else None
 
 
-def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
-    """How each template that could make them one kernel sees the products."""
+def grouped_problems(kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> dict[str, list[Problem]]:
+    """How each template that could make them one kernel sees the matmuls."""
     ready = [prepared(kernel, graph) for kernel in kernels]
     may = [t for t in registry.every(device.kind) if t.most.grouped >= len(ready)]
     found = {t.name: _problems(t, ready, graph, device) for t in may}
@@ -149,14 +149,14 @@ def problems_of_joint(kernels: Sequence[Kernel], graph: ir.Graph, device: Device
 
 
 def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
-    """The best kernel for all of the products, by the templates that see them as these problems."""
+    """The best kernel for all of the matmuls, by the templates that see them as these problems."""
 
     def at(name: str, hints: Hints) -> list[Problem]:
         return [problem.at(hints) for problem in found[name]]
 
     def here(hints: Hints) -> Best | None:
         seen = [(problems, config) for name in found for problems in (at(name, hints),) for config in _configs(problems)]
-        priced = [(model.joint_seconds(problems, config), k) for k, (problems, config) in enumerate(seen)]
+        priced = [(model.grouped_seconds(problems, config), k) for k, (problems, config) in enumerate(seen)]
         if not priced:
             return None
         seconds, k = min(priced)
@@ -166,16 +166,16 @@ def _best(found: Mapping[str, Sequence[Problem]]) -> Best | None:
         problems = at(choice.template, hints)
         config = problems[0].template.config(**dict(choice.config))
         fits = all(model.fits(problem, config) for problem in problems)
-        return model.joint_seconds(problems, config) if fits else math.inf
+        return model.grouped_seconds(problems, config) if fits else math.inf
 
     first = next(iter(found.values()), ())
     everything = [problem for problems in found.values() for problem in problems]
-    return remembered(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
+    return memoised_best(everything, False, lambda: choices_by_bucket(first, Prices(here, seconds)))
 
 
-def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None) -> Batch:
+def _batch(kernels: Sequence[Kernel], choice: Choice, by_size: BySize | None) -> ComboKernel:
     members = tuple(replace(kernel, choice=choice, by_size=by_size) for kernel in kernels)
-    return Batch(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
+    return ComboKernel(f"{kernels[0].name}_and_{len(kernels) - 1}_more", members)
 
 
 def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, device: Device) -> list[Problem]:
@@ -187,11 +187,11 @@ def _problems(template: Template, kernels: Sequence[Kernel], graph: ir.Graph, de
             return []
         found.append(problem)
     common = [name for name, one in template.operands.items() if not one.many]
-    if template.joins == "parts" and any(problem.side_sums for problem in found):
+    if template.joins == "parts" and any(problem.operand_reductions for problem in found):
         return []  # sums belong to one of the parts
     if template.joins == "parts" and any(len({p.inputs[name].identity for p in found}) > 1 for name in common):
         return []
-    return found if template.author.refuse_joint(found) is None else []
+    return found if template.author.refuse_grouped(found) is None else []
 
 
 def _configs(problems: Sequence[Problem]) -> list[Config]:

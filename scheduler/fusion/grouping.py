@@ -11,24 +11,24 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.verify import defined_once
 from kgen.scheduler.analysis.dependencies import edges, topological
 from kgen.scheduler.analysis.items import Group, Members, accumulators, make_item
-from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.analysis.memo import memoised
 from kgen.scheduler.fusion import cost
 from kgen.scheduler.fusion.contraction_groups import items_of
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.options import Options
 from kgen.verdict import Verdict
 
-# Nodes that a transform puts in one place, at most: so far is looked ahead for one that has its place already.
-AHEAD = 64
+# Nodes that a transform puts in one place, at most: so far is looked forward for one that has its place already.
+LOOKAHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """What fusion must keep to around contractions, by results: `single` ones share no kernel with another one, updates in
-    `apart` none with any, and what `held` names is made in the kernel of the contraction it says."""
+    `apart` none with any, and what `full_row_buffers` names is made in the kernel of the contraction it says."""
 
     single: frozenset[str] = frozenset()
-    held: Mapping[str, str] = field(default_factory=dict)
+    full_row_buffers: Mapping[str, str] = field(default_factory=dict)
     apart: Mapping[str, Verdict] = field(default_factory=dict)
 
 
@@ -37,14 +37,14 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
     after = edges(graph)
     order = topological(after, graph.name)
     position = {node: k for k, node in enumerate(order)}
-    places = _places(graph, [graph.nodes[n] for n in order])
-    groups = [_group(graph, graph.nodes[n], k, places[k]) for k, n in enumerate(order)]
+    program_order = _program_order(graph, [graph.nodes[n] for n in order])
+    groups = [_group(graph, graph.nodes[n], k, program_order[k]) for k, n in enumerate(order)]
     outputs = frozenset(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
     limits = {device: cost.LIMITS[options.target(device)] for device in {g.device for g in groups}}
     unordered = frozenset(device for device in limits if options.target(device) == "triton")
     fuser = Fuser(
         graph, groups, Sizes(graph.size_hints), outputs, limits, options.fusion, options.demands, around.single,
-        options.siblings, around.held, unordered, options.capabilities(graph), around.apart,
+        options.horizontal_fusion, around.full_row_buffers, unordered, options.capabilities(graph), around.apart,
     )  # fmt: skip
     names = [name for node in graph.nodes for name in _defines(graph, node)]
     if len(set(names)) < len(names):
@@ -64,25 +64,25 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
 
 def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
     """The names that a node gives to buffers, those of what never leaves registers included."""
-    return (*ir.outs(node), *(accumulators(graph, node) if ir.is_product(node) and node.vendor is None else ()))
+    return (*ir.outs(node), *(accumulators(graph, node) if ir.is_template_node(node) and node.vendor is None else ()))
 
 
-def _places(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[float]:
+def _program_order(graph: ir.Graph, nodes: Sequence[ir.Node]) -> list[float]:
     """A place in program order for each node. One that an earlier attempt had keeps its own, and new ones lie between their
     neighbours: what is known of a node's group holds as long as the node is the same."""
-    known: dict[str, float] = once("places", dict)
+    known: dict[str, float] = memoised("program order", dict)
     names = [ir.outs(node)[0] if ir.outs(node) else "" for node in nodes]
-    before, places = -1.0, list[float]()
+    before, program_order = -1.0, list[float]()
     for k, name in enumerate(names):
         place = known.get(name, -1.0)
         if place <= before:
             follows = min(
-                (known[one] for one in names[k + 1 : k + 1 + AHEAD] if known.get(one, -1.0) > before), default=before + 2
+                (known[one] for one in names[k + 1 : k + 1 + LOOKAHEAD] if known.get(one, -1.0) > before), default=before + 2
             )
             place = (before + follows) / 2
         known[name] = before = place
-        places.append(place)
-    return places
+        program_order.append(place)
+    return program_order
 
 
 def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group:
@@ -90,7 +90,7 @@ def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group
     if ir.call_of(node) is not None:
         group.call = node
     else:
-        group.outer, group.inner, group.members = once((node, place), lambda: _members(graph, node, place))
+        group.outer, group.inner, group.members = memoised((node, place), lambda: _members(graph, node, place))
         group.device = str(graph.buffers[ir.outs(node)[0]].device)
     return group
 
@@ -98,7 +98,7 @@ def _group(graph: ir.Graph, node: ir.Node, position: int, place: float) -> Group
 def _members(graph: ir.Graph, node: ir.Node, position: float) -> tuple[tuple[ix.Var, ...], tuple[ix.Var, ...], Members]:
     """The items of one node, and the loops that they are written over. Fusion makes others of them and changes none."""
     assert not isinstance(node, ir.Extern | ir.Attention)
-    items = items_of(node, position, graph) if ir.is_product(node) else [make_item(node, position)]
+    items = items_of(node, position, graph) if ir.is_template_node(node) else [make_item(node, position)]
     renamed: dict[ix.Atom, ix.Expr] = {}
     outer = _renamed("x", items[0].outer, renamed)
     inner = _renamed("y", items[0].inner, renamed)

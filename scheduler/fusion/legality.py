@@ -13,7 +13,7 @@ from kgen.verdict import Reason
 
 
 def moved(group: Group, space: Space, first: bool) -> Members:
-    """The group's items over the joint loops; `first` says which side of the space the group is."""
+    """The group's items over the merged loops; `first` says which side of the space the group is."""
     mapping, run_inner = (space.map_a, space.a_inner) if first else (space.map_b, space.b_inner)
     had_inner = bool(group.inner)
     items = [

@@ -17,18 +17,18 @@ from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Var
-from kgen.ir.plan import PART, Batch, Call, Kernel, Launch, Nest, Statement, Step, Tiling, members
+from kgen.ir.plan import PART, Call, ComboKernel, Kernel, Launch, Nest, Statement, Step, Tiling, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.items import Group, Item
-from kgen.scheduler.analysis.memo import once
+from kgen.scheduler.analysis.memo import memoised
 from kgen.scheduler.fusion.cost import LIMITS, Limits
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.fusion.grouping import in_order
 from kgen.scheduler.options import Options
-from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.scheduler.selection.choose import chosen_problem, contraction_of
 from kgen.scheduler.tiling.loops import choose_loops
-from kgen.scheduler.tiling.tiles import choose_batch_tiles, choose_tiles
+from kgen.scheduler.tiling.tiles import choose_combo_tiles, choose_tiles
 from kgen.templates.problem import Problem
 from kgen.verdict import Outcome, Reason, Verdict
 
@@ -60,7 +60,7 @@ def _step(group: Group, fuser: Fuser, kept: frozenset[str], options: Options) ->
         verdicts: list[Verdict] = []
         return make_kernel(group, fuser.sizes, needed, verdicts, target), tuple(verdicts)
 
-    kernel, verdicts = once(("kernel", group.members, needed, target), made)
+    kernel, verdicts = memoised(("kernel", group.members, needed, target), made)
     fuser.verdicts += verdicts
     return kernel
 
@@ -269,7 +269,7 @@ def _statement(item: Item, section: int, stored: set[str], tiled: frozenset[str]
             "contraction", item.outs, item.value, item.store, True, section, flags, "sum",
             factors=item.factors, operands=kinds, unscaled=node.unscaled,
         )  # fmt: skip
-    if ir.is_product(node):
+    if ir.is_template_node(node):
         return Statement(
             "contraction", item.outs, item.value, item.store, True, section, flags, node.operator,
             factors=item.factors, operands=node.dtypes, axes=item.axes, arguments=node.arguments,
@@ -328,9 +328,9 @@ class StepChoices:
 
     def problems(self, step: Launch) -> list[Problem]:
         """The contractions, as the chosen template sees them."""
-        return [chosen_problem(kernel, self.graph, self.device(product_of(kernel))) for kernel in members(step)]
+        return [chosen_problem(kernel, self.graph, self.device(contraction_of(kernel))) for kernel in members(step)]
 
-    def nests(self, step: Launch) -> tuple[Nest, ...]:
+    def vector_loops(self, step: Launch) -> tuple[Nest, ...]:
         """The loops of C++ kernels."""
         sizes = Sizes(self.graph.size_hints)
         return tuple(choose_loops(one, self.graph, sizes, self.register_bytes, self.reorder) for one in members(step))
@@ -338,6 +338,6 @@ class StepChoices:
     def tilings(self, step: Launch) -> tuple[Tiling, ...]:
         """The tiles of GPU kernels."""
         sizes = Sizes(self.graph.size_hints)
-        if isinstance(step, Batch):
-            return tuple(choose_batch_tiles(step, self.graph, sizes, self.gpu, self.reorder))
+        if isinstance(step, ComboKernel):
+            return tuple(choose_combo_tiles(step, self.graph, sizes, self.gpu, self.reorder))
         return (choose_tiles(step, self.graph, sizes, self.gpu, self.reorder),)

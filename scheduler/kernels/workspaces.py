@@ -13,8 +13,8 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Size
-from kgen.ir.plan import Batch, Call, Kernel, Schedule, Statement, Step, variants
-from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.ir.plan import Call, ComboKernel, Kernel, Schedule, Statement, Step, variants
+from kgen.scheduler.selection.choose import chosen_problem, contraction_of
 from kgen.templates.contract import Workspace
 
 
@@ -27,8 +27,8 @@ def provide_workspaces(plan: Schedule, device: Callable[[str], Device]) -> None:
             steps.append(step)
             continue
         fills: list[Kernel] = []
-        if isinstance(step, Batch):
-            changed: Step = Batch(step.name, tuple(_provided(one, plan, device, fills) for one in step.members))
+        if isinstance(step, ComboKernel):
+            changed: Step = ComboKernel(step.name, tuple(_provided(one, plan, device, fills) for one in step.members))
         else:
             changed = _provided(step, plan, device, fills)
         steps += [*fills, changed]
@@ -38,7 +38,7 @@ def provide_workspaces(plan: Schedule, device: Callable[[str], Device]) -> None:
 def _provided(kernel: Kernel, plan: Schedule, device: Callable[[str], Device], fills: list[Kernel]) -> Kernel:
     if kernel.choice is None:
         return kernel
-    problem = chosen_problem(kernel, plan.graph, device(product_of(kernel)))
+    problem = chosen_problem(kernel, plan.graph, device(contraction_of(kernel)))
     template = problem.template
     if not template.workspaces and not template.values:
         return kernel

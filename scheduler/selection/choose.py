@@ -1,4 +1,4 @@
-"""Chooses the template and the configuration of a product, or leaves it to the library."""
+"""Chooses the template and the configuration of a matmul, or leaves it to the library."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen.cost import model
-from kgen.cost.tuning_query import APART, Answer, Place, place
+from kgen.cost.tuning_query import APART, Place, TuningResult, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Choice, Kernel
 from kgen.ir.sizes import Sizes
 from kgen.only import Only
-from kgen.scheduler.analysis.memo import once_for
-from kgen.scheduler.selection.memo import for_equal, for_form, prices, remembered
+from kgen.scheduler.analysis.memo import memoised_for
+from kgen.scheduler.selection.memo import for_equal, for_form, memoised_best, prices
 from kgen.scheduler.selection.size_buckets import BEATEN, Best, Hints, Prices, choices_by_bucket
 from kgen.scheduler.tiling.loops import collapsed, distinct_touches, linearized, ordered, unflattened
 from kgen.templates import registry
@@ -24,14 +24,14 @@ from kgen.templates.problem import Problem, problem_of
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 
-def product_of(kernel: Kernel) -> str:
-    """The result of the kernel's first product."""
-    return products_of(kernel)[0]
+def contraction_of(kernel: Kernel) -> str:
+    """The result of the kernel's first contraction."""
+    return contractions_of(kernel)[0]
 
 
-def products_of(kernel: Kernel) -> tuple[str, ...]:
-    """The results of the kernel's products: what the first statement that reads a sum makes of it."""
-    return once_for(kernel, "contractions", lambda: _contracted_by(kernel))
+def contractions_of(kernel: Kernel) -> tuple[str, ...]:
+    """The results of the kernel's contractions: what the first statement that reads a sum makes of it."""
+    return memoised_for(kernel, "contractions", lambda: _contracted_by(kernel))
 
 
 def _contracted_by(kernel: Kernel) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ def read_by_prologue(kernel: Kernel) -> set[str]:
 
 
 def prepared(kernel: Kernel, graph: ir.Graph) -> Kernel:
-    """The kernel with linear offsets and as few loops as walk through memory alike."""
+    """The kernel with linear offsets and as few loops as walk through memory in the same way."""
     return for_equal("prepared", kernel, graph, lambda: _prepared(kernel, graph))
 
 
@@ -114,20 +114,20 @@ def part_blocks(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, in
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What decides besides the cost model: the user's demands, the one template that may take products, whether a library call
-    computes the product, what was measured, by `place`, and whether that may change the order in which sums are added, or the
+    """What decides besides the cost model: the user's demands, the one template that may take matmuls, whether a library call
+    computes the matmul, what was measured, by `place`, and whether that may change the order in which sums are added, or the
     choice of the library."""
 
     demands: tuple[FusionDemand, ...] = ()
     only: Only | None = None
     vendor: bool = True
-    answers: Mapping[Place, Answer] = field(default_factory=dict)
+    tuning_results: Mapping[Place, TuningResult] = field(default_factory=dict)
     stable: bool = False
 
     @property
     def key(self) -> tuple[Hashable, ...]:
         """What changes the best to be had, besides the only template."""
-        return self.vendor, self.stable, tuple(self.answers.items())
+        return self.vendor, self.stable, tuple(self.tuning_results.items())
 
 
 def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Best | None:
@@ -138,12 +138,12 @@ def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Be
 
 
 def best(problems: Sequence[Problem], given: Given) -> Best | None:
-    """The best to be had of a product, over all sizes that it may have: as it was measured, else as the cost model has it."""
+    """The best to be had of a matmul, over all sizes that it may have: as it was measured, else as the cost model has it."""
     by_template = {problem.template.name: problem for problem in problems}
 
     def here(hints: Hints) -> Best | None:
-        answer = given.answers.get(place(hints))
-        return _best_here([problem.at(hints) for problem in problems], given, answer)
+        tuning_result = given.tuning_results.get(place(hints))
+        return _best_here([problem.at(hints) for problem in problems], given, tuning_result)
 
     def seconds(choice: Choice, hints: Hints) -> float:
         problem = by_template[choice.template].at(hints)
@@ -151,10 +151,10 @@ def best(problems: Sequence[Problem], given: Given) -> Best | None:
         return model.seconds(problem, config) if model.fits(problem, config) else math.inf
 
     fused = any(problem.has_fused_call for problem in problems[:1])
-    return remembered(problems, (*given.key, fused), lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
+    return memoised_best(problems, (*given.key, fused), lambda: choices_by_bucket(problems[:1], Prices(here, seconds)))
 
 
-def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None) -> Best | None:
+def _best_here(problems: Sequence[Problem], given: Given, tuning_result: TuningResult | None) -> Best | None:
     """The best at the sizes of the hints, by estimates that can be relied on, if there are any."""
     priced = [
         (problem.uncalibrated is not None, seconds, k, problem, config)
@@ -165,10 +165,10 @@ def _best_here(problems: Sequence[Problem], given: Given, answer: Answer | None)
     _, seconds, _, problem, config = min(priced, key=lambda row: row[:3])
     vendor = given.vendor and not given.stable
     found = Best(problem, config, seconds, model.vendor_seconds(problem) if vendor else math.inf)
-    return found if answer is None else _measured(found, problems, answer, given)
+    return found if tuning_result is None else _measured(found, problems, tuning_result, given)
 
 
-def _measured(estimated: Best, problems: Sequence[Problem], result: Answer, given: Given) -> Best:
+def _measured(estimated: Best, problems: Sequence[Problem], result: TuningResult, given: Given) -> Best:
     """What was measured in the place of estimates, as far as it can still be had. Of a sum in parts, the template and its knobs
     are those for the parts."""
     library = result.library_seconds if given.vendor and not given.stable else math.inf
@@ -191,7 +191,7 @@ def _measured(estimated: Best, problems: Sequence[Problem], result: Answer, give
 def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Kernel | Verdict:
     """The kernel with the fastest template and configuration, as it was measured, else as the cost model estimates, or why the
     library has it."""
-    out = product_of(kernel)
+    out = contraction_of(kernel)
     chosen = best_of(kernel, graph, device, given)
     if chosen is None:
         found, refusals = problems(kernel, graph, device, given.only)
@@ -209,7 +209,7 @@ def choose_template(kernel: Kernel, graph: ir.Graph, device: Device, given: Give
 
 
 def _why_library(chosen: Best, given: Given) -> Reason | None:
-    """Why the library has a product that it computes as well; None where the template has it."""
+    """Why the library has a matmul that it computes as well; None where the template has it."""
     if not given.vendor:
         return None
     if chosen.problem.uncalibrated and not chosen.measured and not given.stable:
@@ -219,7 +219,7 @@ def _why_library(chosen: Best, given: Given) -> Reason | None:
 
 
 def least_seconds(problems: Sequence[Problem], vendor: bool) -> float:
-    """The time of the best that templates make of one product, or, where it is a `vendor`'s too, the library; infinite where
+    """The time of the best that templates make of one matmul, or, where it is a `vendor`'s too, the library; infinite where
     nothing computes it."""
     own = template_seconds(problems, vendor)
     return min([own, *(model.vendor_seconds(problem) for problem in problems[:1] if vendor)])

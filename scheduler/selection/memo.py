@@ -15,28 +15,28 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import Kernel, Statement
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memo import is_remembering, once, once_for
+from kgen.scheduler.analysis.memo import is_memoising, memoised, memoised_for
 from kgen.scheduler.selection.size_buckets import Best
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.problem import once as known_once
+from kgen.templates.problem import memoised as known_memoised
 
 T = TypeVar("T")
 
 
 def for_equal(what: Hashable, kernel: Kernel, graph: ir.Graph, make: Callable[[], T]) -> T:
     """A memo of what kernels have that are equal, with equal buffers."""
-    return once((what, _identity(kernel, graph)), make)
+    return memoised((what, _identity(kernel, graph)), make)
 
 
 def for_form(what: Hashable, kernels: Sequence[Kernel], graph: ir.Graph, make: Callable[[], T]) -> T:
     """A memo of what kernels have that are equal but for names: to templates, and to the libraries that compete with them."""
-    return once((what, _likeness(kernels, graph)), make)
+    return memoised((what, _likeness(kernels, graph)), make)
 
 
 def _identity(kernel: Kernel, graph: ir.Graph) -> Hashable:
     """A small key, for kernels are many objects."""
-    return once_for(kernel, "identity", lambda: once(("identity", kernel, _layouts(kernel, graph)), object), graph)
+    return memoised_for(kernel, "identity", lambda: memoised(("identity", kernel, _layouts(kernel, graph)), object), graph)
 
 
 def _layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
@@ -47,24 +47,24 @@ def _layouts(kernel: Kernel, graph: ir.Graph) -> Hashable:
     return frozenset(graph.buffers[name] for name in touched if name in graph.buffers)
 
 
-def remembered(problems: Sequence[Problem], how: Hashable, find: Callable[[], Best | None]) -> Best | None:
-    """What `find` returns for a product, or several in one kernel, as templates see them, or returned for one like it. `how` is
+def memoised_best(problems: Sequence[Problem], how: Hashable, find: Callable[[], Best | None]) -> Best | None:
+    """What `find` returns for a matmul, or several in one kernel, as templates see them, or returned for one like it. `how` is
     what else it depends on."""
-    if not problems or not is_remembering():
+    if not problems or not is_memoising():
         return find()
     key = ("best", how, problems[0].device, tuple((problem.template.name, _form(problem)) for problem in problems))
-    found = once(key, find)
+    found = memoised(key, find)
     if found is None:
         return None
     return replace(found, problem=next(p for p in problems if p.template is found.problem.template))
 
 
 def prices(problem: Problem) -> Sequence[tuple[Config, float]]:
-    """The configurations that the device can run and their estimated seconds, kept for problems that are alike."""
-    if not is_remembering():
+    """The configurations that the device can run and their estimated seconds, kept for equal problems."""
+    if not is_memoising():
         return _prices(problem)
     key = ("prices", problem.device, problem.template.name, _form(problem), frozenset(problem.sizes.hints.items()))
-    return once(key, lambda: _prices(problem))
+    return memoised(key, lambda: _prices(problem))
 
 
 def _prices(problem: Problem) -> Sequence[tuple[Config, float]]:
@@ -75,13 +75,13 @@ def _likeness(kernels: Sequence[Kernel], graph: ir.Graph) -> Hashable:
     def found() -> Hashable:
         return "likeness", form(kernels, graph), tuple(_library(kernel, graph) for kernel in kernels)
 
-    return found() if len(kernels) > 1 else once_for(kernels[0], "likeness", lambda: once(found(), object), graph)
+    return found() if len(kernels) > 1 else memoised_for(kernels[0], "likeness", lambda: memoised(found(), object), graph)
 
 
 def _library(kernel: Kernel, graph: ir.Graph) -> Hashable:
     """What the cost model asks about the library's calls for a kernel's contractions."""
-    nodes = once_for(graph, "contractions", lambda: {n.out: n for n in graph.nodes if ir.is_contraction(n)})
-    fused = once_for(graph, "fused calls", lambda: {n.fused.outs for n in nodes.values() if n.fused is not None})
+    nodes = memoised_for(graph, "contractions", lambda: {n.out: n for n in graph.nodes if ir.is_contraction(n)})
+    fused = memoised_for(graph, "fused calls", lambda: {n.fused.outs for n in nodes.values() if n.fused is not None})
     stored = tuple(o for s in kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if kept)
     made = [graph.provenance.get(s.outs[0]) for s in kernel.statements if s.kind == "contraction"]
     calls = [nodes.get(one.source) if one is not None else None for one in made]
@@ -89,7 +89,7 @@ def _library(kernel: Kernel, graph: ir.Graph) -> Hashable:
     return stored in fused, windows, tuple(node is not None and node.vendor is not None for node in calls)
 
 
-@known_once
+@known_memoised
 def _form(problem: Problem) -> Hashable:
     return form((problem.kernel,), problem.graph)
 

@@ -1,9 +1,9 @@
-"""Which configurations a product has when only the call knows how long its axes are: a few, each for a range of lengths.
+"""Which configurations a matmul has when only the call knows how long its axes are: a few, each for a range of lengths.
 
-The length is one number, the product of the dynamic axes of the results (of the sum, where nothing else is dynamic). It is cut
-into *buckets* by powers of two, within what is known of the sizes. Whether a template or the library computes a product is
-decided once for all buckets, which count alike; everything else in a graph with products is decided at sizes in the middle.
-So it does not matter which size came first.
+The length is one number, the product of the lengths of the dynamic axes of the results (of the sum, where nothing else is
+dynamic). It is cut into *buckets* by powers of two, within what is known of the sizes. Whether a template or the library
+computes a matmul is decided once for all buckets, which count equally; everything else in a graph with matmuls is decided at
+sizes in the middle. So it does not matter which size came first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 
 # Lengths at which other configurations begin to be better. Below the first one no tile is smaller; from the last one on there
-# are more tiles than processors.
+# are more tiles than SMs.
 SHORTEST, LONGEST = 16, 4096
 # Configurations of a kernel: each is compiled.
 MOST = 4
@@ -37,7 +37,7 @@ Hints = Mapping[Size, int]
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best that can be had of a product: the configuration of a template, its time, and the library's, in seconds. Of
+    """The best that can be had of a matmul: the configuration of a template, its time, and the library's, in seconds. Of
     dynamic sizes these are geometric means over the buckets, and the configuration is that of the hints; `by_size` has all, if
     there are several. `measured`: its time is no estimate."""
 
@@ -77,8 +77,8 @@ class Prices:
 
 
 def choices_by_bucket(problems: Sequence[Problem], prices: Prices) -> Best | None:
-    """The best over all lengths that a product may have, by the templates that see it as one of `problems`; or that several
-    products in one kernel may have. Where the parts of reductions on tiles are still to be chosen there is one choice, for all
+    """The best over all lengths that a matmul may have, by the templates that see it as one of `problems`; or that several
+    matmuls in one kernel may have. Where the parts of reductions on tiles are still to be chosen there is one choice, for all
     must agree on them."""
     if not problems:
         return None
@@ -157,7 +157,7 @@ def _table(length: Expr, buckets: Sequence[Bucket], choices: Sequence[Choice]) -
 
 
 def length_of(problems: Sequence[Problem]) -> Expr | None:
-    """The length that decides between choices; None where all sizes are known. Of several products it is the sum of those
+    """The length that decides between choices; None where all sizes are known. Of several matmuls it is the sum of those
     lengths that differ."""
     lengths = dict.fromkeys(_length_of(problem) for problem in problems)
     dynamic = [length for length in lengths if length is not None]
@@ -202,11 +202,11 @@ def _symbols(expr: Expr, derived: Mapping[Size, Expr]) -> list[Size]:
     return list(dict.fromkeys(size for sizes in expanded for size in sizes))
 
 
-def forget_first_sizes(graph: ir.Graph, products: Iterable[ir.Product]) -> None:
-    """Puts sizes in the middle of what may come in the place of those that came first, where products depend on them: all that
-    is decided of the graph, products or not, is then the same whatever came first."""
+def forget_first_sizes(graph: ir.Graph, matmuls: Iterable[ir.TemplateNode]) -> None:
+    """Puts sizes in the middle of what may come in the place of those that came first, where matmuls depend on them: all that
+    is decided of the graph, matmuls or not, is then the same whatever came first."""
     settled: dict[Size, int] = {}
-    for node in products:
+    for node in matmuls:
         for loops in (node.out_vars, node.reduced if ir.is_contraction(node) else node.inner):
             length = _dynamic(v.extent for v in loops)
             if length is not None:

@@ -223,7 +223,7 @@ def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom
         return loops
     runs: list[list[Var]] = [[loops[0]]]
     for v in loops[1:]:
-        if all(_walks_as_one(e, runs[-1][-1], v) for e in exprs):
+        if all(_is_one_loop(e, runs[-1][-1], v) for e in exprs):
             runs[-1].append(v)
         else:
             runs.append([v])
@@ -242,11 +242,11 @@ def _join_adjacent(loops: tuple[Var, ...], exprs: list[Expr], mapping: dict[Atom
     return tuple(out)
 
 
-def _walks_as_one(expr: Expr, high: Var, low: Var) -> bool:
+def _is_one_loop(expr: Expr, high: Var, low: Var) -> bool:
     atoms = ix.free_atoms(expr)
     if any(isinstance(a, ix.Indirect) and {high, low} & a.value.free_atoms() for a in atoms):
         return all(
-            _walks_as_one(e, high, low)
+            _is_one_loop(e, high, low)
             for a in atoms
             if isinstance(a, ix.Indirect)
             for v in vs.topological([a.value])
@@ -270,13 +270,13 @@ def _split_by_remainders(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> Kerne
     outer: list[Var] = []
     touches = list(distinct_touches(kernel, graph, sizes))
     for v in kernel.outer:
-        turns = math.lcm(*(_turns(t.offset, v) for t in touches)) if touches else 1
+        period = math.lcm(*(_turns(t.offset, v) for t in touches)) if touches else 1
         extent = v.extent.as_int()
-        if turns == 1 or turns > MAX_TURNS or extent is None or extent % turns or extent < 2 * turns:
+        if period == 1 or period > MAX_TURNS or extent is None or extent % period or extent < 2 * period:
             outer.append(v)
             continue
-        low, high = ix.var(f"{v.name}r", turns), ix.var(f"{v.name}q", extent // turns)
-        mapping[v] = high.expr() * turns + low.expr()
+        low, high = ix.var(f"{v.name}r", period), ix.var(f"{v.name}q", extent // period)
+        mapping[v] = high.expr() * period + low.expr()
         outer += [low, high]
     if not mapping:
         return kernel
@@ -346,7 +346,7 @@ def grouped(kernel: Kernel, vector: Var, touches: list[Touch], sizes: Sizes) -> 
         return None
     moved = sum(t.distinct for t in touches)
     for v in kernel.outer:
-        along = sum(t.distinct for t in touches if _walks_as_one(t.offset, v, vector) and stride_along(t.offset, vector, sizes))
+        along = sum(t.distinct for t in touches if _is_one_loop(t.offset, v, vector) and stride_along(t.offset, vector, sizes))
         if 2 * along > moved and sizes.points(u for u in kernel.outer if u is not v) >= MIN_TASKS:
             merged = ix.var(f"{v.name}{vector.name}", v.extent * vector.extent)
             mapping: dict[Atom, Expr] = {v: ix.floordiv(merged.expr(), width), vector: ix.mod(merged.expr(), width)}
@@ -427,7 +427,7 @@ def _lanes(kernel: Kernel, vector: Var, sizes: Sizes, register_bytes: int) -> in
     lanes = register_bytes // 8 if wide > narrow else register_bytes // 4 if narrow or wide else register_bytes // 2
     of_blocks = 2 * lanes if random else 0  # as many elements as one register of Philox blocks serves
     if vector in kernel.outer and kernel.inner:
-        lanes *= MAX_REGISTERS  # long pieces of the rows that the inner loops walk across, and independent accumulators
+        lanes *= MAX_REGISTERS  # long parts of the rows that the inner loops walk across, and independent accumulators
     elif vector in kernel.inner:
         lanes *= _registers(kernel, vector, lanes, sizes)
     if register_bytes == GATHERING and not random and _gathers(kernel, vector):

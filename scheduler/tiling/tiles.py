@@ -2,7 +2,7 @@
 
 A program computes a tile of points. `x` is the axis along which neighbouring threads touch neighbouring memory; a second
 axis `y` exists only where accesses disagree on that (a transposed input); `r` is the inner space of reductions and scans. A
-reduction is *persistent* when a program holds whole rows in registers, else it walks them in steps of `r`.
+reduction is *persistent* when a program holds full rows in registers, else it walks them in steps of `r`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Var
-from kgen.ir.plan import MAX_PERSISTENT, Batch, Blocks, Kernel, Statement, Tiling
+from kgen.ir.plan import MAX_PERSISTENT, Blocks, ComboKernel, Kernel, Statement, Tiling
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.tiling.loops import (
@@ -36,9 +36,9 @@ MIN_TILE = 16
 # Bytes that a thread moves at once, and threads of a program of a pointwise kernel.
 VECTOR = 16
 THREADS = 128
-# Of a batch: programs of THREADS that a processor runs side by side, how many rounds of them are enough to share the work
+# Of a combo kernel: programs of THREADS that an SM runs side by side, how many rounds of them are enough to share the work
 # evenly, and the most points of a thread. Beyond, fewer programs with more points find their member less often.
-RESIDENT = 12
+PROGRAMS_PER_SM = 12
 ROUNDS = 8
 MAX_POINTS = 8
 # Points that a program of a reduction holds at once.
@@ -54,19 +54,19 @@ SHARED_WARP = 512
 SHARED_STAGES = 3
 # Shared memory that the next blocks may take: GPUs with little of it still hold a program with a long row.
 SHARED_BYTES = 65536
-# Warps of 128 registers a thread that a processor holds: two programs of a full block. Should one need more registers, the
+# Warps of 128 registers a thread that an SM holds: two programs of a full block. Should one need more registers, the
 # programs run in two rounds of equal size.
-RESIDENT_WARPS = 16
+WARPS_PER_SM = 16
 # Blocks of rows that a program takes where there are enough: the fewer programs, the fewer partial sums.
 MIN_BLOCKS = 4
-# A longer row is walked again, out of the L2 cache, rather than held by all the registers of a processor: then other programs'
+# A longer row is walked again, out of the L2 cache, rather than held by all the registers of an SM: then other programs'
 # loads fill the pauses of its arithmetic.
-HELD = 16384
+MAX_REGISTER_ROW = 16384
 INT32 = 2**31 - 1
 
 
 def persistent(kernel: Kernel, limit: int = MAX_PERSISTENT) -> bool:
-    """Whether a program holds a whole row of the inner space at once."""
+    """Whether a program holds a full row of the inner space at once."""
     points = ix.product(v.extent for v in kernel.inner).as_int()
     return points is not None and points <= limit
 
@@ -86,8 +86,8 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     wide = not _fits_32(kernel)
     if kernel.share is not None:
         blocks = shared_blocks(sizes.points(kernel.outer), sizes.points(kernel.inner), gpu)
-        ahead = SHARED_BYTES // max(1, blocks.x * blocks.r * _bytes_per_point(kernel))
-        blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, ahead))
+        in_flight = SHARED_BYTES // max(1, blocks.x * blocks.r * _bytes_per_point(kernel))
+        blocks = replace(blocks, stages=1 + min(SHARED_STAGES - 1, in_flight))
         return Tiling(kernel, kernel.outer, (), blocks, True, wide)
     if kernel.inner:
         for v in kernel.inner:
@@ -103,13 +103,13 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
     return Tiling(kernel, kernel.outer[-1:], y, blocks, True, wide)
 
 
-def choose_batch_tiles(batch: Batch, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
-    """The tilings of a batch's members: the others keep processors busy, so no tile is cut for that."""
+def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
+    """The tilings of a combo kernel's members: the others keep SMs busy, so no tile is cut for that."""
     tilings = [choose_tiles(kernel, graph, sizes, gpu, reorder) for kernel in batch.members]
     whole = [t if t.y else replace(t, blocks=replace(t.blocks, x=_vector_block(t.kernel, graph, sizes))) for t in tilings]
     programs = sum(-(-sizes.points(t.x) // t.blocks.x) for t in whole if not t.y)
     more = 1
-    while programs > more * ROUNDS * RESIDENT * gpu.processors:
+    while programs > more * ROUNDS * PROGRAMS_PER_SM * gpu.compute_units:
         more *= 2
 
     def grown(tiling: Tiling) -> Tiling:
@@ -161,11 +161,11 @@ def _second_axis(kernel: Kernel, touches: list[Touch], sizes: Sizes) -> Var | No
 
 
 def _pointwise_blocks(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> Blocks:
-    """Enough points a thread for wide accesses, but not so many that processors stay idle."""
+    """Enough points a thread for wide accesses, but not so many that SMs stay idle."""
     points, block = sizes.points(kernel.outer), _vector_block(kernel, graph, sizes)
     if _gathers(kernel, sizes):
         block *= 2
-    while block > THREADS and points < block * gpu.processors * 2:
+    while block > THREADS and points < block * gpu.compute_units * 2:
         block //= 2
     return Blocks(x=block, warps=THREADS // 32)
 
@@ -216,7 +216,9 @@ def _plane_blocks(fast: Var, slow: Var, sizes: Sizes) -> Blocks:
 def _reduction(kernel: Kernel, touches: list[Touch], sizes: Sizes, gpu: Gpu, wide: bool) -> Tiling:
     rows, length = sizes.points(kernel.outer), sizes.points(kernel.inner)
     across = _contiguous_across(kernel, touches, sizes)
-    whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else HELD) and (bool(kernel.rows) or not across or length <= 64)
+    whole = persistent(kernel, MAX_PERSISTENT if kernel.rows else MAX_REGISTER_ROW) and (
+        bool(kernel.rows) or not across or length <= 64
+    )
     if across and not whole:
         blocks = _column_blocks(kernel.outer[-1], length, sizes)
     elif whole:
@@ -257,7 +259,7 @@ def _rows_per_program(rows: int, r: int, gpu: Gpu, across: bool) -> int:
     x = max(1, REDUCTION_POINTS // 2 // r)
     if across:
         x = max(x, min(32, power_of_two(rows)))
-    while x > 1 and rows < x * gpu.processors * 2:
+    while x > 1 and rows < x * gpu.compute_units * 2:
         x //= 2
     return x
 
@@ -266,7 +268,7 @@ def shared_blocks(rows: int, length: int, gpu: Gpu) -> Blocks:
     """The tile of a kernel whose programs share out the rows."""
     r = power_of_two(length)
     x = max(1, SHARED_POINTS // r)
-    while x > 1 and rows < x * gpu.processors:
+    while x > 1 and rows < x * gpu.compute_units:
         x //= 2
     return Blocks(x=x, r=r, warps=max(1, min(MAX_WARPS, x * r // SHARED_WARP)), stages=SHARED_STAGES)
 
@@ -283,8 +285,8 @@ def shares(rows: int, length: int, gpu: Gpu) -> int:
     """Programs among which rows are shared out: not more than run side by side, all with the same number of blocks."""
     blocks = shared_blocks(rows, length, gpu)
     count = -(-rows // blocks.x)
-    most = gpu.processors * max(1, RESIDENT_WARPS // blocks.warps)
-    programs = min(most, max(count // MIN_BLOCKS, min(count, gpu.processors)))
+    most = gpu.compute_units * max(1, WARPS_PER_SM // blocks.warps)
+    programs = min(most, max(count // MIN_BLOCKS, min(count, gpu.compute_units)))
     rounds = -(-count // max(1, programs))
     return -(-count // max(1, rounds))
 

@@ -10,7 +10,7 @@ from kgen.ir.nodes import Buffer
 from kgen.scheduler.analysis.items import accumulators
 
 
-def make_accumulators(graph: ir.Graph, node: ir.Product) -> None:
+def make_accumulators(graph: ir.Graph, node: ir.TemplateNode) -> None:
     """Adds the buffers of what a template computes, before it is scaled and rounded, to the graph."""
     for out, name in zip(ir.results(node), accumulators(graph, node), strict=True):
         if out is not None:
@@ -18,7 +18,7 @@ def make_accumulators(graph: ir.Graph, node: ir.Product) -> None:
             graph.buffers[name] = Buffer(name, _kind(node, buffer), buffer.device, buffer.sizes, buffer.strides)
 
 
-def _kind(node: ir.Product, buffer: Buffer) -> torch.dtype:
+def _kind(node: ir.TemplateNode, buffer: Buffer) -> torch.dtype:
     """The type of what a template computes."""
     if ir.is_contraction(node):
         assert node.operands is not None

@@ -1,4 +1,4 @@
-"""Lets a kernel of whole rows sum columns as well: what the backward of a normalisation reads twice is then read once.
+"""Lets a kernel of full rows sum columns as well: what the backward of a normalisation reads twice is then read once.
 
 The gradient of a row needs that row alone; the gradients of weight and bias are sums of the same data down the columns. Fusion
 keeps them apart, for they reduce over different axes. On a GPU the kernel of rows holds a row in registers: a program that
@@ -22,7 +22,7 @@ from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
-from kgen.scheduler.analysis.memory import hides, reads, root, writes
+from kgen.scheduler.analysis.memory import has_hidden_effects, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.tiling.loops import stride_along
@@ -32,7 +32,7 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 # Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill.
 MIN_COLUMNS = 32
 MAX_COLUMNS = 8192
-MAX_HELD = 65536
+MAX_REGISTER_BYTES = 65536
 # On a CPU: bytes of rows for each share, counted as numbers of 32 bits; how many shares there are at least (what is smaller
 # stays in the cache), and at most.
 SHARE_BYTES, MIN_SHARES, MAX_SHARES = 1 << 18, 16, 256
@@ -70,11 +70,11 @@ def carry_columns(steps: list[Step], setting: Setting, verdicts: list[Verdict]) 
     A sum that moved leaves the kernel that adds its partial results, with the same name."""
     run = _Carrier(setting, verdicts, [[step] for step in steps])
     for at, step in enumerate(steps):
-        carries = run.places[at][0] is not step  # then it stays, or what it carries would go with it
+        carries = run.entries[at][0] is not step  # then it stays, or what it carries would go with it
         if isinstance(step, Kernel) and not carries and _sums_columns(step, setting.graph):
             run.place(at, step)
     run.keep_in_registers()
-    return [step for place in run.places for step in place]
+    return [step for place in run.entries for step in place]
 
 
 def _sums_columns(kernel: Kernel, graph: ir.Graph) -> bool:
@@ -90,7 +90,7 @@ def _sums_columns(kernel: Kernel, graph: ir.Graph) -> bool:
 
 
 def _holds_rows(kernel: Kernel) -> bool:
-    """Whether a program may hold whole rows of the kernel. Atomic updates stay out: their order is nobody's."""
+    """Whether a program may hold full rows of the kernel. Atomic updates stay out: their order is nobody's."""
     length = ix.product(v.extent for v in kernel.inner).as_int() or 0
     if kernel.contracts or not kernel.outer or not kernel.inner or length < MIN_COLUMNS:
         return False
@@ -120,12 +120,12 @@ class _Moved:
 class _Carrier:
     setting: Setting
     verdicts: list[Verdict]
-    places: list[list[Step]]  # what became of each step
+    entries: list[list[Step]]  # what became of each step
     holders: dict[str, list[int]] = field(default_factory=dict)  # buffer -> places of kernels of rows that touch it
     left: set[int] = field(default_factory=set)  # places whose sums have moved
 
     def __post_init__(self) -> None:
-        for at, (step,) in enumerate(self.places):
+        for at, (step,) in enumerate(self.entries):
             if isinstance(step, Kernel) and _holds_rows(step):
                 for name in sorted(reads(step) | writes(step)):
                     self.holders.setdefault(name, []).append(at)
@@ -134,7 +134,7 @@ class _Carrier:
         """Moves the sums of the kernel at a place into the kernel of rows where that saves most, if there is one."""
         found: list[tuple[int, int, Kernel, _Moved]] = []
         for where in sorted({p for name in reads(kernel) for p in self.holders.get(name, ())} - {at} - self.left):
-            rows = self.places[where][0]
+            rows = self.entries[where][0]
             assert isinstance(rows, Kernel)
             moved = self._moved(rows, kernel)
             if moved is None:
@@ -164,14 +164,14 @@ class _Carrier:
             for s in kernel.statements
             if s.inner
         )
-        common = {load.attr[:2] for load in vs.loads(s.value for s in statements)} & _held(rows)
+        common = {load.attr[:2] for load in vs.loads(s.value for s in statements)} & _in_registers(rows)
         if not any(self._along_rows(element, rows) for element in common):
             return None
         column = tuple(across[v] for v in kernel.outer)
-        held = sum(self._bytes(element) for element in common)
+        register_bytes = sum(self._bytes(element) for element in common)
         sums = [s for s in statements if s.kind == "reduction"]
         partial = count * self.setting.sizes.points(rows.inner) * sum(s.value.dtype.itemsize for s in sums)
-        return _Moved(statements, column, held - 2 * partial)
+        return _Moved(statements, column, register_bytes - 2 * partial)
 
     def _shares(self, rows: Kernel) -> int:
         """Among how many programs, or parts of a CPU's loop, the rows are shared out; 0: they are too few."""
@@ -198,7 +198,7 @@ class _Carrier:
     def _turned(self, rows: Kernel, kernel: Kernel, moved: _Moved) -> bool:
         """Whether lanes that go along the rows would add to sums that lie apart."""
         sums = ix.linearize(moved.column, ix.contiguous_strides(tuple(v.extent for v in kernel.outer)))
-        common = {load.attr[:2] for load in vs.loads(moved.roots)} & _held(rows)
+        common = {load.attr[:2] for load in vs.loads(moved.roots)} & _in_registers(rows)
         along = (v for element in common for v in self._loops_along(element, rows))
         return not any(stride_along(sums, v, self.setting.sizes) == 1 for v in along)
 
@@ -225,19 +225,19 @@ class _Carrier:
             return reason
         accumulators = [*moved.sums, *(s for s in rows.statements if s.kind == "column")]
         length = self.setting.sizes.points(rows.inner)
-        read = {load.attr[:2] for load in vs.loads(moved.roots)} - _held(rows)
+        read = {load.attr[:2] for load in vs.loads(moved.roots)} - _in_registers(rows)
         if any(_uses(e[1], rows.inner) and _uses(e[1], rows.outer) and not self._along_rows(e, rows) for e in read):
             return Reason.LAYOUT_CONFLICT
         if rows.target == "cpp" and self._turned(rows, kernel, moved):
             return Reason.LAYOUT_CONFLICT
-        if length > MAX_COLUMNS or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_HELD:
+        if length > MAX_COLUMNS or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_REGISTER_BYTES:
             return Reason.TOO_LARGE
         return Reason.NO_SAVING if moved.saved <= 0 else None
 
     def _earlier(self, where: int, at: int, walked: set[str]) -> Reason | None:
         """The walk moves up, to the rows: what it reads must be there by then, and nothing between may change it."""
         for step in self._between(where, at):
-            if hides(step):
+            if has_hidden_effects(step):
                 return Reason.CYCLE
             if walked & self._roots(writes(step)):
                 return Reason.CYCLE
@@ -247,7 +247,7 @@ class _Carrier:
         """All of the kernel moves down: nobody before that may need what it makes, or change what it reads."""
         made, read = self._roots(writes(kernel)), self._roots(reads(kernel))
         for step in (*self._between(at, where), rows):
-            if hides(step) or made & self._roots(reads(step)):
+            if has_hidden_effects(step) or made & self._roots(reads(step)):
                 return Reason.CYCLE
             if (made | read) & self._roots(writes(step)):
                 return Reason.MUTATION
@@ -255,8 +255,8 @@ class _Carrier:
 
     def _between(self, first: int, last: int) -> Iterator[Step]:
         """The steps after one place and before another; the first place's own kernel is not between."""
-        yield from self.places[first][1:]
-        for place in self.places[first + 1 : last]:
+        yield from self.entries[first][1:]
+        for place in self.entries[first + 1 : last]:
             yield from place
 
     def _roots(self, names: Iterable[str]) -> set[str]:
@@ -267,23 +267,23 @@ class _Carrier:
     def _join(self, where: int, rows: Kernel, at: int, kernel: Kernel, moved: _Moved) -> None:
         share = rows.share or ix.var("share", self._shares(rows))
         section = _section_of(rows, moved.roots)
-        partials = {s.outs[0]: self._partial(s, kernel, share) for s in moved.sums}
+        partial_names = {s.outs[0]: self._partial(s, kernel, share) for s in moved.sums}
         added = [replace(s, section=section) for s in moved.statements if s.kind != "reduction"]
         for s in moved.sums:
             store = (share.expr(), *moved.column)
-            added.append(Statement("column", (partials[s.outs[0]],), s.value, store, True, section, (True,), s.op))
+            added.append(Statement("column", (partial_names[s.outs[0]],), s.value, store, True, section, (True,), s.op))
         name = rows.name if rows.share is not None else f"{rows.name}_columns"
-        self.places[where][0] = replace(
+        self.entries[where][0] = replace(
             rows, name=name, sections=max(rows.sections, section + 1), statements=(*rows.statements, *added),
             origins=tuple(dict.fromkeys((*rows.origins, *kernel.origins))), share=share,
         )  # fmt: skip
         self.left.add(at)
-        last = self._last(kernel, partials, share)
+        last = self._last(kernel, partial_names, share)
         if at < where:
-            self.places[at].clear()
-            self.places[where].append(last)
+            self.entries[at].clear()
+            self.entries[where].append(last)
         else:
-            self.places[at] = [last]
+            self.entries[at] = [last]
         self.verdicts.append(Verdict(rows.name, kernel.name, Outcome.FUSED, Reason.COLUMN_SUMS, moved.saved))
 
     def _partial(self, s: Statement, kernel: Kernel, share: Var) -> str:
@@ -294,25 +294,25 @@ class _Carrier:
         graph.buffers[name] = ir.Buffer(name, s.value.dtype, device, sizes, ix.contiguous_strides(sizes))
         return name
 
-    def _last(self, kernel: Kernel, partials: dict[str, str], share: Var) -> Kernel:
+    def _last(self, kernel: Kernel, partial_names: dict[str, str], share: Var) -> Kernel:
         """Adds the programs' sums, and does what the kernel did with the results."""
         statements: list[Statement] = []
         for s in kernel.statements:
             if s.kind == "reduction":
                 index = (share.expr(), *(v.expr() for v in kernel.outer))
-                statements.append(replace(s, value=vs.load(partials[s.outs[0]], index, s.value.dtype), rank=None))
+                statements.append(replace(s, value=vs.load(partial_names[s.outs[0]], index, s.value.dtype), rank=None))
             elif not s.inner:
                 statements.append(s)
         return replace(kernel, inner=(share,), statements=tuple(statements))
 
     def keep_in_registers(self) -> None:
         """What only the sums read need not be stored by a GPU's kernel of rows. On a CPU a later walk may read it again."""
-        steps = [step for place in self.places for step in place]
+        steps = [step for place in self.entries for step in place]
         readers: dict[str, int] = {}
         for step in steps:
             for name in self._roots(reads(step)):
                 readers[name] = readers.get(name, 0) + 1
-        for place in self.places:
+        for place in self.entries:
             if place and isinstance(place[0], Kernel) and place[0].share is not None and place[0].target == "triton":
                 place[0] = self._unstored(place[0], readers)
 
@@ -352,7 +352,7 @@ def placed(loops: tuple[Var, ...], at: tuple[Var, ...]) -> Mapping | None:
     return dict(zip(loops, ix.delinearize(point, [v.extent for v in loops]), strict=True))
 
 
-def _held(rows: Kernel) -> set[Element]:
+def _in_registers(rows: Kernel) -> set[Element]:
     """The elements that a program has in registers at each point: those that it reads, and those that it makes."""
     found = {load.attr[:2] for s in rows.statements for load in vs.loads([s.value])}
     return found | {(o, s.store) for s in rows.statements if s.kind != "column" for o in s.outs}

@@ -2,7 +2,7 @@
 
     y = relu(cat([x w, x v + b], -1))        becomes        y[:, :n] = relu(x w);  y[:, n:] = relu(x v + b)
 
-A cat is one value that selects by the index, so that it fuses with what follows it. But a kernel with a product, or with a
+A cat is one value that selects by the index, so that it fuses with what follows it. But a kernel with a matmul, or with a
 reduction, has the loops of that, and no tile of x w holds a row of y: x w would be stored, to be read and stored again. So a
 node whose value compares a loop's index with bounds is cut there into nodes over one run of the loop each. Within a run the
 comparisons are decided, and nothing is left of the selection; the run's node fills a part of the buffer (`ir.Buffer.parts`),
@@ -27,15 +27,15 @@ from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.protocol import Attempt, Candidate, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import product_of
+from kgen.scheduler.selection.choose import contraction_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 # Runs of one node: each is a kernel where nothing takes it, and its own text where something does.
 MOST = 16
 # Bytes of neighbours that a run writes on the average. Shorter ones would have several kernels write each sector of memory.
 SECTOR = 32
-# Elementary operations of a value that may be written out for what reads it point by point: one kernel that stores both does
-# them once.
+# Elementary operations of a value that may be written out for a consumer that reads it point by point: one kernel that stores
+# both does them once.
 AGAIN = 100
 AnyNode = TypeVar("AnyNode", bound=ir.Node)
 
@@ -44,7 +44,7 @@ CONCAT_SPLIT = "concat split"
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class ConcatParts:
     """Runs of a node's loop: `bounds` are where they begin, and the loop's end. `found` are those of which each element is made
     of one element of something that a kernel of its own makes."""
 
@@ -73,7 +73,7 @@ class ConcatSplit(Transform):
 
     def apply(self, draft: Draft) -> None:
         if draft.options.fusion:
-            draft.nodes, refused = in_slices(draft.graph, draft.taken, draft.decisions)
+            draft.nodes, refused = with_concat_parts(draft.graph, draft.taken, draft.decisions)
             draft.verdicts += refused
 
     def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
@@ -82,7 +82,7 @@ class ConcatSplit(Transform):
 
     def report(self, attempt: Attempt) -> list[Verdict]:
         return [
-            Verdict(product_of(kernel) if kernel.contracts else kernel.name, whole, Outcome.FUSED, Reason.SLICES)
+            Verdict(contraction_of(kernel) if kernel.contracts else kernel.name, whole, Outcome.FUSED, Reason.CONCAT_SPLIT)
             for whole, kernels in _makers(attempt.plan, _in_parts(attempt.graph)).items() for kernel in kernels
         ]  # fmt: skip
 
@@ -92,7 +92,7 @@ def _in_parts(graph: ir.Graph) -> tuple[str, ...]:
     return tuple(n.out for n in graph.nodes if isinstance(n, ir.Pointwise) and graph.buffers[n.out].parts)
 
 
-def in_slices(graph: ir.Graph, taken: frozenset[str], decisions: Decisions) -> tuple[list[ir.Node], list[Verdict]]:
+def with_concat_parts(graph: ir.Graph, taken: frozenset[str], decisions: Decisions) -> tuple[list[ir.Node], list[Verdict]]:
     """The nodes with those cut of which contractions in `taken`, among others, make a part, and why others are not. Buffers of
     parts are added to the graph."""
     search = _Search(graph, taken)
@@ -113,7 +113,8 @@ def in_slices(graph: ir.Graph, taken: frozenset[str], decisions: Decisions) -> t
 
 
 def _of_parts(graph: ir.Graph, node: AnyNode, cut: Mapping[str, ir.Pointwise]) -> AnyNode:
-    """A node that reads, point by point, what is cut: as what it makes of that is made of, so that it may be cut alike."""
+    """A node that reads, point by point, what is cut: as what it makes of that is made of, so that it may be cut in the same
+    way."""
 
     def again(load: Value) -> Value | None:
         source = cut.get(load.attr[0])
@@ -128,14 +129,14 @@ def _of_parts(graph: ir.Graph, node: AnyNode, cut: Mapping[str, ir.Pointwise]) -
     return replace(node, value=value) if vs.total_cost([value]) <= AGAIN else node
 
 
-def _cut(graph: ir.Graph, slices: Slices) -> Iterator[ir.Pointwise]:
-    whole = graph.buffers[slices.node.out]
+def _cut(graph: ir.Graph, concat_parts: ConcatParts) -> Iterator[ir.Pointwise]:
+    whole = graph.buffers[concat_parts.node.out]
     assert whole.strides is not None
-    names = tuple(ir.derived(graph, ir.Derived(whole.name, "slice", n)) for n in range(len(slices.runs)))
+    names = tuple(ir.derived(graph, ir.Derived(whole.name, "slice", n)) for n in range(len(concat_parts.runs)))
     graph.buffers[whole.name] = replace(whole, parts=names)
-    for number, (name, (start, _)) in enumerate(zip(names, slices.runs, strict=True)):
-        node = slices.node_of(number, name)
-        sizes, offset = tuple(v.extent for v in node.vars), start * whole.strides[slices.dimension] + whole.offset
+    for number, (name, (start, _)) in enumerate(zip(names, concat_parts.runs, strict=True)):
+        node = concat_parts.node_of(number, name)
+        sizes, offset = tuple(v.extent for v in node.vars), start * whole.strides[concat_parts.dimension] + whole.offset
         graph.buffers[name] = replace(whole, name=name, sizes=sizes, offset=offset, alias_of=whole.name, is_part=True)
         yield node
 
@@ -152,16 +153,16 @@ def slice_of(graph: ir.Graph, name: str) -> ir.Pointwise | None:
     sizes = [graph.buffers[one].sizes for one in whole.parts]
     k = next(k for k in range(len(node.vars)) if any(own[k] is not whole.sizes[k] for own in sizes))
     bounds = tuple(itertools.accumulate((own[k] for own in sizes), initial=ix.ZERO))
-    return Slices(node, k, bounds).node_of(whole.parts.index(name), name)
+    return ConcatParts(node, k, bounds).node_of(whole.parts.index(name), name)
 
 
-def _short(graph: ir.Graph, slices: Slices) -> bool:
-    """Whether the runs are short pieces of what lies together in memory."""
-    buffer, sizes = graph.buffers[slices.node.out], Sizes(graph.size_hints)
+def _short(graph: ir.Graph, concat_parts: ConcatParts) -> bool:
+    """Whether the runs are short parts of what is contiguous in memory."""
+    buffer, sizes = graph.buffers[concat_parts.node.out], Sizes(graph.size_hints)
     assert buffer.strides is not None
-    stride = sizes.of(buffer.strides[slices.dimension])
-    length = sizes.of(buffer.sizes[slices.dimension])
-    return length * stride * buffer.dtype.itemsize < SECTOR * len(slices.runs)
+    stride = sizes.of(buffer.strides[concat_parts.dimension])
+    length = sizes.of(buffer.sizes[concat_parts.dimension])
+    return length * stride * buffer.dtype.itemsize < SECTOR * len(concat_parts.runs)
 
 
 # ---- which ------------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ class _Search:
 
     def __init__(self, graph: ir.Graph, taken: frozenset[str]) -> None:
         self.graph, self.taken = graph, taken
-        self.points: dict[str, Expr] = {}  # what is made of a product's elements -> their number
+        self.points: dict[str, Expr] = {}  # what is made of a matmul's elements -> their number
         self.rows: dict[str, Expr] = {}  # result of a reduction or a scan -> points of its loops
         self.in_memory = ir.visible(graph)
         for node in graph.nodes:
@@ -180,8 +181,8 @@ class _Search:
                 self.in_memory.update(ir.reads(node))
                 self.in_memory.update(load.attr[0] for load in vs.loads(getattr(node, "stored", ())))
 
-    def visit(self, node: ir.Node) -> Slices | None:
-        if ir.is_product(node):
+    def visit(self, node: ir.Node) -> ConcatParts | None:
+        if ir.is_template_node(node):
             if ir.outs(node)[0] in self.taken:
                 self.points |= {out: ix.product(self.graph.buffers[out].sizes) for out in ir.outs(node)}
             return None
@@ -198,21 +199,21 @@ class _Search:
         made_beside = not read.isdisjoint(self.points) or not read.isdisjoint(self.rows)
         if not made_beside or node.out not in self.in_memory or self.graph.buffers[node.out].alias_of is not None:
             return None
-        return self._slices(node)
+        return self._concat_parts(node)
 
-    def _slices(self, node: ir.Pointwise) -> Slices | None:
+    def _concat_parts(self, node: ir.Pointwise) -> ConcatParts | None:
         for k, bounds in bounds_of(node).items():
-            every = Slices(node, k, bounds)
+            every = ConcatParts(node, k, bounds)
             found = [tuple(self._whole(every.node_of(number, node.out))) for number in range(len(every.runs))]
             # neighbours of which no other kernel makes either stay one run, in which the value selects
             kept = tuple(b for b, low, high in zip(bounds[1:], found, found[1:], strict=False) if low or high)
             made = dict.fromkeys(name for names in found for name in names)
             if made and not (_copied(found) > 1 and _is_symbolic(bounds, node.vars)):
-                return Slices(node, k, (bounds[0], *kept, bounds[-1]), tuple(made))
+                return ConcatParts(node, k, (bounds[0], *kept, bounds[-1]), tuple(made))
         return None
 
     def _whole(self, run: ir.Pointwise) -> Iterator[str]:
-        """What a run may be made with, in the loops of that: products of which it reads each element at one point, reductions
+        """What a run may be made with, in the loops of that: matmuls of which it reads each element at one point, reductions
         over as many points."""
         loops = {v for v in run.vars if v.extent != 1}
         count = ix.product(v.extent for v in run.vars)
@@ -241,8 +242,8 @@ def bounds_of(node: ir.Pointwise) -> dict[int, tuple[Expr, ...]]:
             place = _bound(node.vars, value.args[0].attr, value.args[1])
             if place is not None:
                 found.setdefault(place[0], {})[place[1]] = None
-    every = ((k, node.vars[k].extent, [*places]) for k, places in found.items())
-    ordered = ((k, end, _in_order([ix.ZERO, *places, end])) for k, end, places in every)
+    every = ((k, node.vars[k].extent, [*bounds_found]) for k, bounds_found in found.items())
+    ordered = ((k, end, _in_order([ix.ZERO, *bounds_found, end])) for k, end, bounds_found in every)
     return {k: b for k, end, b in ordered if b is not None and (b[0], b[-1]) == (ix.ZERO, end) and len(b) <= MOST + 1}
 
 

@@ -1,10 +1,10 @@
-"""Rows of a product that are reduced and read again, as a softmax or a normalisation does, in the product's own kernel: where a
-tile holds whole rows, a reduction of them is complete at once, and what needs it reads the tile's elements a second time in
-registers. The product is never stored.
+"""Rows of a matmul that are reduced and read again, as a softmax or a normalisation does, in the matmul's own kernel: where a
+tile holds full rows, a reduction of them is complete at once, and what needs it reads the tile's elements a second time in
+registers. The matmul is never stored.
 
 Like partial reductions (tile partials) these are written before fusion: each reduction as a `Partial` of one part,
 and a point for each row that has its result. It is all or nothing. Where fusion leaves something that needs both the rows and
-their reductions in another kernel, or no template has a tile as long, the product would be stored and read again anyway: then
+their reductions in another kernel, or no template has a tile as long, the matmul would be stored and read again anyway: then
 the graph is scheduled anew with its rows apart.
 """
 
@@ -33,59 +33,57 @@ class FullRowTiles(Transform):
 
     def apply(self, draft: Draft) -> None:
         if draft.taken:
-            draft.nodes, held = whole_rows(draft.graph, draft.nodes, tiles_of(draft))
-            draft.held |= held
+            draft.nodes, full_row_buffers = with_full_rows(draft.graph, draft.nodes, tiles_of(draft))
+            draft.full_row_buffers |= full_row_buffers
 
     def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        found = rows_apart(attempt.plan, attempt.draft.held)
-        return {Candidate(self.name, product): verdict for product, verdict in found.items()}
+        found = rows_apart(attempt.plan, attempt.draft.full_row_buffers)
+        return {Candidate(self.name, matmul): verdict for matmul, verdict in found.items()}
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
         if isinstance(chosen, Kernel):
             return {}
-        rows = rows_in(kernel, attempt.draft.held)
-        return {Candidate(self.name, product): _not_whole(product, chosen) for product in rows}
+        rows = rows_in(kernel, attempt.draft.full_row_buffers)
+        return {Candidate(self.name, matmul): _not_whole(matmul, chosen) for matmul in rows}
 
     def unmeasured(self, candidate: Candidate, verdict: Verdict) -> Iterable[str]:
         return (candidate.target,)
 
 
-def _not_whole(product: str, chosen: Verdict) -> Verdict:
-    """The refusal of whole rows, where a template without them may still be better than the library."""
+def _not_whole(matmul: str, chosen: Verdict) -> Verdict:
+    """The refusal of full rows, where a template without them may still be better than the library."""
     if chosen.reason is Reason.NO_TEMPLATE:
-        return Verdict(product, "", Outcome.ILLEGAL, Reason.NOT_WHOLE, detail=chosen.detail)
-    return replace(chosen, producer=product, outcome=Outcome.UNPROFITABLE)
+        return Verdict(matmul, "", Outcome.ILLEGAL, Reason.NOT_WHOLE, detail=chosen.detail)
+    return replace(chosen, producer=matmul, outcome=Outcome.UNPROFITABLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A buffer with an element for each row of a product, made of these reductions of it, by their first results, each along
-    one of the product's dimensions."""
+    """A buffer with an element for each row of a matmul, made of these reductions of it, by their first results, each along
+    one of the matmul's dimensions."""
 
-    product: str
+    matmul: str
     reductions: frozenset[tuple[str, int]]
 
 
-def whole_rows(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> tuple[list[ir.Node], dict[str, str]]:
-    """The nodes with such reductions written for whole tiles, and what has to be in the kernel of which product then, by
+def with_full_rows(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> tuple[list[ir.Node], dict[str, str]]:
+    """The nodes with such reductions written for whole tiles, and what has to be in the kernel of which matmul then, by
     buffers. Buffers are added to the graph."""
     search = _Rows(graph, tiles, nodes)
-    needed = {(one.product, along) for one in search.readers.values() for _, along in one.reductions}
-    held = {out: one.product for out, one in search.readers.items()}
-    held |= {
-        out: row.product
-        for out, row in search.rows.items()
-        if all((row.product, along) in needed for _, along in row.reductions)
+    needed = {(one.matmul, along) for one in search.readers.values() for _, along in one.reductions}
+    full_row_buffers = {out: one.matmul for out, one in search.readers.items()}
+    full_row_buffers |= {
+        out: row.matmul for out, row in search.rows.items() if all((row.matmul, along) in needed for _, along in row.reductions)
     }
     made: list[ir.Node] = []
     for node in nodes:
-        if isinstance(node, ir.Reduction) and node.outs[0] in held:
+        if isinstance(node, ir.Reduction) and node.outs[0] in full_row_buffers:
             partial, *points = _of_tiles(graph, node)
-            held |= dict.fromkeys(ir.outs(partial), held[node.outs[0]])
+            full_row_buffers |= dict.fromkeys(ir.outs(partial), full_row_buffers[node.outs[0]])
             made += [partial, *points]
         else:
             made.append(node)
-    return made, held
+    return made, full_row_buffers
 
 
 def _of_tiles(graph: ir.Graph, node: ir.Reduction) -> list[ir.Node]:
@@ -106,16 +104,16 @@ def _of_tiles(graph: ir.Graph, node: ir.Reduction) -> list[ir.Node]:
 
 
 class _Rows(Search):
-    """Follows the elements of products through reductions of their rows."""
+    """Follows the elements of matmuls through reductions of their rows."""
 
     def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
         self.rows: dict[str, Row] = {}
-        self.readers: dict[str, Row] = {}  # elements of a product's tile that need reductions of their row
+        self.readers: dict[str, Row] = {}  # elements of a matmul's tile that need reductions of their row
         super().__init__(graph, tiles, nodes)
 
     def visit(self, node: ir.Node) -> None:
         if ir.is_contraction(node) and node.vendor is None:
-            self._product(node)
+            self._matmul(node)
             return
         reads = reads_of(node)
         after = frozenset().union(*(self.after.get(name, ()) for name in reads))
@@ -125,30 +123,30 @@ class _Rows(Search):
         elif isinstance(node, ir.Pointwise):
             self._points(node, after)
         else:
-            after |= {self.traced[name].product for name in reads if name in self.traced}
-            after |= {self.rows[name].product for name in reads if name in self.rows}
+            after |= {self.traced[name].matmul for name in reads if name in self.traced}
+            after |= {self.rows[name].matmul for name in reads if name in self.rows}
         self.after |= dict.fromkeys(ir.outs(node), after)
 
     def _points(self, node: ir.Pointwise, after: frozenset[str]) -> None:
         """Elements of a tile, or of its rows."""
         place = self._place(node.value)
         row = self._rows_read(node.value)
-        products = set() if row is None else {row.product}
-        if place is not None and place[0] not in after and products <= {place[0]}:
+        matmuls = set() if row is None else {row.matmul}
+        if place is not None and place[0] not in after and matmuls <= {place[0]}:
             self.traced[node.out] = Traced(*place, node.vars)
             if row is not None:
                 self.readers[node.out] = row
-        elif place is None and row is not None and row.product not in after and self._one_each(node):
+        elif place is None and row is not None and row.matmul not in after and self._one_each(node):
             self.rows[node.out] = row
 
     def _row(self, node: ir.Node, after: frozenset[str]) -> Row | None:
-        """What a reduction of whole rows makes, where their length is known and some template's tile may hold them."""
+        """What a reduction of full rows makes, where their length is known and some template's tile may hold them."""
         if not isinstance(node, ir.Reduction):
             return None
         place, rows = self._place(node.value), self._rows_read(node.value)
         if place is None or place[0] not in self.tiles.rows or place[0] in after:
             return None
-        if rows is not None and rows.product != place[0]:
+        if rows is not None and rows.matmul != place[0]:
             return None
         if any(isinstance(a, ix.Indirect) for e in place[1] for a in ix.free_atoms(e)):
             return None
@@ -162,12 +160,12 @@ class _Rows(Search):
         return Row(place[0], frozenset({(node.outs[0], along)}) | (frozenset() if rows is None else rows.reductions))
 
     def _rows_read(self, value: vs.Value) -> Row | None:
-        """The reduced rows that a value reads, as one; those of several products count as those of none of them."""
+        """The reduced rows that a value reads, as one; those of several matmuls count as those of none of them."""
         read = [self.rows[load.attr[0]] for load in vs.loads([value]) if load.attr[0] in self.rows]
         if not read:
             return None
-        products = {row.product for row in read}
-        return Row(products.pop() if len(products) == 1 else "", frozenset().union(*(row.reductions for row in read)))
+        matmuls = {row.matmul for row in read}
+        return Row(matmuls.pop() if len(matmuls) == 1 else "", frozenset().union(*(row.reductions for row in read)))
 
     def _one_each(self, node: ir.Pointwise) -> bool:
         """Whether there is one point for each row."""
@@ -176,24 +174,24 @@ class _Rows(Search):
         return all(loops <= {a for e in load.attr[1] for a in ix.free_atoms(e)} for load in read)
 
 
-def rows_in(kernel: Kernel, held: Mapping[str, str]) -> set[str]:
-    """The products whose rows the kernel reduces and reads again."""
-    return {held[out] for s in kernel.statements for out in s.outs if out in held}
+def rows_in(kernel: Kernel, full_row_buffers: Mapping[str, str]) -> set[str]:
+    """The matmuls whose rows the kernel reduces and reads again."""
+    return {full_row_buffers[out] for s in kernel.statements for out in s.outs if out in full_row_buffers}
 
 
-def rows_apart(plan: Schedule, held: Mapping[str, str]) -> dict[str, Verdict]:
-    """Products whose rows fusion has not kept in their own kernels."""
+def rows_apart(plan: Schedule, full_row_buffers: Mapping[str, str]) -> dict[str, Verdict]:
+    """Matmuls whose rows fusion has not kept in their own kernels."""
     found: dict[str, Verdict] = {}
     for kernel in (one for step in plan.kernels for one in members(step)):
         made = {out for s in kernel.statements for out in s.outs}
-        for product in rows_in(kernel, held) - made:
-            found[product] = _refusal(plan, kernel, product)
+        for matmul in rows_in(kernel, full_row_buffers) - made:
+            found[matmul] = _refusal(plan, kernel, matmul)
     return found
 
 
-def _refusal(plan: Schedule, kernel: Kernel, product: str) -> Verdict:
-    """Why fusion kept a kernel apart from a product."""
+def _refusal(plan: Schedule, kernel: Kernel, matmul: str) -> Verdict:
+    """Why fusion kept a kernel apart from a matmul."""
     names = {origin.name for origin in kernel.origins}
     refused = (Outcome.ILLEGAL, Outcome.UNPROFITABLE)
     found = [v for v in plan.verdicts if v.outcome in refused and names & {v.producer, v.consumer}]
-    return found[-1] if found else Verdict(product, kernel.name, Outcome.ILLEGAL, Reason.NOT_WHOLE)
+    return found[-1] if found else Verdict(matmul, kernel.name, Outcome.ILLEGAL, Reason.NOT_WHOLE)

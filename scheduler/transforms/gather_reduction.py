@@ -1,5 +1,5 @@
-"""One element picked from each row of a product, by an index from data, as a reduction of the row: a cross-entropy then needs
-no row of logits in memory, for its maximum and its sum are reduced on the product's tiles, and so is what it picks."""
+"""One element picked from each row of a matmul, by an index from data, as a reduction of the row: a cross-entropy then needs
+no row of logits in memory, for its maximum and its sum are reduced on the matmul's tiles, and so is what it picks."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _PICKED = "for"
 
 
 @dataclass(frozen=True, slots=True)
-class Picks:
+class MaskedGathers:
     """The nodes of a graph, those that pick among them, and at which column each of these does so, by its result: an
     expression of its own rows. To work it out is to check it, which a pick itself does not: a check on every tile would keep
-    a product's main loop from being pipelined."""
+    a matmul's main loop from being pipelined."""
 
     nodes: list[ir.Node] = field(default_factory=list)
     columns: dict[str, Expr] = field(default_factory=dict)
 
 
-def with_picks(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str]) -> Picks:
+def with_masked_gathers(graph: ir.Graph, nodes: Sequence[ir.Node], buffers: frozenset[str]) -> MaskedGathers:
     """The nodes with each ``load(buffer, i, [index])`` replaced by the sum over j of what stands at ``j == index``. Whoever
     makes something else of a pick has to check the index. Buffers of what was picked are added to the graph."""
-    picks = Picks()
+    gathers = MaskedGathers()
     for node in nodes:
         if isinstance(node, ir.Pointwise | ir.Reduction) and _looks_up(node, buffers):
-            _pick_for(graph, node, buffers, picks)
+            _pick_for(graph, node, buffers, gathers)
         else:
-            picks.nodes.append(node)
-    return picks
+            gathers.nodes.append(node)
+    return gathers
 
 
 def _looks_up(node: ir.Pointwise | ir.Reduction, buffers: frozenset[str]) -> bool:
@@ -53,7 +53,7 @@ def gathered(graph: ir.Graph, name: str) -> ir.Pointwise | None:
     node = next((n for n in graph.nodes if ir.outs(n)[:1] == (made.reader,)), None)
     if not isinstance(node, ir.Pointwise | ir.Reduction):
         return None
-    again = with_picks(replace(graph, buffers=dict(graph.buffers)), [node], frozenset([made.source]))
+    again = with_masked_gathers(replace(graph, buffers=dict(graph.buffers)), [node], frozenset([made.source]))
     for pick in again.nodes:
         if isinstance(pick, ir.Reduction) and pick.outs == (name,):
             [load] = [one for one in vs.loads([pick.value]) if one.attr[0] == made.source]
@@ -69,27 +69,27 @@ def checked(column: Expr, length: Expr, value: Value) -> Value:
     return vs.where(inside, value, vs.const(0, value.dtype))
 
 
-def _pick_for(graph: ir.Graph, node: ir.Pointwise | ir.Reduction, buffers: frozenset[str], picks: Picks) -> None:
+def _pick_for(graph: ir.Graph, node: ir.Pointwise | ir.Reduction, buffers: frozenset[str], gathers: MaskedGathers) -> None:
     """Adds the picks that a node needs, and the node."""
-    known = len(picks.columns)
+    known = len(gathers.columns)
 
     def replaced(load: Value) -> Value | None:
         if load.attr[0] not in buffers:
             return None
-        name = ir.derived(graph, ir.Derived(load.attr[0], _PICKED, len(picks.columns) - known, ir.outs(node)[0]))
-        return _pick(graph, load, name, node.origin, picks)
+        name = ir.derived(graph, ir.Derived(load.attr[0], _PICKED, len(gathers.columns) - known, ir.outs(node)[0]))
+        return _pick(graph, load, name, node.origin, gathers)
 
     [value] = vs.replace_loads([node.value], replaced)
-    picks.nodes.append(replace(node, value=value))
+    gathers.nodes.append(replace(node, value=value))
 
 
-def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin, picks: Picks) -> Value | None:
+def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin, gathers: MaskedGathers) -> Value | None:
     """A load of what is picked, where the load is of one element of each row."""
     source, index, kind = load.attr
-    places = [k for k, e in enumerate(index) if isinstance(e.atom(), Indirect)]
-    if len(places) != 1 or load.args:
+    positions = [k for k, e in enumerate(index) if isinstance(e.atom(), Indirect)]
+    if len(positions) != 1 or load.args:
         return None
-    [at] = places
+    [at] = positions
     buffer, wanted = graph.buffers[source], vs.index_value(index[at])
     rows = _rows([e for k, e in enumerate(index) if k != at])
     lengths = [size for k, size in enumerate(buffer.sizes) if k != at]
@@ -104,8 +104,8 @@ def _pick(graph: ir.Graph, load: Value, name: str, origin: ir.Origin, picks: Pic
     found = vs.where(here, vs.load(source, everywhere, kind), vs.const(0, load.dtype))
     sizes = tuple(v.extent for v in row)
     graph.buffers[name] = ir.Buffer(name, load.dtype, buffer.device, sizes, ix.contiguous_strides(sizes))
-    picks.columns[name] = ix.substitute(index[at], mapping, {}, lambda v: vs.substitute(v, mapping))
-    picks.nodes.append(ir.Reduction((name,), row, (column,), "sum", found, origin))
+    gathers.columns[name] = ix.substitute(index[at], mapping, {}, lambda v: vs.substitute(v, mapping))
+    gathers.nodes.append(ir.Reduction((name,), row, (column,), "sum", found, origin))
     return vs.load(name, [v.expr() for v in rows], load.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Products that the library computes in one call with what follows."""
+"""Matmuls that the library computes in one call with what follows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from kgen.cost.tuning_query import FUSED, Answer, Place
+from kgen.cost.tuning_query import FUSED, Place, TuningResult
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.scheduler.analysis.dependencies import needed, reads_of
@@ -25,14 +25,14 @@ class LibraryFusion(Transform):
 
     def apply(self, draft: Draft) -> None:
         draft.nodes = needed(draft.graph, draft.nodes)
-        apart = frozenset[str]() if draft.options.stable else kept_apart(draft.answers)
+        apart = frozenset[str]() if draft.options.stable else kept_apart(draft.tuning_results)
         draft.nodes = with_fused_calls(draft.nodes, apart)
         draft.verdicts += verdicts(draft.nodes, draft.graph)
 
 
 def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[FusionDemand, ...]) -> list[ir.Node]:
     """The graph's nodes, without those calls for two nodes that cannot stand in their place: the result has another layout than
-    the library's, somebody needs the product alone, `allowed` is not true of its result, or a demand says what kernels there
+    the library's, somebody needs the matmul alone, `allowed` is not true of its result, or a demand says what kernels there
     are to be."""
     readers = {node.out: node for node in graph.nodes if isinstance(node, ir.Pointwise)}
     visible = ir.visible(graph)
@@ -53,7 +53,7 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
 
 
 def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Node]:
-    """Products that the library computes, those in `apart` excepted, in one call with the one node that reads them."""
+    """Matmuls that the library computes, those in `apart` excepted, in one call with the one node that reads them."""
     readers = {node.out: node for node in nodes if isinstance(node, ir.Pointwise)}
     uses = Counter(name for node in nodes for name in reads_of(node))
     calls: dict[str, ir.Extern] = {}
@@ -71,14 +71,12 @@ def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Nod
 
 def verdicts(nodes: Iterable[ir.Node], graph: ir.Graph) -> list[Verdict]:
     """What is said of the calls among the nodes that stand for two nodes of the graph."""
-    products = {n.fused.outs: n.out for n in graph.nodes if ir.is_contraction(n) and n.fused is not None}
-    calls = [n for n in nodes if isinstance(n, ir.Extern) and n.outs in products]
-    return [
-        Verdict(products[c.outs], c.outs[0] or "", Outcome.FUSED, Reason.LIBRARY_FUSES, detail=str(c.target)) for c in calls
-    ]
+    matmuls = {n.fused.outs: n.out for n in graph.nodes if ir.is_contraction(n) and n.fused is not None}
+    calls = [n for n in nodes if isinstance(n, ir.Extern) and n.outs in matmuls]
+    return [Verdict(matmuls[c.outs], c.outs[0] or "", Outcome.FUSED, Reason.LIBRARY_FUSES, detail=str(c.target)) for c in calls]
 
 
-def kept_apart(answers: Mapping[str, Mapping[Place, Answer]]) -> frozenset[str]:
-    """Products of which it was measured that the plain call and a separate kernel are faster than one call."""
-    library = {out: [a.config for a in known.values() if a.template is None] for out, known in answers.items()}
+def kept_apart(tuning_results: Mapping[str, Mapping[Place, TuningResult]]) -> frozenset[str]:
+    """Matmuls of which it was measured that the plain call and a separate kernel are faster than one call."""
+    library = {out: [a.config for a in known.values() if a.template is None] for out, known in tuning_results.items()}
     return frozenset(out for out, configs in library.items() if configs and FUSED not in configs)

@@ -17,7 +17,7 @@ def offered(graph: ir.Graph, options: Options) -> frozenset[str]:
 
 
 def offered_for_rows(graph: ir.Graph, options: Options) -> frozenset[str]:
-    """Those of them whose tiles may hold whole rows: the order in which a row is added up there depends on the tile."""
+    """Those of them whose tiles may hold full rows: the order in which a row is added up there depends on the tile."""
     if options.stable:
         return frozenset()
     capabilities = options.capabilities(graph)
@@ -27,4 +27,4 @@ def offered_for_rows(graph: ir.Graph, options: Options) -> frozenset[str]:
 def _offerable(node: ir.Node) -> bool:
     if ir.is_contraction(node):
         return node.operands is not None
-    return ir.is_product(node) and bool(ir.outs(node))
+    return ir.is_template_node(node) and bool(ir.outs(node))

@@ -1,14 +1,14 @@
-"""Operands of products on a GPU that are made first: copies in rows that begin at lines of the cache, and what templates would
+"""Operands of matmuls on a GPU that are stored first: copies in rows that begin at lines of the cache, and what templates would
 compute for every tile.
 
-The cache hands out lines, and two of them for each line's length of such a row: tile for tile a product reads its operands many
-times from there, and the copy reads them once. Rows that do not even begin at multiples of 16 bytes cannot be moved by the copy
-engine, or by more than one number at a time. An operand that a kernel of the graph makes is stored in aligned rows at once, for
-the copy fuses with what makes it.
+The cache hands out lines, and two of them for each line's length of such a row: tile for tile a matmul reads its operands many
+times from there, and the copy reads them once. Rows that do not even begin at multiples of 16 bytes cannot be moved by TMA, or
+by more than one number at a time. An operand that a kernel of the graph makes is stored in aligned rows at once, for the copy
+fuses with what makes it.
 
     x, w with rows of 1000 and 5000 numbers of 2 bytes:  w' = w in rows of 5056;  y = x w'
 
-A computed operand costs each tile its operators, and templates whose operands come through the copy engine do not take it.
+A computed operand costs each tile its operators, and templates whose operands come by TMA do not take it.
 Stored once, as the library call would read it, it often joins the kernel that made what it needs.
 
     y = gelu(rms_norm(x) w):  x' = rms_norm(x);  y = gelu(x' w)
@@ -31,46 +31,46 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import writes
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import problems, product_of, read_by_prologue, template_seconds
+from kgen.scheduler.selection.choose import contraction_of, problems, read_by_prologue, template_seconds
 from kgen.scheduler.transforms.recompute import computations, recomputed
 from kgen.scheduler.transforms.split_k import parts_by_result
 from kgen.templates.problem import Problem
 from kgen.verdict import Outcome, Reason, Verdict
 
-# How much faster a product has to be estimated with its copies.
+# How much faster a matmul has to be estimated with its copies.
 WORTH = 1.04
 # The time of a copy, in passes of its bytes through the memory: it is read from there, and written to the cache.
 TRIPS = 1.5
 # Operands that are copied: none of them, one, or both.
 NONE, LEFT, RIGHT, BOTH = "", "left", "right", "both"
-_SIDES = {NONE: (False, False), LEFT: (True, False), RIGHT: (False, True), BOTH: (True, True)}
+_OPERANDS = {NONE: (False, False), LEFT: (True, False), RIGHT: (False, True), BOTH: (True, True)}
 
 
-OPERAND_COPIES = "operand copies"
+OPERAND_LAYOUT = "operand copies"
 
 
-def sides_by_result(decisions: Decisions) -> dict[str, str]:
+def copies_by_result(decisions: Decisions) -> dict[str, str]:
     """Which operands of contractions are copied or stored first; `NONE`: they were asked, and none is."""
-    return decisions.settled(OPERAND_COPIES, str)
+    return decisions.settled(OPERAND_LAYOUT, str)
 
 
-class OperandCopies(Transform):
-    """Makes operands of contractions first. Whether one is computed comes before the question into how many parts a sum is
-    split, copies of what lies badly behind it: the two have a row of their own in the table, and only one of them applies."""
+class OperandLayout(Transform):
+    """Stores operands of contractions first. Whether one is computed comes before the question into how many parts a sum is
+    split, copies for alignment behind it: the two have a row of their own in the table, and only one of them applies."""
 
-    name = OPERAND_COPIES
+    name = OPERAND_LAYOUT
 
     def settle(self, attempt: Attempt) -> Changes:
         """Which operands to copy for contractions that were not asked yet, where some are worth copying."""
-        plan, known = attempt.plan, sides_by_result(attempt.decisions)
+        plan, known = attempt.plan, copies_by_result(attempt.decisions)
         if not attempt.options.copies:
             return Changes()
         again, parts = computations(plan.graph, recomputed(attempt.decisions)), parts_by_result(attempt.decisions)
         found: dict[Candidate, str] = {}
         for kernel in (one for step in plan.kernels for one in members(step) if one.contracts and self.concerns(one)):
-            out = product_of(kernel)
+            out = contraction_of(kernel)
             if out not in known and out not in again and parts.get(out, 1) == 1:
-                found[Candidate(self.name, out)] = _sides(kernel, attempt)
+                found[Candidate(self.name, out)] = _chosen_copies(kernel, attempt)
         return Changes(found) if any(found.values()) else Changes()
 
     def concerns(self, kernel: Kernel) -> bool:
@@ -78,19 +78,23 @@ class OperandCopies(Transform):
         return True
 
 
-class OperandMaterialisation(OperandCopies):
+class OperandMaterialisation(OperandLayout):
     """Applies what was chosen for any kernel, and asks about those that compute operands."""
 
     def apply(self, draft: Draft) -> None:
-        wanted = {out: sides for out, sides in sides_by_result(draft.decisions).items() if sides != NONE}
+        wanted = {
+            out: chosen_operands
+            for out, chosen_operands in copies_by_result(draft.decisions).items()
+            if chosen_operands != NONE
+        }
         if not wanted:
             return
         nodes: list[ir.Node] = []
         copied: set[str] = set()
         for node in draft.nodes:
             if ir.is_contraction(node) and node.vendor is None and node.out in wanted:
-                product, copies = with_copies(draft.graph, node, wanted[node.out])
-                nodes += [*(copy for copy in copies if copy.out not in copied), product]
+                matmul, copies = with_copies(draft.graph, node, wanted[node.out])
+                nodes += [*(copy for copy in copies if copy.out not in copied), matmul]
                 copied.update(copy.out for copy in copies)
                 draft.asked.add(node.out)
             else:
@@ -101,20 +105,20 @@ class OperandMaterialisation(OperandCopies):
         return bool(read_by_prologue(kernel))
 
 
-class OperandPadding(OperandCopies):
+class OperandPadding(OperandLayout):
     """Asks about all kernels that were not asked before."""
 
     def report(self, attempt: Attempt) -> list[Verdict]:
         made = {out for step in attempt.plan.steps for out in writes(step)}
-        return said(sides_by_result(attempt.decisions), attempt.graph, made)
+        return verdicts_of(copies_by_result(attempt.decisions), attempt.graph, made)
 
 
-def _sides(kernel: Kernel, attempt: Attempt) -> str:
+def _chosen_copies(kernel: Kernel, attempt: Attempt) -> str:
     """The operands of a kernel's contraction to copy, as was measured, else by the cost model."""
-    out, options = product_of(kernel), attempt.options
+    out, options = contraction_of(kernel), attempt.options
     if options.only is not None:
         return options.only.copies
-    known = None if options.stable else attempt.answers.get(out, {}).get(place({}))
+    known = None if options.stable else attempt.tuning_results.get(out, {}).get(place({}))
     if known is not None:
         return known.copies
     return best_copies(kernel, attempt.graph, options.device(attempt.graph, out), not options.stable)
@@ -122,7 +126,7 @@ def _sides(kernel: Kernel, attempt: Attempt) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """A product with some operands made first: how templates see it, and the seconds that making them takes."""
+    """A matmul with some operands stored first: how templates see it, and the seconds that making them takes."""
 
     problems: tuple[Problem, ...]
     seconds: float
@@ -135,7 +139,7 @@ def aligned_of(graph: ir.Graph, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """An operand that is made first: the value that reads it, a buffer to add to the graph, and seconds."""
+    """An operand that is stored first: the value that reads it, a buffer to add to the graph, and seconds."""
 
     value: Value
     buffer: ir.Buffer | None
@@ -143,14 +147,14 @@ class _Made:
 
 
 def from_memory(copies: str) -> tuple[bool, bool]:
-    """Which of a product's operands are not computed in its kernel."""
-    return _SIDES[copies]
+    """Which of a matmul's operands are not computed in its kernel."""
+    return _OPERANDS[copies]
 
 
 def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.Contraction, list[ir.Pointwise]]:
-    """The product with copies of its operands, and what makes these. Buffers are added to the graph."""
+    """The matmul with copies of its operands, and what makes these. Buffers are added to the graph."""
     operands, made = [], []
-    for value, wanted in zip((node.lhs, node.rhs), _SIDES[copies], strict=True):
+    for value, wanted in zip((node.lhs, node.rhs), _OPERANDS[copies], strict=True):
         source = _source(value, graph) if wanted else None
         if source is None:
             operands.append(value)
@@ -167,33 +171,33 @@ def with_copies(graph: ir.Graph, node: ir.Contraction, copies: str) -> tuple[ir.
 
 def possible_copies(kernel: Kernel, graph: ir.Graph, device: Device) -> dict[str, Copies]:
     """What of a kernel's operands may be copied, and what templates make of it then. Sums of operands that the kernel makes
-    beside its product need these as they are."""
+    beside its matmul need these as they are."""
     sums = [s for s in kernel.statements if s.kind == "contraction"]
     beside = any(s.inner for s in kernel.statements if s.kind != "contraction")
     if device.kind != "cuda" or beside or len(sums) != 1 or sums[0].op != "sum" or len(sums[0].factors) != 1:
         return {}
-    product = sums[0]
-    operands = (product.value, *product.factors)
+    matmul = sums[0]
+    operands = (matmul.value, *matmul.factors)
     sources = [_buffer(value, graph) for value in operands]
     if sources[0] is not None and sources[0] == sources[1]:
         return {}
     made = [
-        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, product, graph, device)
+        _copied(source, value, graph, device) if source is not None else _stored(side, kernel, matmul, graph, device)
         for side, (source, value) in enumerate(zip(sources, operands, strict=True))
     ]
     found: dict[str, Copies] = {}
-    for copies, sides in _SIDES.items():
-        chosen = {side: one for side, one in enumerate(made) if sides[side] and one is not None}
-        if copies == NONE or len(chosen) < sum(sides):
+    for copies, chosen_operands in _OPERANDS.items():
+        chosen = {side: one for side, one in enumerate(made) if chosen_operands[side] and one is not None}
+        if copies == NONE or len(chosen) < sum(chosen_operands):
             continue
-        taken = _problems(kernel, product, graph, device, chosen)
+        taken = _problems(kernel, matmul, graph, device, chosen)
         if taken:
             found[copies] = Copies(tuple(taken), sum(one.seconds for one in chosen.values()))
     return found
 
 
 def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -> str:
-    """The operands to copy, by the cost model. `vendor`: whether a library call computes the product."""
+    """The operands to copy, by the cost model. `vendor`: whether a library call computes the matmul."""
     possible = possible_copies(kernel, graph, device)
     if not possible:
         return NONE
@@ -205,8 +209,8 @@ def best_copies(kernel: Kernel, graph: ir.Graph, device: Device, vendor: bool) -
     return best if found[best] * WORTH < now < math.inf else NONE
 
 
-def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> list[Verdict]:
-    """What is to be said of products that read the copies which a plan makes."""
+def verdicts_of(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> list[Verdict]:
+    """What is to be said of matmuls that read the copies which a plan makes."""
     verdicts: list[Verdict] = []
     for node in graph.nodes:
         if ir.is_contraction(node) and copies.get(node.out):
@@ -215,7 +219,7 @@ def said(copies: Mapping[str, str], graph: ir.Graph, made: Collection[str]) -> l
             verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.ROWS_IN_LINES) for name in found]
             for value, stored, side in zip((node.lhs, node.rhs), node.stored, from_memory(copies[node.out]), strict=False):
                 names = {load.attr[0] for load in vs.loads([stored])} if side and stored is not value else set()
-                verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.MADE_FIRST) for name in sorted(names & {*made})]
+                verdicts += [Verdict(name, node.out, Outcome.STORED, Reason.OPERAND_STORED) for name in sorted(names & {*made})]
     return verdicts
 
 
@@ -231,14 +235,14 @@ def _source(value: Value, graph: ir.Graph) -> str | None:
 
 def _buffer(value: Value, graph: ir.Graph) -> str | None:
     """The buffer that an operand is read from as it is, if the rows of a copy would lie otherwise. Which of its elements are
-    read is not asked: a kernel's loops need not be the product's."""
+    read is not asked: a kernel's loops need not be the matmul's."""
     if value.op != "load" or value.args:
         return None
     buffer = graph.buffers[value.attr[0]]
-    return buffer.name if _straddles(buffer) and _aligned(graph, buffer) is not None else None
+    return buffer.name if _is_misaligned(buffer) and _aligned(graph, buffer) is not None else None
 
 
-def _straddles(buffer: ir.Buffer) -> bool:
+def _is_misaligned(buffer: ir.Buffer) -> bool:
     """Whether some rows begin in the middle of a line."""
     assert buffer.strides is not None
     steps = [stride for stride, size in zip(buffer.strides, buffer.sizes, strict=True) if size != 1 and stride != 1]
@@ -286,23 +290,23 @@ def _copied(source: str, value: Value, graph: ir.Graph, device: Device) -> _Made
     return _Made(_reading(graph, value, source), copy, seconds)
 
 
-def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, device: Device) -> _Made | None:
+def _stored(side: int, kernel: Kernel, matmul: Statement, graph: ir.Graph, device: Device) -> _Made | None:
     """A computed operand from where the library call reads it, at the price of a kernel that does nothing else. Not one that
     stays as large where a length of the call is small: weights of 8 bits are then read once, and would be written and read."""
-    computed = (product.value, *product.factors)[side]
+    computed = (matmul.value, *matmul.factors)[side]
     if computed.op == "load" and not computed.args:
         return None
     if any(v.extent.as_int() is None and v not in computed.variables() for v in kernel.outer):
         return None
-    out = product_of(kernel)
+    out = contraction_of(kernel)
     node = next((n for n in graph.nodes if ir.is_contraction(n) and n.out == out), None)
     if node is None or not node.stored:
         return None
     inner = [v for v in kernel.inner if v.extent != 1]
     reduced = [v for v in node.reduced if v.extent != 1]
-    if [v.extent for v in inner] != [v.extent for v in reduced] or len(product.store) != len(node.out_vars):
+    if [v.extent for v in inner] != [v.extent for v in reduced] or len(matmul.store) != len(node.out_vars):
         return None
-    mapping: dict[ix.Atom, ix.Expr] = dict(zip(node.out_vars, product.store, strict=True))
+    mapping: dict[ix.Atom, ix.Expr] = dict(zip(node.out_vars, matmul.store, strict=True))
     mapping |= {v: ix.ZERO for v in node.reduced if v.extent == 1}
     mapping |= {v: own.expr() for v, own in zip(reduced, inner, strict=True)}
     value = vs.substitute(node.stored[side], mapping)
@@ -310,7 +314,7 @@ def _stored(side: int, kernel: Kernel, product: Statement, graph: ir.Graph, devi
     if value is computed or len(names) != 1:
         return None
     (name,) = names
-    copy = _aligned(graph, graph.buffers[name]) if _straddles(graph.buffers[name]) else None
+    copy = _aligned(graph, graph.buffers[name]) if _is_misaligned(graph.buffers[name]) else None
     seconds = _storing_seconds(name, {load.attr[0] for load in vs.loads([computed])}, graph, device)
     return _Made(value if copy is None else _reading(graph, value, name), copy, seconds)
 
@@ -334,7 +338,7 @@ def _others(graph: ir.Graph, name: str) -> Iterator[ir.Node]:
     """The nodes that neither make a buffer, nor are contractions which would read it, nor reduce what they read: a reduction
     joins the kernel of whoever makes its elements."""
     for node in graph.nodes:
-        reads_it = ir.is_product(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
+        reads_it = ir.is_template_node(node) and any(load.attr[0] == name for load in vs.loads(node.stored))
         if name not in ir.outs(node) and not reads_it and not isinstance(node, ir.Reduction):
             yield node
 
@@ -343,11 +347,11 @@ def _points(graph: ir.Graph, name: str) -> int:
     return Sizes(graph.size_hints).of(ix.product(graph.buffers[name].sizes))
 
 
-def _problems(kernel: Kernel, product: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:
+def _problems(kernel: Kernel, matmul: Statement, graph: ir.Graph, device: Device, made: Mapping[int, _Made]) -> list[Problem]:
     """What templates would make of the kernel with these operands, by their places."""
-    operands = enumerate((product.value, *product.factors))
+    operands = enumerate((matmul.value, *matmul.factors))
     value, factor = (made[side].value if side in made else own for side, own in operands)
-    changed = replace(product, value=value, factors=(factor,))
+    changed = replace(matmul, value=value, factors=(factor,))
     buffers = {**graph.buffers, **{one.buffer.name: one.buffer for one in made.values() if one.buffer is not None}}
-    reading = replace(kernel, statements=tuple(changed if s is product else s for s in kernel.statements))
+    reading = replace(kernel, statements=tuple(changed if s is matmul else s for s in kernel.statements))
     return problems(reading, replace(graph, buffers=buffers), device, None)[0]

@@ -1,10 +1,10 @@
-"""Sums of a product's operand over what the product is summed over, in the product's own kernel: the gradient of a linear
+"""Sums of a matmul's operand over what the matmul is summed over, in the matmul's own kernel: the gradient of a linear
 layer's bias, ``dy.sum(0)``, is a sum of the operand of ``dy.t() @ x``, whose kernel has every element of dy in hand.
 
 Fusion leaves the two apart, for they cover different loops. Once it is done, a kernel that does nothing but such a sum, and
-work on its results, is moved into that of the product, where that is at another place in the order without anybody seeing a
+work on its results, is moved into that of the matmul, where that is at another place in the order without anybody seeing a
 difference. Whether a template makes the sum, and whether that is faster than a kernel of its own, is decided with the template:
-where not, the graph is scheduled anew with the sums of this product apart.
+where not, the graph is scheduled anew with the sums of this matmul apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.analysis.memory import hides, reads, root, writes
+from kgen.scheduler.analysis.memory import has_hidden_effects, reads, root, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.protocol import Attempt, Candidate, Forming, Transform
-from kgen.scheduler.selection.choose import Given, best, demanded, problems, product_of
+from kgen.scheduler.selection.choose import Given, best, contraction_of, demanded, problems
 from kgen.scheduler.transforms.column_reduction import placed
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
@@ -44,15 +44,15 @@ class OperandReduction(Transform):
 
     def form(self, steps: list[Step], forming: Forming) -> list[Step]:
         draft = forming.draft
-        if not draft.options.siblings:
+        if not draft.options.horizontal_fusion:
             return steps
         apart = frozenset(draft.decisions.refused(self.name))
         return carry_sums(steps, Setting(draft.graph, apart, draft.options.demands, draft.options.stable), forming.verdicts)
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        if not side_sums(kernel):
+        if not operand_reductions(kernel):
             return {}
-        out = product_of(kernel)
+        out = contraction_of(kernel)
         device = attempt.options.device(attempt.graph, out)
         apart = why_apart(kernel, chosen, attempt.graph, device, given_for(attempt, out))
         return {} if apart is None else {Candidate(self.name, out): apart}
@@ -64,7 +64,7 @@ class OperandReduction(Transform):
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What decides besides the steps: contractions whose sums were rejected before, the user's demands, and whether the
-    order of additions may depend on the product's tile."""
+    order of additions may depend on the matmul's tile."""
 
     graph: ir.Graph
     apart: frozenset[str] = frozenset()
@@ -73,31 +73,31 @@ class Setting:
 
 
 def carry_sums(steps: Sequence[Step], setting: Setting, verdicts: list[Verdict]) -> list[Step]:
-    """The steps with sums of operands moved into the kernels of products."""
-    places: list[Step | None] = list(steps)
-    products: dict[str, list[int]] = {}
+    """The steps with sums of operands moved into the kernels of matmuls."""
+    entries: list[Step | None] = list(steps)
+    matmuls: dict[str, list[int]] = {}
     for where, step in enumerate(steps):
         if isinstance(step, Kernel) and step.contracts:
             for name in reads(step):
-                products.setdefault(name, []).append(where)
+                matmuls.setdefault(name, []).append(where)
     for at, step in enumerate(steps):
         if isinstance(step, Kernel) and _only_sums(step):
-            candidates = sorted({where for name in reads(step) for where in products.get(name, ())})
-            _carry(places, at, candidates, setting, verdicts)
-    return [step for step in places if step is not None]
+            candidates = sorted({where for name in reads(step) for where in matmuls.get(name, ())})
+            _carry(entries, at, candidates, setting, verdicts)
+    return [step for step in entries if step is not None]
 
 
-def side_sums(kernel: Kernel) -> tuple[Statement, ...]:
-    """The sums of operands in a product's kernel."""
+def operand_reductions(kernel: Kernel) -> tuple[Statement, ...]:
+    """The sums of operands in a matmul's kernel."""
     return tuple(s for s in kernel.statements if s.kind == "reduction") if kernel.contracts else ()
 
 
 def without_sums(kernel: Kernel) -> Kernel:
-    """The product's kernel as it was before."""
-    made = {out for s in side_sums(kernel) for out in s.outs}
+    """The matmul's kernel as it was before."""
+    made = {out for s in operand_reductions(kernel) for out in s.outs}
     kept: list[Statement] = []
     for s in kernel.statements:
-        if s in side_sums(kernel) or any(load.attr[0] in made for load in vs.loads(s.roots)):
+        if s in operand_reductions(kernel) or any(load.attr[0] in made for load in vs.loads(s.roots)):
             made.update(s.outs)
         else:
             kept.append(s)
@@ -105,20 +105,20 @@ def without_sums(kernel: Kernel) -> Kernel:
 
 
 def why_apart(kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device: Device, given: Given) -> Verdict | None:
-    """Why the sums in a product's kernel are better off in kernels of their own, once it was `chosen` how to make it with them.
-    Estimates decide: nothing has measured the product without them."""
-    sums = side_sums(kernel)
+    """Why the sums in a matmul's kernel are better off in kernels of their own, once it was `chosen` how to make it with them.
+    Estimates decide: nothing has measured the matmul without them."""
+    sums = operand_reductions(kernel)
     if not sums:
         return None
-    out, names = product_of(kernel), ", ".join(s.outs[0] for s in sums)
+    out, names = contraction_of(kernel), ", ".join(s.outs[0] for s in sums)
     if isinstance(chosen, Verdict):
         if chosen.reason is Reason.NO_TEMPLATE:
-            return Verdict(out, names, Outcome.ILLEGAL, Reason.NOT_SIDE_SUM, detail=chosen.detail)
+            return Verdict(out, names, Outcome.ILLEGAL, Reason.NO_OPERAND_REDUCTION, detail=chosen.detail)
         return replace(chosen, consumer=names, outcome=Outcome.UNPROFITABLE)
     if given.only is not None or demanded(kernel, given.demands):
         return None
     with_them, alone = (problems(one, graph, device, None)[0] for one in (kernel, without_sums(kernel)))
-    estimates = replace(given, answers={})
+    estimates = replace(given, tuning_results={})
     together, bare = best(with_them, estimates), best(alone, estimates)
     if together is None or bare is None:
         return None
@@ -129,33 +129,33 @@ def why_apart(kernel: Kernel, chosen: Kernel | Verdict, graph: ir.Graph, device:
     return Verdict(out, names, Outcome.UNPROFITABLE, Reason.APART_FASTER, detail=str(bare.choice), measured=times)
 
 
-def _carry(places: list[Step | None], at: int, candidates: Iterable[int], setting: Setting, verdicts: list[Verdict]) -> None:
-    """Moves the sums at a place into the first of the products that may take them."""
-    kernel = places[at]
+def _carry(entries: list[Step | None], at: int, candidates: Iterable[int], setting: Setting, verdicts: list[Verdict]) -> None:
+    """Moves the sums at a place into the first of the matmuls that may take them."""
+    kernel = entries[at]
     assert isinstance(kernel, Kernel)
     for where in candidates:
-        product = places[where]
-        assert isinstance(product, Kernel)
-        moved = _over(product, kernel)
-        if not moved or product_of(product) in setting.apart:
+        matmul = entries[where]
+        assert isinstance(matmul, Kernel)
+        moved = _over(matmul, kernel)
+        if not moved or contraction_of(matmul) in setting.apart:
             continue
-        reason = _refusal(places, where, at, setting)
+        reason = _refusal(entries, where, at, setting)
         if reason is None:
-            origins = tuple(dict.fromkeys((*product.origins, *kernel.origins)))
-            places[where] = replace(product, statements=(*product.statements, *moved), origins=origins)
-            places[at] = None
+            origins = tuple(dict.fromkeys((*matmul.origins, *kernel.origins)))
+            entries[where] = replace(matmul, statements=(*matmul.statements, *moved), origins=origins)
+            entries[at] = None
             verdicts.append(
-                Verdict(product.name, kernel.name, Outcome.FUSED, Reason.SIDE_SUM, _saved(product, kernel, setting))
+                Verdict(matmul.name, kernel.name, Outcome.FUSED, Reason.OPERAND_REDUCTION, _saved(matmul, kernel, setting))
             )
             return
         outcome = Outcome.UNPROFITABLE if reason in (Reason.FORBIDDEN, Reason.STABLE_ORDER) else Outcome.ILLEGAL
-        verdicts.append(Verdict(product.name, kernel.name, outcome, reason))
+        verdicts.append(Verdict(matmul.name, kernel.name, outcome, reason))
 
 
-def _saved(product: Kernel, kernel: Kernel, setting: Setting) -> int:
+def _saved(matmul: Kernel, kernel: Kernel, setting: Setting) -> int:
     """Bytes that are not read a second time."""
     sizes = Sizes(setting.graph.size_hints)
-    return sum(sizes.bytes(setting.graph.buffers[name]) for name in reads(product) & reads(kernel))
+    return sum(sizes.bytes(setting.graph.buffers[name]) for name in reads(matmul) & reads(kernel))
 
 
 def _only_sums(kernel: Kernel) -> bool:
@@ -175,16 +175,16 @@ def _only_sums(kernel: Kernel) -> bool:
     return True
 
 
-def _over(product: Kernel, kernel: Kernel) -> tuple[Statement, ...]:
-    """The statements of a kernel of sums over the loops of a product one of whose operands is what they add up; none where
+def _over(matmul: Kernel, kernel: Kernel) -> tuple[Statement, ...]:
+    """The statements of a kernel of sums over the loops of a matmul one of whose operands is what they add up; none where
     that is not so."""
     value = next(s.value for s in kernel.statements if s.inner)
-    mains = [s for s in product.statements if s.kind == "contraction" and s.op == "sum"]
+    mains = [s for s in matmul.statements if s.kind == "contraction" and s.op == "sum"]
     for operand in dict.fromkeys(v for s in mains for v in (s.value, *s.factors)):
         if operand.dtype != value.dtype or not operand.dtype.is_floating_point:
             continue
-        own = tuple(v for v in product.outer if v in operand.variables())
-        for mapping in _mappings(kernel, own, product.inner):
+        own = tuple(v for v in matmul.outer if v in operand.variables())
+        for mapping in _mappings(kernel, own, matmul.inner):
             if vs.substitute(value, mapping) is operand:
                 return tuple(s.substituted(mapping) for s in kernel.statements)
     return ()
@@ -205,12 +205,12 @@ def _mappings(kernel: Kernel, own: tuple[Var, ...], summed: tuple[Var, ...]) -> 
 # ---- legality ---------------------------------------------------------------------------------------------------------
 
 
-def _refusal(places: Sequence[Step | None], where: int, at: int, setting: Setting) -> Reason | None:
-    """Why the sums may not run where the product does."""
-    product, kernel = places[where], places[at]
-    assert isinstance(product, Kernel)
+def _refusal(entries: Sequence[Step | None], where: int, at: int, setting: Setting) -> Reason | None:
+    """Why the sums may not run where the matmul does."""
+    matmul, kernel = entries[where], entries[at]
+    assert isinstance(matmul, Kernel)
     assert isinstance(kernel, Kernel)
-    if any(not d.wanted and forbids(d, product, kernel) for d in setting.demands):
+    if any(not d.wanted and forbids(d, matmul, kernel) for d in setting.demands):
         return Reason.FORBIDDEN
     if setting.stable:
         return Reason.STABLE_ORDER
@@ -220,9 +220,9 @@ def _refusal(places: Sequence[Step | None], where: int, at: int, setting: Settin
 
     read, made = roots(reads(kernel)), roots(writes(kernel))
     first, last = sorted((where, at))
-    for step in (product, *(step for step in places[first + 1 : last] if step is not None)):
+    for step in (matmul, *(step for step in entries[first + 1 : last] if step is not None)):
         written = roots(writes(step))
-        if hides(step) or made & roots(reads(step)) or (at > where and read & written):
+        if has_hidden_effects(step) or made & roots(reads(step)) or (at > where and read & written):
             return Reason.CYCLE
         if (read | made) & written:
             return Reason.MUTATION

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kgen.cost.tuning_query import Answer, Place
+from kgen.cost.tuning_query import Place, TuningResult
 from kgen.ir.plan import Kernel
 from kgen.scheduler.protocol import Attempt
-from kgen.scheduler.selection.choose import Given, best_of, product_of
+from kgen.scheduler.selection.choose import Given, best_of, contraction_of
 from kgen.scheduler.selection.size_buckets import Best
 
 
@@ -15,7 +15,7 @@ def given_for(attempt: Attempt, out: str) -> Given:
     """What decides about the template of a contraction besides the cost model."""
     draft, options = attempt.draft, attempt.options
     vendor, source = out not in draft.without_library, draft.measured_as.get(out, out)
-    return Given(options.demands, options.only, vendor, attempt.answers.get(source, {}), options.stable)
+    return Given(options.demands, options.only, vendor, attempt.tuning_results.get(source, {}), options.stable)
 
 
 def estimate(attempt: Attempt, kernel: Kernel) -> Best | None:
@@ -25,10 +25,10 @@ def estimate(attempt: Attempt, kernel: Kernel) -> Best | None:
 
 def measured_or_estimated(attempt: Attempt, kernel: Kernel) -> Best | None:
     """The best to be had of a kernel as it was measured, else by the cost model; None where no template has it."""
-    return _best(attempt, kernel, attempt.answers.get(product_of(kernel), {}))
+    return _best(attempt, kernel, attempt.tuning_results.get(contraction_of(kernel), {}))
 
 
-def _best(attempt: Attempt, kernel: Kernel, answers: Mapping[Place, Answer]) -> Best | None:
-    out, options = product_of(kernel), attempt.options
-    how = Given(vendor=out not in attempt.draft.without_library, answers=answers, stable=options.stable)
+def _best(attempt: Attempt, kernel: Kernel, tuning_results: Mapping[Place, TuningResult]) -> Best | None:
+    out, options = contraction_of(kernel), attempt.options
+    how = Given(vendor=out not in attempt.draft.without_library, tuning_results=tuning_results, stable=options.stable)
     return best_of(kernel, attempt.graph, options.device(attempt.graph, out), how)

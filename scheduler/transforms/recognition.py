@@ -32,10 +32,10 @@ from kgen.ir.plan import Kernel
 from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import edges, needed, topological
-from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Draft, Transform
-from kgen.scheduler.selection.choose import products_of
+from kgen.scheduler.selection.choose import contractions_of
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.graph_reader import COMPUTATIONS, Reader
 from kgen.scheduler.transforms.near_programs import Miss, nearest
@@ -86,12 +86,12 @@ class Untaken(Transform):
     name = "untaken program"
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        products = products_of(kernel)
-        if isinstance(chosen, Kernel) or len(products) > 1:
+        matmuls = contractions_of(kernel)
+        if isinstance(chosen, Kernel) or len(matmuls) > 1:
             return {}
         made = [n for n in attempt.graph.nodes if isinstance(n, ir.Operation) and n.vendor is None]
         why = replace(chosen, outcome=Outcome.ILLEGAL if chosen.reason is Reason.NO_TEMPLATE else Outcome.UNPROFITABLE)
-        return {Candidate(PROGRAM, out): why for out in products if any(out in ir.outs(node) for node in made)}
+        return {Candidate(PROGRAM, out): why for out in matmuls if any(out in ir.outs(node) for node in made)}
 
 
 def programs_for(graph: ir.Graph, options: Options) -> list[Program]:
@@ -126,7 +126,7 @@ class _Found:
 
 def _search(graph: ir.Graph, options: Options) -> _Found:
     """Programs are looked for once: attempts begin with the same list of nodes."""
-    return once_for(graph.nodes, PROGRAM, lambda: _searched(graph, options))
+    return memoised_for(graph.nodes, PROGRAM, lambda: _searched(graph, options))
 
 
 def _searched(graph: ir.Graph, options: Options) -> _Found:
@@ -373,8 +373,8 @@ def _loops(
     in as few others as can be."""
     summed = {axis: step.name for step in program.steps if isinstance(step, Contract) for axis in program.reduced(step)}
     loops: dict[str, list[Var]] = {axis: [] for axis in program.axes}
-    places = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
-    for v, step in places:
+    sites = [(v, "") for v in node.out_vars] + [(v, name) for name, own in match.sums.items() for v in own]
+    for v, step in sites:
         needed = {k for k, value in enumerate(operands) if v in value.variables()}
         inside = {a: {k for k, axes in enumerate(program.operands) if a in axes} for a in program.axes}
         fitting = [a for a in program.axes if inside[a] >= needed and summed.get(a, "") == step]

@@ -1,14 +1,14 @@
-"""Products that are computed twice: once for what is reduced of their rows, and again for what needs both an element and a
-reduction of its row, as a softmax or a normalisation does. Neither stores the product: the first runs reductions on its tiles
+"""Matmuls that are recomputed: once for what is reduced of their rows, and again for what needs both an element and a
+reduction of its row, as a softmax or a normalisation does. Neither stores the matmul: the first runs reductions on its tiles
 (`kgen.scheduler.transforms.tile_partials`), the second an epilogue that reads what these have found of each row.
 
     y = softmax(x w):  m, s = maximum and sum of exponentials of x w;  y = exp(x w - m) / s
 
-A graph is rewritten before fusion: the product, and what is made of its elements before any reduction, have copies that only
-the reductions read. Here is which products may be, and how; whether it pays is asked elsewhere (`recompute_trial.py`).
+A graph is rewritten before fusion: the matmul, and what is made of its elements before any reduction, have copies that only
+the reductions read. Here is which matmuls may be, and how; whether it pays is asked elsewhere (`recompute_trial.py`).
 
 The two computations may have tiles of different shapes, and so differ in the last bits. Where that could be told by more than
-the last bits of a result, a product is computed once: an element may be larger than the maximum of its row by a bit, and what
+the last bits of a result, a matmul is computed once: an element may be larger than the maximum of its row by a bit, and what
 is rounded, or chosen by a comparison, need not be what its row's sum was made of.
 """
 
@@ -34,7 +34,7 @@ SMOOTH = frozenset({
     "add", "sub", "mul", "neg", "abs", "square", "maximum", "minimum", "fma", "exp", "exp2", "expm1", "sigmoid", "tanh", "erf",
     "erfc", "sin", "cos", "atan",
 })  # fmt: skip
-# What a value is made of: elements of a product, reductions of its rows, or both.
+# What a value is made of: elements of a matmul, reductions of its rows, or both.
 ELEMENT, OF_ROW, BOTH = 1, 2, 3
 
 
@@ -42,7 +42,7 @@ _FIRST = "first"
 
 
 def first_of(graph: ir.Graph, name: str) -> str:
-    """The copy of a product, or of its elements, that only reductions read."""
+    """The copy of a matmul, or of its elements, that only reductions read."""
     return ir.derived(graph, ir.Derived(name, _FIRST))
 
 
@@ -61,7 +61,7 @@ def recomputed(decisions: Decisions) -> frozenset[str]:
 
 @dataclass(slots=True)
 class Around:
-    """What is made of a product: `early` elements, which wait for no reduction of it, the product among them; `reductions`, by
+    """What is made of a matmul: `early` elements, which wait for no reduction of it, the matmul among them; `reductions`, by
     their first results, with the values that they fold in terms of early elements; `late` elements, which wait for these."""
 
     graph: ir.Graph = field(repr=False, compare=False)
@@ -74,7 +74,7 @@ class Around:
 
     @property
     def names(self) -> set[str]:
-        """All buffers that change their kernel if the product is computed twice."""
+        """All buffers that change their kernel if the matmul is recomputed."""
         return {*self.early, *self.late, *self.results, *(first_of(self.graph, name) for name in self.early)}
 
     def refuse(self, consumer: ir.Node | str, reason: Reason) -> None:
@@ -82,9 +82,9 @@ class Around:
         self.refusal = self.refusal or Verdict(self.node.out, name, Outcome.STORED, reason)
 
 
-def may_be_twice(draft: Draft, offered: Iterable[str]) -> list[Around]:
+def recompute_candidates(draft: Draft, offered: Iterable[str]) -> list[Around]:
     """Those of the contractions in `offered` whose rows are reduced and read again, with a refusal where they may not be
-    computed twice."""
+    recomputed."""
     wanted, graph, cuts = frozenset(offered), draft.graph, parts_by_result(draft.decisions)
     if not wanted or not any(isinstance(node, ir.Reduction) for node in graph.nodes):
         return []
@@ -93,15 +93,15 @@ def may_be_twice(draft: Draft, offered: Iterable[str]) -> list[Around]:
     return [around for around in found if around.node.out not in cuts]
 
 
-def computed_twice(draft: Draft, again: frozenset[str]) -> list[ir.Node]:
+def with_recomputation(draft: Draft, again: frozenset[str]) -> list[ir.Node]:
     """The nodes with copies of the contractions in `again`, and of their early elements, for reductions to read. Buffers of
     copies are added to the graph."""
     graph, nodes = draft.graph, draft.nodes
-    known = [around for product, around in _Elements(graph, tiles_of(draft), nodes).around.items() if product in again]
-    places = {name: around for around in known for name in (*around.early, *around.reductions)}
+    known = [around for matmul, around in _Elements(graph, tiles_of(draft), nodes).around.items() if matmul in again]
+    recomputable = {name: around for around in known for name in (*around.early, *around.reductions)}
     made: list[ir.Node] = []
     for node in nodes:
-        around = next((places[out] for out in ir.outs(node) if out in places), None)
+        around = next((recomputable[out] for out in ir.outs(node) if out in recomputable), None)
         if around is None:
             made.append(node)
         elif isinstance(node, ir.Reduction):
@@ -137,22 +137,22 @@ def _from_first(value: Value, around: Around) -> Value:
 
 
 class _Elements(Search):
-    """Follows the elements of products past the reductions of their rows."""
+    """Follows the elements of matmuls past the reductions of their rows."""
 
     def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
         self.around: dict[str, Around] = {}
-        self.late: dict[str, frozenset[str]] = {}  # buffer -> products of which it has late elements
+        self.late: dict[str, frozenset[str]] = {}  # buffer -> matmuls of which it has late elements
         super().__init__(graph, tiles, nodes)
         kept = ir.visible(graph)
         for name, traced in self.traced.items():
             if name in kept or graph.buffers[name].alias_of is not None:
-                self.around[traced.product].refuse(name, Reason.NEEDED)
+                self.around[traced.matmul].refuse(name, Reason.NEEDED)
         for around in self.around.values():
             self._compare(around)
 
     def visit(self, node: ir.Node) -> None:
         super().visit(node)
-        early = {self.traced[name].product for name in reads_of(node) if name in self.traced}
+        early = {self.traced[name].matmul for name in reads_of(node) if name in self.traced}
         late = frozenset().union(*(self.late.get(name, ()) for name in reads_of(node)))
         if ir.is_contraction(node) and node.vendor is None:
             self.around[node.out] = Around(self.graph, node, {node.out})
@@ -164,40 +164,40 @@ class _Elements(Search):
         elif isinstance(node, ir.Pointwise):
             self._points(node, early, late)
             return
-        for product in early:
-            self.around[product].refuse(node, Reason.NEEDED)
+        for matmul in early:
+            self.around[matmul].refuse(node, Reason.NEEDED)
 
     def _reduced(self, node: ir.Reduction, early: set[str], late: frozenset[str]) -> None:
         site = self.sites.get(node.outs[0])
         if site is not None:
-            around = self.around[site.product]
+            around = self.around[site.matmul]
             around.reductions[node.outs[0]] = self._unfolded(node, node.value)
             around.results |= set(node.outs)
-        own = {site.product} if site is not None else set()
+        own = {site.matmul} if site is not None else set()
         waiting = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
-        for product in (early | late) - own:
-            self.around[product].refuse(node, Reason.MORE_THAN_TWICE if product in waiting else Reason.NEEDED)
+        for matmul in (early | late) - own:
+            self.around[matmul].refuse(node, Reason.CHAINED_REDUCTIONS if matmul in waiting else Reason.NEEDED)
 
     def _points(self, node: ir.Pointwise, early: set[str], late: frozenset[str]) -> None:
         own = self.traced.get(node.out)
         waiting = early & self.after[node.out]
         if own is not None:
-            self.around[own.product].early.add(node.out)
-        for product in late | waiting:
-            self.around[product].late.add(node.out)
-        self.late[node.out] = late | waiting if own is None else frozenset()  # another product's epilogue reads memory
+            self.around[own.matmul].early.add(node.out)
+        for matmul in late | waiting:
+            self.around[matmul].late.add(node.out)
+        self.late[node.out] = late | waiting if own is None else frozenset()  # another matmul's epilogue reads memory
         picked = any(isinstance(a, ix.Indirect) for v in vs.loads([node.value]) for e in v.attr[1] for a in ix.free_atoms(e))
-        for product in early:
+        for matmul in early:
             if len(early) > 1:
-                self.around[product].refuse(node, Reason.TWO_PRODUCTS)
-            elif picked or (product not in waiting and (own is None or own.product != product)):
-                self.around[product].refuse(node, Reason.NEEDED)
+                self.around[matmul].refuse(node, Reason.TWO_MATMULS)
+            elif picked or (matmul not in waiting and (own is None or own.matmul != matmul)):
+                self.around[matmul].refuse(node, Reason.NEEDED)
 
     # ---- the last bits ----------------------------------------------------------------------------------------------
 
     def _compare(self, around: Around) -> None:
-        """Refuses a product if something that is made of its elements is no smooth function of them. Only what was made of an
-        element and a reduction of its row may be rounded, or to the product's own type: the library's result is, too."""
+        """Refuses a matmul if something that is made of its elements is no smooth function of them. Only what was made of an
+        element and a reduction of its row may be rounded, or to the matmul's own type: the library's result is, too."""
         if around.node.rounded is not None:
             around.refuse(around.node, Reason.UNEQUAL)
         for name in sorted((around.early | around.late) & self.made.keys()):
@@ -218,10 +218,10 @@ class _Elements(Search):
     def _kind(self, value: Value, around: Around) -> int:
         if value.op != "load":
             return 0
-        name, product = value.attr[0], around.node.out
+        name, matmul = value.attr[0], around.node.out
         if name in around.late:
             return BOTH
-        return ELEMENT if name in around.early else OF_ROW if product in self.after.get(name, ()) else 0
+        return ELEMENT if name in around.early else OF_ROW if matmul in self.after.get(name, ()) else 0
 
 
 def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
@@ -242,7 +242,7 @@ def _is_smooth(value: Value, kinds: Mapping[Value, int]) -> bool:
 
 def computations(graph: ir.Graph, again: Iterable[str]) -> dict[str, str]:
     """Both computations of the contractions that are recomputed, with the contractions."""
-    return {name: product for product in sorted(again) for name in (product, first_of(graph, product))}
+    return {name: matmul for matmul in sorted(again) for name in (matmul, first_of(graph, matmul))}
 
 
 def stored(plan: Schedule, again: Iterable[str]) -> dict[str, Verdict]:
@@ -251,11 +251,11 @@ def stored(plan: Schedule, again: Iterable[str]) -> dict[str, Verdict]:
     return {p: verdict for p in sorted(again) if (verdict := _stored(plan, kernels, p)) is not None}
 
 
-def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | None:
+def _stored(plan: Schedule, kernels: list[Kernel], matmul: str) -> Verdict | None:
     makers = {out: kernel for kernel in kernels for s in kernel.statements for out in s.outs}
-    first, again = makers.get(first_of(plan.graph, product)), makers.get(product)
+    first, again = makers.get(first_of(plan.graph, matmul)), makers.get(matmul)
     if first is None or again is None or first is again:
-        return Verdict(product, "", Outcome.STORED, Reason.NOT_IN_TILES)
+        return Verdict(matmul, "", Outcome.STORED, Reason.NOT_IN_TILES)
     kept = [out for s in first.statements if s.kind != "partial" for out, on in zip(s.outs, s.stored, strict=True) if on]
     early = {original_of(plan.graph, name) for s in first.statements for name in s.outs}
     kept += [out for s in again.statements for out, on in zip(s.outs, s.stored, strict=True) if on and out in early]
@@ -264,4 +264,4 @@ def _stored(plan: Schedule, kernels: list[Kernel], product: str) -> Verdict | No
     names = {origin.name for origin in (*first.origins, *again.origins)}
     refused = [v for v in plan.verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE) and v.producer in names]
     reason = refused[-1].reason if refused else Reason.NOT_IN_TILES
-    return Verdict(product, kept[0] if kept else "", Outcome.STORED, reason)
+    return Verdict(matmul, kept[0] if kept else "", Outcome.STORED, reason)

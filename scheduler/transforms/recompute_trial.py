@@ -14,20 +14,20 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Kernel, Step, members
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.dependencies import needed
-from kgen.scheduler.analysis.memo import once_for
+from kgen.scheduler.analysis.memo import memoised_for
 from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
-from kgen.scheduler.selection.choose import product_of
+from kgen.scheduler.selection.choose import contraction_of
 from kgen.scheduler.transforms.offered import offered_for_rows
 from kgen.scheduler.transforms.pricing import measured_or_estimated
 from kgen.scheduler.transforms.recompute import (
     RECOMPUTE,
     Around,
     computations,
-    computed_twice,
-    may_be_twice,
+    recompute_candidates,
     recomputed,
     stored,
+    with_recomputation,
 )
 from kgen.scheduler.transforms.split_k import leaves_idle
 from kgen.scheduler.transforms.tile_partials import reduction_of
@@ -35,7 +35,7 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 # How much faster two computations have to be where they were measured, and where they are estimated: then a tile has little
 # to multiply and much to do behind it, what estimates know least about. A masked softmax of 64 x 1024 x 1024 results of sums
-# over 64 was estimated 1.3 times as fast computed twice, and took 1.1 to 1.5 times as long on an H200.
+# over 64 was estimated 1.3 times as fast recomputed, and took 1.1 to 1.5 times as long on an H200.
 SURE, ESTIMATED = 1.1, 1.6
 
 
@@ -48,28 +48,28 @@ class Recompute(Transform):
         draft.nodes = needed(draft.graph, draft.nodes)  # what is computed as a prologue has no reader any more
         again = recomputed(draft.decisions)
         if again:
-            draft.nodes = computed_twice(draft, again)
+            draft.nodes = with_recomputation(draft, again)
             draft.without_library |= computations(draft.graph, again).keys()
 
     def check(self, attempt: Attempt) -> Mapping[Candidate, Verdict]:
         found = stored(attempt.plan, recomputed(attempt.decisions))
-        return {Candidate(self.name, product): verdict for product, verdict in found.items()}
+        return {Candidate(self.name, matmul): verdict for matmul, verdict in found.items()}
 
     def objections(self, kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> Mapping[Candidate, Verdict]:
-        product = computations(attempt.graph, recomputed(attempt.decisions)).get(product_of(kernel))
-        if isinstance(chosen, Kernel) or product is None:
+        matmul = computations(attempt.graph, recomputed(attempt.decisions)).get(contraction_of(kernel))
+        if isinstance(chosen, Kernel) or matmul is None:
             return {}
-        return {Candidate(self.name, product): replace(chosen, producer=product, outcome=Outcome.STORED)}
+        return {Candidate(self.name, matmul): replace(chosen, producer=matmul, outcome=Outcome.STORED)}
 
     def tried(self, attempt: Attempt) -> Changes:
         trial = _trial(attempt)
-        settings = {Candidate(self.name, product): True for product in trial.around}
+        settings = {Candidate(self.name, matmul): True for matmul in trial.around}
         return Changes(settings, {Candidate(self.name, one.producer): one for one in trial.refusals})
 
     def judged(self, attempt: Attempt, settled: Attempt) -> Mapping[Candidate, Verdict]:
         again = recomputed(attempt.decisions)
         found = judged(attempt, _trial(settled), again) if again else {}
-        return {Candidate(self.name, product): verdict for product, verdict in found.items()}
+        return {Candidate(self.name, matmul): verdict for matmul, verdict in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,24 @@ class Trial:
 
 def _trial(settled: Attempt) -> Trial:
     """`trial_of`, asked again by each attempt that is compared with the settled plan."""
-    return once_for(settled, "trial", lambda: trial_of(settled))
+    return memoised_for(settled, "trial", lambda: trial_of(settled))
 
 
 def trial_of(settled: Attempt) -> Trial:
     """Those of the contractions that may be recomputed and could gain by it."""
     options, around, seconds = settled.options, dict[str, Around](), dict[str, float]()
     refusals: list[Verdict] = []
-    wanted = options.fusion and options.twice and options.only is None
-    for one in may_be_twice(settled.draft, offered_for_rows(settled.graph, options)) if wanted else ():
-        product = one.node.out
+    wanted = options.fusion and options.recompute and options.only is None
+    for one in recompute_candidates(settled.draft, offered_for_rows(settled.graph, options)) if wanted else ():
+        matmul = one.node.out
         if one.refusal is not None:
             refusals.append(one.refusal)
         elif not _is_settled(settled, one):
             now, least = _seconds(settled, one), _least(settled, one)
             if least * SURE < now:
-                around[product], seconds[product] = one, now
+                around[matmul], seconds[matmul] = one, now
             else:
-                refusals.append(_dear(product, least, now))
+                refusals.append(_dear(matmul, least, now))
     return Trial(around, seconds, tuple(refusals))
 
 
@@ -108,22 +108,22 @@ def judged(attempt: Attempt, trial: Trial, again: frozenset[str]) -> dict[str, V
     """Of the contractions that the plan recomputes, those for which that is slower. What is to be said of the others
     becomes a verdict of the plan."""
     refused: dict[str, Verdict] = {}
-    for product in sorted(again):
-        twice, once = _seconds(attempt, trial.around[product]), trial.seconds[product]
-        if twice * (SURE if _is_measured(attempt, trial.around[product]) else ESTIMATED) >= once:
-            refused[product] = _dear(product, twice, once)
+    for matmul in sorted(again):
+        recomputing, storing = _seconds(attempt, trial.around[matmul]), trial.seconds[matmul]
+        if recomputing * (SURE if _is_measured(attempt, trial.around[matmul]) else ESTIMATED) >= storing:
+            refused[matmul] = _dear(matmul, recomputing, storing)
         else:
-            times = (twice * 1e6, once * 1e6)
-            attempt.plan.verdicts.append(Verdict(product, "", Outcome.RECOMPUTED, Reason.PRODUCT_CHEAP, measured=times))
+            times = (recomputing * 1e6, storing * 1e6)
+            attempt.plan.verdicts.append(Verdict(matmul, "", Outcome.RECOMPUTED, Reason.RECOMPUTE_CHEAP, measured=times))
     return refused
 
 
-def _dear(product: str, twice: float, once: float) -> Verdict:
-    return Verdict(product, "", Outcome.STORED, Reason.PRODUCT_DEAR, measured=(twice * 1e6, once * 1e6))
+def _dear(matmul: str, recomputing: float, storing: float) -> Verdict:
+    return Verdict(matmul, "", Outcome.STORED, Reason.RECOMPUTE_DEAR, measured=(recomputing * 1e6, storing * 1e6))
 
 
 def _is_settled(attempt: Attempt, around: Around) -> bool:
-    """Whether a demand is about operators around the product, or it has few tiles and long sums, which other ways are for."""
+    """Whether a demand is about operators around the matmul, or it has few tiles and long sums, which other ways are for."""
     graph, demands = attempt.graph, attempt.options.demands
     nodes = [node for node in graph.nodes if around.names.intersection(ir.outs(node)) and not isinstance(node, ir.Extern)]
     operators = {part for node in nodes for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
@@ -143,7 +143,7 @@ def _least(attempt: Attempt, around: Around) -> float:
 
 
 def _seconds(attempt: Attempt, around: Around) -> float:
-    """Seconds of the steps that make anything around a product, each of which waits for the one before."""
+    """Seconds of the steps that make anything around a matmul, each of which waits for the one before."""
     device, names = attempt.options.device(attempt.graph, around.node.out), around.names
     steps = [_step(step, attempt, device) for step in attempt.plan.steps if names & _made(step)]
     return sum(steps) + model.DRAIN * (len(steps) - 1)
@@ -166,20 +166,20 @@ def _step(step: Step, attempt: Attempt, device: Device) -> float:
     streaming = sum(sizes.bytes(buffers[name]) for name in reads(step) | writes(step)) / device.bandwidth / model.STREAM_RATE
     if isinstance(step, Call):
         return _call(step, graph, streaming, device)
-    products = [measured_or_estimated(attempt, kernel) for kernel in members(step) if kernel.contracts]
-    if products:
-        return sum(best.seconds_of_template for best in products if best is not None)
-    joins = any(reduction_of(graph, name) for name in reads(step))  # its launch is counted with the product
+    matmuls = [measured_or_estimated(attempt, kernel) for kernel in members(step) if kernel.contracts]
+    if matmuls:
+        return sum(best.seconds_of_template for best in matmuls if best is not None)
+    joins = any(reduction_of(graph, name) for name in reads(step))  # its launch is counted with the matmul
     return streaming + (0.0 if joins else model.LAUNCH[device.kind])
 
 
 def _call(step: Call, graph: ir.Graph, streaming: float, device: Device) -> float:
-    """Of the library's products. What other calls take is unknown, and the same with all plans."""
-    product = next((n for n in graph.nodes if ir.is_contraction(n) and n.out in ir.outs(step.node)), None)
+    """Of the library's matmuls. What other calls take is unknown, and the same with all plans."""
+    matmul = next((n for n in graph.nodes if ir.is_contraction(n) and n.out in ir.outs(step.node)), None)
     compute = 0.0
-    if product is not None and product.operands is not None:
-        flops = 2 * Sizes(graph.size_hints).points((*product.out_vars, *product.reduced))
-        compute = flops / device.rate(product.operands) / model.LIBRARY_RATE[device.kind]
+    if matmul is not None and matmul.operands is not None:
+        flops = 2 * Sizes(graph.size_hints).points((*matmul.out_vars, *matmul.reduced))
+        compute = flops / device.rate(matmul.operands) / model.LIBRARY_RATE[device.kind]
     return max(compute, streaming) + model.LAUNCH[device.kind]
 
 

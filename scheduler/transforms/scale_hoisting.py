@@ -1,14 +1,14 @@
-"""Scales of a product's operands: factors that do not depend on what is summed over leave the sum, which is linear.
+"""Scales of a matmul's operands: factors that do not depend on what is summed over leave the sum, which is linear.
 
     sum over k of (x[m, k] * r[m] * g[k]) * w[k, n]   becomes   r[m] * (sum over k of (x[m, k] * g[k]) * w[k, n])
 
-So a product behind an RMS norm reads plain rows, by the copy engine where there is one, and its epilogue multiplies by numbers
+So a matmul behind an RMS norm reads plain rows, by TMA where there is one, and its epilogue multiplies by numbers
 that a kernel of row statistics makes; nothing of the operand's size is written. Scales of quantised weights by output column,
-of attention, and signs leave as well. A graph is rewritten before fusion, product by product.
+of attention, and signs leave as well. A graph is rewritten before fusion, matmul by matmul.
 
-*Which factors.* Those of a literal product: through multiplications, a numerator, a sign, and conversions to wider floats. A
-quotient by a value of the row is the reciprocal of that, taken once for a row. Sums of several terms are left alone: a layer
-norm's mean would need column sums of the other operand.
+*Which factors.* Those of a literal multiplication: through multiplications, a numerator, a sign, and conversions to wider
+floats. A quotient by a value of the row is the reciprocal of that, taken once for a row. Sums of several terms are left alone:
+a layer norm's mean would need column sums of the other operand.
 
 *Rounding.* Numbers in a kernel are rounded where the program converts them, and the operand where it is stored; a scale that
 leaves takes its own rounding along, so that the operand is rounded without it. That must not lose what the scale was for.
@@ -49,14 +49,14 @@ from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
-_SIDES = ("left operand", "right operand")
+_OPERANDS = ("left operand", "right operand")
 # Scales that could leave but had better not.
 _DEAR = (Reason.SCALE_SUMMED, Reason.SCALE_NEEDED, Reason.SCALE_REMAINS)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A value as a product: what depends on the loops that are summed over, None if nothing does, and scales that do not.
+    """A value as factors: what depends on the loops that are summed over, None if nothing does, and scales that do not.
     `refusal` is why a scale stays inside of the former."""
 
     rest: Value | None
@@ -119,14 +119,14 @@ def _converted(value: Value, inside: Parts) -> Parts:
 def _fits(rest: Value, kind: torch.dtype) -> bool:
     """Whether what remains without scales may be rounded to a type."""
     if kind in (torch.bfloat16, torch.float32):
-        return rest.dtype is torch.float32 or _is_held(rest, kind)
-    return kind is torch.float64 or (kind is torch.float16 and _is_held(rest, kind))
+        return rest.dtype is torch.float32 or _is_exact(rest, kind)
+    return kind is torch.float64 or (kind is torch.float16 and _is_exact(rest, kind))
 
 
-def _is_held(value: Value, kind: torch.dtype) -> bool:
+def _is_exact(value: Value, kind: torch.dtype) -> bool:
     """Whether a floating-point type has the number whatever it is."""
     if value.op == "neg":
-        return _is_held(value.args[0], kind)
+        return _is_exact(value.args[0], kind)
     if value.op == "load":
         return value.attr[2] in (kind, *ops.NARROW_FLOATS[2:])
     if value.op == "round_to":
@@ -140,7 +140,7 @@ def _is_held(value: Value, kind: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """An operand without its scales. `shared` counts the products that would read the scaled operand from one kernel."""
+    """An operand without its scales. `shared` counts the matmuls that would read the scaled operand from one kernel."""
 
     rest: Value
     scale: Value
@@ -162,8 +162,8 @@ class ScaleHoisting(Transform):
         nodes: list[ir.Node] = []
         for node in draft.nodes:
             if ir.is_contraction(node) and node.out in draft.taken:
-                product, made = scales.without(node)
-                nodes += [*made, product]
+                matmul, made = scales.without(node)
+                nodes += [*made, matmul]
             else:
                 nodes.append(node)
         draft.nodes = nodes
@@ -172,7 +172,7 @@ class ScaleHoisting(Transform):
 
 @dataclass(slots=True)
 class Scales:
-    """The products of a graph without their operands' scales, one after the other. `taken` are those that templates may
+    """The matmuls of a graph without their operands' scales, one after the other. `taken` are those that templates may
     compute, with these `capabilities`. What was decided is in `verdicts`; without `allowed` nothing leaves. Buffers of scales
     are added to the graph."""
 
@@ -202,7 +202,7 @@ class Scales:
                 self.readers.setdefault(name, []).append(node)
 
     def without(self, node: ir.Contraction) -> tuple[ir.Contraction, list[ir.Node]]:
-        """The product with the scales of its operands behind its sum, and nodes that make such scales."""
+        """The matmul with the scales of its operands behind its sum, and nodes that make such scales."""
         assert node.operands is not None
         if not node.operands.is_floating_point or any(ix.lower_bound(v.extent) < 1 for v in node.reduced):
             return node, []
@@ -215,18 +215,18 @@ class Scales:
             if not isinstance(found, _Operand):
                 if found is not None:
                     outcome = Outcome.UNPROFITABLE if found in _DEAR else Outcome.ILLEGAL
-                    self.verdicts.append(Verdict(node.out, _SIDES[k], outcome, found))
+                    self.verdicts.append(Verdict(node.out, _OPERANDS[k], outcome, found))
                 continue
             operators = (*found.operators, *node.origin.operators)
             wanted = any(d.wanted and d.between(operators, operators) for d in self.demands)
             scale, made = (found.scale, []) if wanted else self._beside_statistics(found.scale)
             if not (wanted or self.capabilities.may(node.out, Request(scale_cost=vs.total_cost([scale])))):
-                self.verdicts.append(Verdict(node.out, _SIDES[k], Outcome.UNPROFITABLE, Reason.EXPENSIVE))
+                self.verdicts.append(Verdict(node.out, _OPERANDS[k], Outcome.UNPROFITABLE, Reason.EXPENSIVE))
                 continue
             operands[k], shared[k], nodes = found.rest, found.shared, [*nodes, *made]
             scales.append(scale)
             origin = Origin(found.operators).joined(origin)
-            self.verdicts.append(Verdict(node.out, _SIDES[k], Outcome.FUSED, Reason.SCALE_LEAVES))
+            self.verdicts.append(Verdict(node.out, _OPERANDS[k], Outcome.FUSED, Reason.SCALE_LEAVES))
         if not scales:
             return node, []
         kind = ops.sum_dtype(node.operands)
@@ -248,7 +248,7 @@ class Scales:
         return self._apart(node, value)
 
     def _apart(self, node: ir.Contraction, value: Value) -> _Operand | Reason | None:
-        """An operand that is computed as part of the product."""
+        """An operand that is computed as part of the matmul."""
         assert node.operands is not None
         parts = parts_of(value, frozenset(node.reduced))
         if parts.rest is None or not parts.scales:
@@ -275,14 +275,14 @@ class Scales:
         return replace(found, operators=maker.origin.operators, shared=len(readers))
 
     def _can_do_without(self, reader: ir.Node, maker: ir.Pointwise) -> bool:
-        """Whether a node is a product which a template may compute from the operand without scales."""
+        """Whether a node is a matmul which a template may compute from the operand without scales."""
         if not ir.is_contraction(reader) or reader.out not in self.taken or reader.operands is None:
             return False
         if any(not d.wanted and d.between(maker.origin.operators, reader.origin.operators) for d in self.demands):
             return False
         stored = reader.stored or (reader.lhs, reader.rhs)
-        places = [k for k, value in enumerate(stored) if any(load.attr[0] == maker.out for load in vs.loads([value]))]
-        return bool(places) and all(isinstance(self._computed(reader, k, maker), _Operand) for k in places)
+        positions = [k for k, value in enumerate(stored) if any(load.attr[0] == maker.out for load in vs.loads([value]))]
+        return bool(positions) and all(isinstance(self._computed(reader, k, maker), _Operand) for k in positions)
 
     def _computed(self, node: ir.Contraction, k: int, maker: ir.Pointwise) -> _Operand | Reason | None:
         """The operand as its maker computes it, if what remains of that is in memory."""
@@ -295,7 +295,7 @@ class Scales:
         if not isinstance(found, _Operand):
             return found
         if any(root(self.graph, load.attr[0]) in self.changed for load in vs.loads([maker.value])):
-            return Reason.MUTATION  # the product may run after that
+            return Reason.MUTATION  # the matmul may run after that
         return found if _is_plain(found.rest, node.operands) else Reason.SCALE_REMAINS
 
     # ---- scales ---------------------------------------------------------------------------------------------------------

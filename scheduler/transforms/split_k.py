@@ -1,4 +1,4 @@
-"""Products with few tiles and long sums: the sum is cut into parts, which the product has as one more batch, and a generated
+"""Matmuls with few tiles and long sums: the sum is cut into parts, which the matmul has as one more batch, and a generated
 reduction adds the parts up, with the epilogue. Two launches, and always the same order of addition.
 
     out[m, n] = f(sum over k of a[m, k] b[k, n])
@@ -23,12 +23,12 @@ from kgen.ir.plan import Kernel
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import finished
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Decisions, Draft, Transform
-from kgen.scheduler.selection.choose import least_seconds, problems, product_of
+from kgen.scheduler.selection.choose import contraction_of, least_seconds, problems
 from kgen.scheduler.selection.memo import for_form
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.templates.problem import Problem
 
-# Elements of tiles that keep a processor busy, the largest first; the shortest sum that is worth a program of its own. Smaller
+# Elements of tiles that keep an SM busy, the largest first; the shortest sum that is worth a program of its own. Smaller
 # tiles read operands more often, from the L2 cache, and leave fewer parts to be added up.
 TILES, CHUNK = (128 * 128, 64 * 128, 64 * 64), 512
 # Parts of a sum begin at multiples of so many terms: rows of 128 bytes, as TMA loads them, of 16-bit numbers.
@@ -36,8 +36,8 @@ ROUND = 64
 
 
 SPLIT_K = "split-K"
-# The role of a contraction that is a piece of another one (output split): its sum stays whole.
-PIECE = "piece"
+# The role of a contraction that is a part of another one (output split): its sum stays whole.
+SPLIT_OUTPUT = "piece"
 
 
 def parts_by_result(decisions: Decisions) -> dict[str, int]:
@@ -76,18 +76,18 @@ def _best_parts(attempt: Attempt) -> Iterator[tuple[str, int]]:
     plan, options = attempt.plan, attempt.options
     sizes, known = Sizes(plan.graph.size_hints), parts_by_result(attempt.decisions)
     for kernel in (step for step in plan.steps if isinstance(step, Kernel) and step.contracts):
-        out = product_of(kernel)
+        out = contraction_of(kernel)
         device = options.device(plan.graph, out)
         whole = out not in known and out not in attempt.draft.measured_as and whole_of(plan.graph, out) == out
         if not whole or not may_cut(kernel, sizes, device):
             continue
-        answer = attempt.answers.get(out, {}).get(place({}))
+        tuning_result = attempt.tuning_results.get(out, {}).get(place({}))
         if options.only is not None:
             yield out, options.only.parts
         elif options.stable:  # a rule of the sizes and the machine
             yield out, next(iter(possible_parts(problems(kernel, plan.graph, device, None)[0], kernel)), 1)
         else:
-            yield out, _estimated_parts(kernel, plan.graph, device) if answer is None else answer.parts
+            yield out, _estimated_parts(kernel, plan.graph, device) if tuning_result is None else tuning_result.parts
 
 
 def _estimated_parts(kernel: Kernel, graph: ir.Graph, device: Device) -> int:
@@ -96,17 +96,17 @@ def _estimated_parts(kernel: Kernel, graph: ir.Graph, device: Device) -> int:
 
 
 def whole_of(graph: ir.Graph, name: str) -> str:
-    """The contraction of which a buffer is a piece, or the buffer."""
-    return ir.source_in(graph, name, PIECE) or name
+    """The contraction of which a buffer is a part, or the buffer."""
+    return ir.source_in(graph, name, SPLIT_OUTPUT) or name
 
 
 def partial_of(graph: ir.Graph, out: str) -> str:
-    """The buffer of a product's parts."""
+    """The buffer of a matmul's parts."""
     return ir.derived(graph, ir.Derived(out, "cut"))
 
 
 def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
-    """Whether a product leaves processors idle while its sums are long. Sums over several loops, those of a length that only
+    """Whether a matmul leaves SMs idle while its sums are long. Sums over several loops, those of a length that only
     the call knows, and what operators make of their operands, stay whole."""
     if any(s.kind == "contraction" and s.op != "sum" for s in kernel.statements):
         return False
@@ -115,9 +115,9 @@ def may_cut(kernel: Kernel, sizes: Sizes, device: Device) -> bool:
 
 
 def leaves_idle(outer: Iterable[Var], inner: Iterable[Var], sizes: Sizes, device: Device) -> bool:
-    """Whether a product with such loops has few tiles and long sums."""
+    """Whether a matmul with such loops has few tiles and long sums."""
     tiles = -(-sizes.points(outer) // TILES[0])
-    return device.kind == "cuda" and 2 * tiles <= device.processors and sizes.points(inner) >= 2 * CHUNK
+    return device.kind == "cuda" and 2 * tiles <= device.compute_units and sizes.points(inner) >= 2 * CHUNK
 
 
 def parts_of(problems: list[Problem], kernel: Kernel) -> int:
@@ -133,7 +133,7 @@ def parts_of(problems: list[Problem], kernel: Kernel) -> int:
 
 def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
     """Into how many parts the sum of a kernel may be cut for templates that take batches, and the elements of the tile with
-    which so many parts keep the processors busy; those for large tiles first."""
+    which so many parts keep the SMs busy; those for large tiles first."""
     problems = [p for p in problems if p.template.implements.batch]
     if not problems or any(s.kind == "partial" for s in kernel.statements) or len(problems[0].members) > 1:
         return {}
@@ -142,7 +142,7 @@ def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
     assert length is not None
     found: dict[int, int] = {}
     for tile in TILES:
-        wanted = min(problem.device.processors // max(1, sizes.points(kernel.outer) // tile), length // CHUNK)
+        wanted = min(problem.device.compute_units // max(1, sizes.points(kernel.outer) // tile), length // CHUNK)
         parts = next((n for n in range(wanted, 1, -1) if length % n == 0 and length // n % ROUND == 0), 1)
         if parts > 1:
             found.setdefault(parts, tile)
@@ -150,7 +150,7 @@ def possible_parts(problems: list[Problem], kernel: Kernel) -> dict[int, int]:
 
 
 def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contraction, list[ir.Node]]:
-    """The product of the parts; their sum, and what is left to do for the result. Buffers are added to the graph."""
+    """The matmul of the parts; their sum, and what is left to do for the result. Buffers are added to the graph."""
     assert node.operands is not None
     chunk = ix.floordiv(math.prod((k.extent for k in node.reduced), start=ix.ONE), parts)
     part, step = ix.var("part", parts), ix.var("k", chunk)
@@ -162,19 +162,19 @@ def cut(graph: ir.Graph, node: ir.Contraction, parts: int) -> tuple[ir.Contracti
     graph.buffers[name] = ir.Buffer(name, kind, whole.device, sizes, ix.contiguous_strides(sizes))
     graph.buffers[total] = ir.Buffer(total, kind, whole.device, whole.sizes, whole.strides)
     lhs, rhs = (vs.substitute(v, place) for v in (node.lhs, node.rhs))
-    product = replace(
+    matmul = replace(
         node, out=name, out_vars=(part, *node.out_vars), reduced=(step,), lhs=lhs, rhs=rhs, scale=None, addend=None, stored=(),
         rounded=None,
     )  # fmt: skip
     row = tuple(v.expr() for v in node.out_vars)
     sums = ir.Reduction((total,), node.out_vars, (part,), "sum", vs.load(name, (part.expr(), *row), kind), node.origin)
     value = vs.cast(finished(node, vs.load(total, row, kind)), ops.compute_dtype(whole.dtype))
-    return product, [sums, ir.Pointwise(node.out, node.out_vars, value, node.origin)]
+    return matmul, [sums, ir.Pointwise(node.out, node.out_vars, value, node.origin)]
 
 
 def unrolled(loops: Sequence[Var], at: Expr) -> dict[Atom, Expr]:
     """The loops at a point of one that walks through them all, the last one fastest. A kernel that is cut has one loop for its
-    sum; the product may have more, such as the taps of a 1x1 window."""
+    sum; the matmul may have more, such as the taps of a 1x1 window."""
     place: dict[Atom, Expr] = {}
     for loop in reversed(loops):
         place[loop] = ix.mod(at, loop.extent) if len(place) < len(loops) - 1 else at

@@ -28,7 +28,7 @@ from kgen.scheduler.tiling.tiles import choose_tiles
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
-# Warps that a processor runs at once: with so many, some load at any time.
+# Warps that an SM runs at once: with so many, some load at any time.
 WARPS = 64
 
 
@@ -59,7 +59,7 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     tiling = for_equal(("tiles", gpu), kernel, graph, lambda: choose_tiles(kernel, graph, sizes, gpu))
     programs = _programs(tiling, sizes)
     work = sizes.points(kernel.outer) * sizes.points(kernel.inner) // programs
-    wanted = min(gpu.processors * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
+    wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
     if wanted < 2:
         return (kernel,)
     loop = next((v for v in kernel.inner if sizes.of(v.extent) >= wanted), None)
@@ -121,9 +121,11 @@ class _Split:
         for s in inner:
             made = self._moved(s)
             if s.kind == "reduction":
-                partials = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
-                first.append(replace(made, outs=partials, store=(self.share.expr(), *self.row), stored=(True,) * len(partials)))
-                joined += self._joined(s, partials)
+                partial_names = tuple(self._partial(o, d) for o, d in zip(s.outs, self._kinds(s), strict=True))
+                first.append(
+                    replace(made, outs=partial_names, store=(self.share.expr(), *self.row), stored=(True,) * len(partial_names))
+                )
+                joined += self._joined(s, partial_names)
             else:
                 first.append(made)
         sections = 1 + max(s.section for s in joined)
@@ -166,25 +168,25 @@ class _Split:
     def _load(self, name: str) -> Value:
         return vs.load(name, (self.share.expr(), *self.row), self.graph.buffers[name].dtype)
 
-    def _joined(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+    def _joined(self, s: Statement, partial_names: tuple[str, ...]) -> list[Statement]:
         """The reductions over the shares that give the statement's results."""
         if s.op == "welford":
-            return self._joined_welford(s, partials)
+            return self._joined_welford(s, partial_names)
         rank = None
         if s.op in ("argmax", "argmin"):
-            rank = ix.indirect(self._load(partials[1]), self.length).expr()
-        return [replace(s, value=self._load(partials[0]), rank=rank, section=0)]
+            rank = ix.indirect(self._load(partial_names[1]), self.length).expr()
+        return [replace(s, value=self._load(partial_names[0]), rank=rank, section=0)]
 
-    def _joined_welford(self, s: Statement, partials: tuple[str, ...]) -> list[Statement]:
+    def _joined_welford(self, s: Statement, partial_names: tuple[str, ...]) -> list[Statement]:
         dtype = s.value.dtype
         mean, m2 = s.outs
         total = self._local(ir.derived(self.graph, ir.Derived(mean, "total_of_shares")), dtype)
         filled = vs.cast(vs.index_value(self._filled()), dtype)
-        weighted = vs.call("mul", self._load(partials[0]), filled)
+        weighted = vs.call("mul", self._load(partial_names[0]), filled)
         whole = vs.cast(vs.index_value(self.length), dtype)
         overall = vs.call("truediv", vs.load(total, self.row, dtype), whole)
-        apart = vs.call("square", vs.call("sub", self._load(partials[0]), vs.load(mean, self.row, dtype)))
-        spread = vs.call("add", self._load(partials[1]), vs.call("mul", filled, apart))
+        apart = vs.call("square", vs.call("sub", self._load(partial_names[0]), vs.load(mean, self.row, dtype)))
+        spread = vs.call("add", self._load(partial_names[1]), vs.call("mul", filled, apart))
         return [
             replace(s, outs=(total,), value=weighted, op="sum", section=0, stored=(False,), store=self.row),
             Statement("pointwise", (mean,), overall, s.store, False, 0, (s.stored[0],)),

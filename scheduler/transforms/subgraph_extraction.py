@@ -20,7 +20,7 @@ from kgen.scheduler.transforms.split_k import whole_of
 from kgen.scheduler.transforms.tile_partials import reduction_of
 
 
-def excerpt(graph: ir.Graph, step: Launch) -> ir.Graph | None:
+def extract_subgraph(graph: ir.Graph, step: Launch) -> ir.Graph | None:
     """The nodes of `graph` that became `step`, with what the library call would read of them: inputs are the buffers that they
     read, outputs those that the kernel stores. None where that is no function of its inputs, for it writes into memory that is
     there already."""
@@ -51,7 +51,7 @@ def _without_parts(graph: ir.Graph, made: set[str]) -> dict[str, ir.Buffer]:
 
 
 def source_of(graph: ir.Graph, name: str) -> str:
-    """The buffer of which scheduling made another one, a copy or a piece, or the buffer."""
+    """The buffer of which scheduling made another one, a copy or a part, or the buffer."""
     return original_of(graph, whole_of(graph, name))
 
 
@@ -68,18 +68,20 @@ def _nodes(graph: ir.Graph, step: Launch) -> list[ir.Node]:
     wanted: set[str] = set()
     nodes = [one for node in graph.nodes for one in _originals(node, made)]
     for node in nodes:
-        names = {*ir.outs(node), *(accumulators(graph, node) if ir.is_product(node) else ())}
+        names = {*ir.outs(node), *(accumulators(graph, node) if ir.is_template_node(node) else ())}
         if names & made:
             wanted |= names
         if ir.is_contraction(node) and node.out in wanted:
             wanted |= {load.attr[0] for load in vs.loads(node.stored)}
     kept = [node for node in nodes if wanted & set(ir.outs(node))]
     makers = {name for node in kept if ir.is_contraction(node) for name in _stored(node)} - _read(step)
-    nodes = [n for n in kept if made & set(ir.outs(n)) or ir.is_product(n) or (isinstance(n, ir.Pointwise) and n.out in makers)]
+    nodes = [
+        n for n in kept if made & set(ir.outs(n)) or ir.is_template_node(n) or (isinstance(n, ir.Pointwise) and n.out in makers)
+    ]
     nodes = [_unfolded(graph, node, made) if reduced & set(ir.outs(node)) else node for node in nodes]
-    picks = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, kept)))]
-    slices = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, kept)))]
-    return [*nodes, *(node for node in (*picks, *slices) if node is not None)]
+    gathers = [gathered(graph, name) for name in sorted(reduced.difference(*map(ir.outs, kept)))]
+    concat_parts = [slice_of(graph, name) for name in sorted(made.difference(*map(ir.outs, kept)))]
+    return [*nodes, *(node for node in (*gathers, *concat_parts) if node is not None)]
 
 
 def _originals(node: ir.Node, made: set[str]) -> tuple[ir.Node, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kgen.cost.tuning_query import Answer, Place, place
+from kgen.cost.tuning_query import Place, TuningResult, place
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.nodes import Origin
@@ -17,11 +17,11 @@ from kgen.ir.plan import Kernel
 from kgen.scheduler.kernels.workspaces import provide_workspaces
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
-from kgen.scheduler.selection.choose import choose_template, product_of, products_of, read_by_prologue
+from kgen.scheduler.selection.choose import choose_template, contraction_of, contractions_of, read_by_prologue
 from kgen.scheduler.selection.size_buckets import forget_first_sizes
 from kgen.scheduler.transforms.accumulators import make_accumulators
 from kgen.scheduler.transforms.offered import offered
-from kgen.scheduler.transforms.operand_padding import NONE, from_memory, sides_by_result
+from kgen.scheduler.transforms.operand_padding import NONE, copies_by_result, from_memory
 from kgen.scheduler.transforms.pricing import given_for
 from kgen.scheduler.transforms.recompute import recomputed
 from kgen.templates.base import Request
@@ -38,7 +38,7 @@ class Offer(Transform):
 
     def prepare(self, graph: ir.Graph, options: Options) -> None:
         names = offered(graph, options)
-        forget_first_sizes(graph, [n for n in graph.nodes if ir.is_product(n) and names.intersection(ir.outs(n))])
+        forget_first_sizes(graph, [n for n in graph.nodes if ir.is_template_node(n) and names.intersection(ir.outs(n))])
 
     def apply(self, draft: Draft) -> None:
         open_ = (out for out in offered(draft.graph, draft.options) if draft.decisions.is_open(TEMPLATE, out))
@@ -57,32 +57,32 @@ class Prologues(Transform):
     def apply(self, draft: Draft) -> None:
         draft.before = draft.nodes
         makers = {node.out: node for node in draft.nodes if isinstance(node, ir.Pointwise)}
-        draft.nodes = [_offered(draft, node, makers) if ir.is_product(node) else node for node in draft.nodes]
+        draft.nodes = [_offered(draft, node, makers) if ir.is_template_node(node) else node for node in draft.nodes]
         for node in draft.nodes:
-            if ir.is_product(node) and node.vendor is None:
+            if ir.is_template_node(node) and node.vendor is None:
                 make_accumulators(draft.graph, node)
 
 
-def _offered(draft: Draft, node: ir.Product, makers: Mapping[str, ir.Pointwise]) -> ir.Product:
+def _offered(draft: Draft, node: ir.TemplateNode, makers: Mapping[str, ir.Pointwise]) -> ir.TemplateNode:
     if ir.outs(node)[0] not in draft.taken:
         return _from_memory(node)
     if not draft.options.prologues:
         node = _from_memory(node)
     elif ir.is_contraction(node):
-        sides = sides_by_result(draft.decisions).get(node.out, NONE)
-        node = _with_operands(draft, node, makers, from_memory(sides))
+        copies = copies_by_result(draft.decisions).get(node.out, NONE)
+        node = _with_operands(draft, node, makers, from_memory(copies))
     return replace(node, vendor=None)
 
 
 def _with_operands(
-    draft: Draft, node: ir.Contraction, makers: Mapping[str, ir.Pointwise], made_first: tuple[bool, bool]
+    draft: Draft, node: ir.Contraction, makers: Mapping[str, ir.Pointwise], stored_first: tuple[bool, bool]
 ) -> ir.Contraction:
     """Each operand computed tile by tile, which makes its operators the contraction's, or read from the buffer that the library
     call would read: as the user demands, as was chosen, or as templates say of what computing it costs. What other kernels
     write in slices is read."""
     graph, demands, capabilities = draft.graph, draft.options.demands, draft.options.capabilities(draft.graph)
     operands, origin = [], node.origin
-    for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), made_first, strict=True):
+    for value, stored, first in zip((node.lhs, node.rhs), node.stored or (None, None), stored_first, strict=True):
         maker = None if stored is None or stored is value else makers.get(vs.loads([stored])[0].attr[0])
         prologue = () if maker is None else maker.origin.operators
         asked = {d.wanted for d in demands if d.between(prologue, node.origin.operators)}
@@ -95,7 +95,7 @@ def _with_operands(
     return replace(node, lhs=operands[0], rhs=operands[1], origin=replace(origin, name=node.origin.name, line=node.origin.line))
 
 
-def _from_memory(node: ir.Product) -> ir.Product:
+def _from_memory(node: ir.TemplateNode) -> ir.TemplateNode:
     """With its operands read from where the library call would read them."""
     if not node.stored:
         return node
@@ -121,7 +121,7 @@ class Selection(Transform):
         for k, step in enumerate(attempt.plan.steps):
             if not isinstance(step, Kernel) or not step.contracts:
                 continue
-            out = product_of(step)
+            out = contraction_of(step)
             how = given_for(attempt, out)
             chosen = choose_template(step, attempt.graph, attempt.options.device(attempt.graph, out), how)
             objections = _objections(step, chosen, attempt)
@@ -129,7 +129,7 @@ class Selection(Transform):
                 rejected |= objections
             elif isinstance(chosen, Kernel):
                 attempt.plan.steps[k] = chosen
-                attempt.plan.verdicts.append(_chosen(out, chosen, how.answers))
+                attempt.plan.verdicts.append(_chosen(out, chosen, how.tuning_results))
             else:
                 rejected |= _to_the_library(step, chosen, attempt)
         return Changes(rejected=_readers_first(rejected, attempt))
@@ -142,17 +142,17 @@ def _objections(kernel: Kernel, chosen: Kernel | Verdict, attempt: Attempt) -> M
 
 def _to_the_library(kernel: Kernel, chosen: Verdict, attempt: Attempt) -> dict[Candidate, Verdict]:
     """Several contractions are first made apart."""
-    products = products_of(kernel)
-    if len(products) > 1:
-        return {Candidate(FAMILY, one): replace(chosen, producer=one, reason=Reason.TWO_PRODUCTS) for one in products}
-    source = attempt.draft.measured_as.get(products[0], products[0])
+    matmuls = contractions_of(kernel)
+    if len(matmuls) > 1:
+        return {Candidate(FAMILY, one): replace(chosen, producer=one, reason=Reason.TWO_MATMULS) for one in matmuls}
+    source = attempt.draft.measured_as.get(matmuls[0], matmuls[0])
     return {Candidate(TEMPLATE, source): chosen}
 
 
 def _readers_first(rejected: dict[Candidate, Verdict], attempt: Attempt) -> dict[Candidate, Verdict]:
     """Without contractions that another rejected one reads through its prologue: what was that prologue may become their
     epilogue, with which they may be faster than the library."""
-    kernels = {product_of(step): step for step in attempt.plan.steps if isinstance(step, Kernel) and step.contracts}
+    kernels = {contraction_of(step): step for step in attempt.plan.steps if isinstance(step, Kernel) and step.contracts}
     given_up = [one for one in rejected if one.transform in (TEMPLATE, FAMILY) and one.target in kernels]
     read = {one.target: read_by_prologue(kernels[one.target]) for one in given_up}
     waiting = {
@@ -161,9 +161,9 @@ def _readers_first(rejected: dict[Candidate, Verdict], attempt: Attempt) -> dict
     return {one: verdict for one, verdict in rejected.items() if one not in waiting}
 
 
-def _chosen(out: str, kernel: Kernel, answers: Mapping[Place, Answer]) -> Verdict:
+def _chosen(out: str, kernel: Kernel, tuning_results: Mapping[Place, TuningResult]) -> Verdict:
     """With the times that were measured, where sizes are known."""
-    known = answers.get(place({}))
+    known = tuning_results.get(place({}))
     times = () if known is None else (known.seconds * 1e6, known.library_seconds * 1e6)
     detail = str(kernel.by_size or kernel.choice)
     return Verdict(out, "", Outcome.CHOSEN, Reason.TEMPLATE, detail=detail, measured=times)

@@ -1,8 +1,8 @@
-"""Reductions of a product along its rows or columns run on the product's tiles: each tile stores its part of the result, and a
+"""Reductions of a matmul along its rows or columns run on the matmul's tiles: each tile stores its part of the result, and a
 node of its own joins the parts. So ``exp(x @ w).sum(-1)`` and ``logsumexp(x @ w, -1)`` never store ``x @ w``.
 
-The nodes are rewritten before fusion: a `Partial` is then fused into the product's epilogue like any pointwise consumer, and
-what joins the parts like any reduction. One that finds no product's kernel makes the schedule be made anew without it. Which
+The nodes are rewritten before fusion: a `Partial` is then fused into the matmul's epilogue like any pointwise consumer, and
+what joins the parts like any reduction. One that finds no matmul's kernel makes the schedule be made anew without it. Which
 part is joined when is fixed by the plan, so results repeat from run to run.
 
 A sum of exponentials below the maximum of the same values (softmax, log-sum-exp) would need the maximum of all tiles first.
@@ -26,8 +26,8 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Index, Value
 from kgen.scheduler.analysis.dependencies import reads_of
 from kgen.scheduler.protocol import Attempt, Candidate, Changes, Draft, Transform
-from kgen.scheduler.selection.choose import part_blocks, product_of
-from kgen.scheduler.transforms.gather_reduction import checked, with_picks
+from kgen.scheduler.selection.choose import contraction_of, part_blocks
+from kgen.scheduler.transforms.gather_reduction import checked, with_masked_gathers
 from kgen.scheduler.transforms.offered import offered_for_rows
 from kgen.templates.base import Request
 from kgen.templates.capabilities import Capabilities
@@ -41,7 +41,7 @@ class Tiles:
     """What earlier attempts found out about reductions on tiles. By the first buffer of their parts: how many points a part has
     (`blocks`), which is for a template's tile to say, and which reductions have to stay `apart` from their contraction.
     `demanded` are operators that the user wants to see fused, `rows` are contractions whose tiles may hold
-    whole rows, and `capabilities` those of the registered templates."""
+    full rows, and `capabilities` those of the registered templates."""
 
     blocks: Mapping[str, int] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
@@ -76,8 +76,8 @@ class TilePartials(Transform):
         """Points of the parts into which the chosen tiles cut what contractions reduce, where that was not known."""
         found: dict[Candidate, Hashable] = {}
         for kernel in (one for step in attempt.plan.kernels for one in members(step)):
-            if any(s.block == 0 for s in partials(kernel)):
-                device = attempt.options.device(attempt.graph, product_of(kernel))
+            if any(s.block == 0 for s in tile_partials(kernel)):
+                device = attempt.options.device(attempt.graph, contraction_of(kernel))
                 blocks = part_blocks(kernel, attempt.graph, device)
                 found |= {Candidate(self.name, part): block for part, block in blocks.items()}
         return Changes(found)
@@ -86,30 +86,30 @@ class TilePartials(Transform):
         """Where no template takes the kernel with the reductions on its tiles, these are rejected."""
         if isinstance(chosen, Kernel) or chosen.reason is not Reason.NO_TEMPLATE:
             return {}
-        out = product_of(kernel)
+        out = contraction_of(kernel)
         return {
             Candidate(self.name, s.outs[0]): Verdict(
                 out, s.outs[0], Outcome.ILLEGAL, Reason.NOT_IN_TILES, detail=chosen.detail
-            ) for s in partials(kernel)
+            ) for s in tile_partials(kernel)
         }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A buffer of one element for each element of a product: `product` at `index`, in terms of the buffer's own loops."""
+    """A buffer of one element for each element of a matmul: `matmul` at `index`, in terms of the buffer's own loops."""
 
-    product: str
+    matmul: str
     index: Index
     vars: tuple[Var, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A reduction that may run on tiles: it reads `product`, and along one axis of it reduces over `loops`; over `rest`, the
+    """A reduction that may run on tiles: it reads `matmul`, and along one axis of it reduces over `loops`; over `rest`, the
     joining node does."""
 
     node: ir.Reduction
-    product: str
+    matmul: str
     value: Value
     loops: tuple[Var, ...]
     rest: tuple[Var, ...]
@@ -139,7 +139,7 @@ class Site:
         return ix.ceildiv(self.length, self.block)
 
 
-def partials(kernel: Kernel) -> tuple[Statement, ...]:
+def tile_partials(kernel: Kernel) -> tuple[Statement, ...]:
     return tuple(s for s in kernel.statements if s.kind == "partial")
 
 
@@ -148,25 +148,25 @@ def alone(plan: Schedule) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     for kernel in plan.kernels:
         if isinstance(kernel, Kernel) and not kernel.contracts:
-            for s in partials(kernel):
+            for s in tile_partials(kernel):
                 found[s.outs[0]] = _refusal(plan, kernel.origins[0].name)
     return found
 
 
 def _refusal(plan: Schedule, name: str) -> Verdict:
-    """Why fusion kept a partial reduction apart from every product."""
+    """Why fusion kept a partial reduction apart from every matmul."""
     refusals = [v for v in plan.verdicts if v.consumer == name and v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)]
     return refusals[0] if refusals else Verdict("", name, Outcome.ILLEGAL, Reason.NOT_IN_TILES)
 
 
 def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list[ir.Node]:
-    """The nodes with reductions of products cut into parts and what joins them; buffers of parts are added to the graph."""
+    """The nodes with reductions of matmuls cut into parts and what joins them; buffers of parts are added to the graph."""
     unpicked = Search(graph, tiles, nodes)
     each = unpicked.traced
-    while True:  # to pick an element of what lies in memory is better left to who needs it
-        picked = with_picks(graph, nodes, frozenset(each))
+    while True:  # to pick an element of what is in memory is better left to who needs it
+        picked = with_masked_gathers(graph, nodes, frozenset(each))
         search = Search(graph, tiles, picked.nodes) if picked.columns else unpicked
-        stored = {name for name, traced in each.items() if traced.product in search.stored}
+        stored = {name for name, traced in each.items() if traced.matmul in search.stored}
         if not stored:
             break
         each = {name: traced for name, traced in each.items() if name not in stored}
@@ -179,36 +179,36 @@ def tile_reductions(graph: ir.Graph, nodes: list[ir.Node], tiles: Tiles) -> list
 
 
 class Search:
-    """Finds the reductions of products, in one walk over the nodes."""
+    """Finds the reductions of matmuls, in one walk over the nodes."""
 
     def __init__(self, graph: ir.Graph, tiles: Tiles, nodes: list[ir.Node]) -> None:
         self.graph, self.tiles = graph, tiles
         self.sizes = Sizes(graph.size_hints)
-        self.axes: dict[str, tuple[int, ...]] = {}  # product -> its dimensions that are cut into tiles
+        self.axes: dict[str, tuple[int, ...]] = {}  # matmul -> its dimensions that are cut into tiles
         self.order: list[str] = []
         self.traced: dict[str, Traced] = {}
-        self.after: dict[str, frozenset[str]] = {}  # buffer -> products of which some reduction has to be complete before it
+        self.after: dict[str, frozenset[str]] = {}  # buffer -> matmuls of which some reduction has to be complete before it
         self.made: dict[str, ir.Pointwise] = {}
         self.sites: dict[str, Site] = {}
-        self.revisited: set[str] = set()  # products whose elements are read again when a reduction of them is complete
-        self.stored: set[str] = set()  # products of which something else than reductions on tiles needs each element
+        self.revisited: set[str] = set()  # matmuls whose elements are read again when a reduction of them is complete
+        self.stored: set[str] = set()  # matmuls of which something else than reductions on tiles needs each element
         for node in nodes:
             self.visit(node)
         kept = ir.visible(graph)
-        self.stored |= {traced.product for name, traced in self.traced.items() if name in kept}
+        self.stored |= {traced.matmul for name, traced in self.traced.items() if name in kept}
 
     def visit(self, node: ir.Node) -> None:
         if ir.is_contraction(node) and node.vendor is None:
-            self._product(node)
+            self._matmul(node)
             return
         reads = reads_of(node)
         after = frozenset().union(*(self.after.get(name, ()) for name in reads))
-        read = {self.traced[name].product for name in reads if name in self.traced}
+        read = {self.traced[name].matmul for name in reads if name in self.traced}
         if isinstance(node, ir.Reduction):
             site = self._site(node)
             if site is not None:
                 self.sites[node.outs[0]] = site
-            self.stored |= read - {site.product if site is not None else ""}
+            self.stored |= read - {site.matmul if site is not None else ""}
             after |= read
         if isinstance(node, ir.Pointwise):
             self.made[node.out] = node
@@ -218,11 +218,11 @@ class Search:
             elif place is not None:
                 self.revisited.add(place[0])
         if not isinstance(node, ir.Reduction):
-            self.stored |= read - {self.traced[out].product for out in ir.outs(node) if out in self.traced}
+            self.stored |= read - {self.traced[out].matmul for out in ir.outs(node) if out in self.traced}
         for out in ir.outs(node):
             self.after[out] = after
 
-    def _product(self, node: ir.Contraction) -> None:
+    def _matmul(self, node: ir.Contraction) -> None:
         left, right = node.lhs.variables(), node.rhs.variables()
         self.axes[node.out] = tuple(k for k, v in enumerate(node.out_vars) if (v in left) != (v in right))
         self.traced[node.out] = Traced(node.out, tuple(v.expr() for v in node.out_vars), node.out_vars)
@@ -230,25 +230,25 @@ class Search:
         self.after[node.out] = frozenset().union(*(self.after.get(name, ()) for name in reads_of(node)))
 
     def _place(self, value: Value) -> tuple[str, Index] | None:
-        """The latest product that the value reads, and the element of it."""
+        """The latest matmul that the value reads, and the element of it."""
         found: dict[str, Index] = {}
         for load in vs.loads([value]) if self.traced else ():
             traced = self.traced.get(load.attr[0])
-            if traced is not None and traced.product not in found:
+            if traced is not None and traced.matmul not in found:
                 mapping: dict[Atom, Expr] = dict(zip(traced.vars, load.attr[1], strict=True))
-                found[traced.product] = tuple(ix.substitute(e, mapping) for e in traced.index)
+                found[traced.matmul] = tuple(ix.substitute(e, mapping) for e in traced.index)
         latest = max(found, key=self.order.index, default=None)
         return None if latest is None else (latest, found[latest])
 
     def worthwhile(self) -> dict[str, Site]:
-        """Without those of a product whose rows are read again anyway, to be normalised say, and fit in registers then: a
-        launch would be added, and a softmax's exponentials computed twice, for nothing. What the user demands is worth it."""
+        """Without those of a matmul whose rows are read again anyway, to be normalised say, and fit in registers then: a
+        launch would be added, and a softmax's exponentials recomputed, for nothing. What the user demands is worth it."""
         idle = {
-            s.product
+            s.matmul
             for s in self.sites.values()
-            if s.product in self.revisited and self.sizes.of(s.length) <= MAX_PERSISTENT and not self._demanded(s.node)
+            if s.matmul in self.revisited and self.sizes.of(s.length) <= MAX_PERSISTENT and not self._demanded(s.node)
         }
-        return {name: s for name, s in self.sites.items() if s.product not in idle}
+        return {name: s for name, s in self.sites.items() if s.matmul not in idle}
 
     def _demanded(self, node: ir.Reduction) -> bool:
         names = {part for op in node.origin.operators for part in (op, op.rpartition(".")[0])}
@@ -264,26 +264,26 @@ class Search:
         parts = parts_of(self.graph, node)
         if place is None or parts[0] in self.tiles.apart or not capabilities.may(place[0], Request(reduction=node.op)):
             return None
-        product, index = place
+        matmul, index = place
         if any(ix.indirects(e) for e in index):
             return None
-        loops = self._along(product, index, node)
+        loops = self._along(matmul, index, node)
         rest = tuple(v for v in node.rvars if v not in loops and v.extent != 1)
         if not loops or (rest and node.op in ("argmax", "argmin")):
             return None
-        block = self.tiles.blocks.get(parts[0]) or capabilities.tile(product)
-        site = Site(node, product, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
-        return site if self._free(value, product) else self._rescaled(site)
+        block = self.tiles.blocks.get(parts[0]) or capabilities.tile(matmul)
+        site = Site(node, matmul, value, loops, rest, block, parts[0] in self.tiles.blocks, parts)
+        return site if self._free(value, matmul) else self._rescaled(site)
 
-    def _along(self, product: str, index: Index, node: ir.Reduction) -> tuple[Var, ...]:
-        """The reduced loops along the last of the product's axes that has any, if they are runs of neighbours there: all of
+    def _along(self, matmul: str, index: Index, node: ir.Reduction) -> tuple[Var, ...]:
+        """The reduced loops along the last of the matmul's axes that has any, if they are runs of neighbours there: all of
         the axis, or a power of two that divides where they begin."""
-        for k in reversed(self.axes[product]):
+        for k in reversed(self.axes[matmul]):
             loops = tuple(v for v in node.rvars if v in ix.free_atoms(index[k]) and v.extent != 1)
             if not loops or any(v in ix.free_atoms(e) for v in loops for j, e in enumerate(index) if j != k):
                 continue
             length, start = ix.product(v.extent for v in loops), index[k] - ix.position_in(loops)
-            whole = start == 0 and self.graph.buffers[product].sizes[k] is length
+            whole = start == 0 and self.graph.buffers[matmul].sizes[k] is length
             run = length.as_int() or 0
             aligned = run & (run - 1) == 0 and run > 1 and ix.mod(start, run) == 0
             if not any(v in ix.free_atoms(start) for v in loops) and (whole or aligned):
@@ -315,9 +315,9 @@ class Search:
         """Whether elements that are computed point by point wait for a reduction."""
         return name in self.made and bool(self.after.get(name)) and name not in self.traced
 
-    def _free(self, value: Value, product: str) -> bool:
-        """Whether nothing that the value reads waits for a reduction of the product."""
-        return all(product not in self.after.get(load.attr[0], ()) for load in vs.loads([value]))
+    def _free(self, value: Value, matmul: str) -> bool:
+        """Whether nothing that the value reads waits for a reduction of the matmul."""
+        return all(matmul not in self.after.get(load.attr[0], ()) for load in vs.loads([value]))
 
     def _rescaled(self, site: Site) -> Site | None:
         """``sum(exp(e - shift) * weight)``, where e's maximum has been found in parts and `shift` is the same for a row."""
@@ -331,9 +331,9 @@ class Search:
             weight = [f for j, f in enumerate(factors) if j != k]
             maximum = self._maximum(site, exponent)
             one_row = not any(v in shift.variables() for v in site.loops)
-            if maximum is not None and one_row and all(self._free(v, site.product) for v in (exponent, *weight)):
+            if maximum is not None and one_row and all(self._free(v, site.matmul) for v in (exponent, *weight)):
                 return Site(
-                    site.node, site.product, weight[0] if weight else vs.const(1.0, exponent.dtype), site.loops, site.rest,
+                    site.node, site.matmul, weight[0] if weight else vs.const(1.0, exponent.dtype), site.loops, site.rest,
                     maximum.block, maximum.fixed, site.parts, maximum, factor.args[0],
                 )  # fmt: skip
         return None
@@ -341,7 +341,7 @@ class Search:
     def _maximum(self, site: Site, exponent: Value) -> Site | None:
         """The site that finds the maximum of `exponent` over just the points of `site`."""
         for other in self.sites.values():
-            if other.node.op != "max" or other.product != site.product or other.extents != site.extents:
+            if other.node.op != "max" or other.matmul != site.matmul or other.extents != site.extents:
                 continue
             pairs = zip(other.all_loops, site.all_loops, strict=True)
             if vs.substitute(other.value, {its: own.expr() for its, own in pairs}) is exponent:
@@ -422,7 +422,7 @@ class _Cut:
         if not self.joined and len(node.outs) == 2:
             return [self._pointwise(out, self._load(name)) for out, name in zip(node.outs, site.parts, strict=True)]
         if node.op in ("argmax", "argmin"):
-            return self._joining_places()
+            return self._finishing_nodes()
         if node.op == "welford":
             return self._joining_welford()
         value = self._load(site.parts[0])
@@ -438,7 +438,7 @@ class _Cut:
         value = self._load(self.site.parts[0], (at, *self.row))
         return checked(column, self.site.length, value) if self.one else value
 
-    def _joining_places(self) -> list[ir.Node]:
+    def _finishing_nodes(self) -> list[ir.Node]:
         """The first part with the extreme value, and the place that it says."""
         best, place = self.node.outs
         winner = ir.derived(self.graph, ir.Derived(place, "part"))
@@ -473,4 +473,4 @@ class _Cut:
         return ix.minimum(block, self.site.length - self.part.expr() * block)
 
 
-__all__ = ["Search", "Tiles", "Traced", "alone", "partials", "parts_of", "reduction_of", "tile_reductions"]
+__all__ = ["Search", "Tiles", "Traced", "alone", "parts_of", "reduction_of", "tile_partials", "tile_reductions"]

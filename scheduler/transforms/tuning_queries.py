@@ -1,4 +1,4 @@
-"""What measurements say of the products in a plan: asked of the oracle once fusion has said what they are made of."""
+"""What measurements say of the matmuls in a plan: asked of the oracle once fusion has said what they are made of."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.cost import model
-from kgen.cost.tuning_query import APART, Answer, Answers, Oracle, Place, Question, place
+from kgen.cost.tuning_query import APART, Oracle, Place, TuningQuery, TuningResult, TuningResults, place
 from kgen.device import Device
 from kgen.ir import nodes as ir
-from kgen.ir.plan import Batch, Kernel, Launch, Schedule, Step, members
+from kgen.ir.plan import ComboKernel, Kernel, Launch, Schedule, Step, members
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.fusion.grouped_matmuls import Joining, join, problems_of_joint
+from kgen.scheduler.fusion.grouped_matmuls import Joining, grouped_problems, join
 from kgen.scheduler.protocol import Attempt, Changes, Transform
-from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.selection.choose import contraction_of, problems
 from kgen.scheduler.selection.size_buckets import buckets_of, length_of
 from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.pricing import estimate
@@ -29,7 +29,7 @@ class GroupedMatmuls(Transform):
 
     def settle(self, attempt: Attempt) -> Changes:
         options = attempt.options
-        if options.siblings and options.joint:
+        if options.horizontal_fusion and options.grouped:
             how = Joining(
                 lambda out: options.device(attempt.graph, out),
                 lambda one: estimate(attempt, one),
@@ -48,64 +48,66 @@ class Measurements(Transform):
     def settle(self, attempt: Attempt) -> Changes:
         options = attempt.options
         if options.oracle is not None and options.only is None and options.oracle.is_worth_asking:
-            attempt.draft.answers |= ask(options.oracle, attempt)
+            attempt.draft.tuning_results |= ask(options.oracle, attempt)
         return Changes()
 
 
-def ask(oracle: Oracle, attempt: Attempt) -> Answers:
+def ask(oracle: Oracle, attempt: Attempt) -> TuningResults:
     """Answers by the contractions' results. Parts of a sum, which are contractions of their own, have the answer of the whole,
     and so have contractions that read copies of their operands. What was joined by an estimate stays so only if nothing better
     was measured; grouped kernels get the configuration that was best."""
-    found: Answers = {}
+    found: TuningResults = {}
     plan = attempt.plan
 
     def device(out: str) -> Device:
         return attempt.options.device(plan.graph, out)
 
-    joint = _answers(oracle, plan, [step for step in plan.steps if isinstance(step, Batch) and step.members[0].choice], device)
-    plan.steps[:] = [one for step in plan.steps for one in _settled(step, joint, found, plan.graph, device)]
+    grouped = _tuning_results(
+        oracle, plan, [step for step in plan.steps if isinstance(step, ComboKernel) and step.members[0].choice], device
+    )
+    plan.steps[:] = [one for step in plan.steps for one in _settled(step, grouped, found, plan.graph, device)]
     single = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
-    whole = [kernel for kernel in single if product_of(kernel) not in attempt.draft.asked]
-    known = _answers(oracle, plan, [k for k in whole if product_of(k) not in found], device)
-    return found | {product_of(k): known[k.name] for k in whole if k.name in known}
+    whole = [kernel for kernel in single if contraction_of(kernel) not in attempt.draft.asked]
+    known = _tuning_results(oracle, plan, [k for k in whole if contraction_of(k) not in found], device)
+    return found | {contraction_of(k): known[k.name] for k in whole if k.name in known}
 
 
-def _answers(
+def _tuning_results(
     oracle: Oracle, plan: Schedule, steps: Sequence[Launch], device: Callable[[str], Device]
-) -> Mapping[str, Mapping[Place, Answer]]:
+) -> Mapping[str, Mapping[Place, TuningResult]]:
     """By the names of the steps."""
-    questions = (_question(step, plan.graph, device(product_of(members(step)[0]))) for step in steps)
-    return oracle.answers([question for question in questions if question is not None], plan.graph)
+    questions = (_question(step, plan.graph, device(contraction_of(members(step)[0]))) for step in steps)
+    return oracle.tuning_results([question for question in questions if question is not None], plan.graph)
 
 
-def _question(step: Launch, graph: ir.Graph, device: Device) -> Question | None:
+def _question(step: Launch, graph: ir.Graph, device: Device) -> TuningQuery | None:
     found = _problems(step, graph, device)
     if not found:
         return None
-    outs = [product_of(kernel) for kernel in members(step)]
+    outs = [contraction_of(kernel) for kernel in members(step)]
     library = all(_has_library(graph, out) for out in outs)
     apart = len(outs) > 1 or any(_replaced(node) and outs[0] in ir.outs(node) for node in graph.nodes)
     length = length_of(found[0])
     if length is not None:
-        return Question(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
+        return TuningQuery(step, found, {}, library, [bucket.hints for bucket in buckets_of(length, graph)], apart=apart)
     cuttable = isinstance(step, Kernel) and may_cut(step, Sizes(graph.size_hints), device)
     parts = possible_parts([own[0] for own in found], members(step)[0]) if cuttable else {}
     copies = possible_copies(step, graph, device) if isinstance(step, Kernel) and not parts else {}
     priced = {name: (c.seconds, c.problems) for name, c in copies.items()}
-    return Question(step, found, parts, library, copies=priced, apart=apart)
+    return TuningQuery(step, found, parts, library, copies=priced, apart=apart)
 
 
 def _problems(step: Launch, graph: ir.Graph, device: Device) -> list[list[Problem]]:
     """By template, the problems of all members."""
-    if isinstance(step, Batch):
-        return list(problems_of_joint(step.members, graph, device).values())
+    if isinstance(step, ComboKernel):
+        return list(grouped_problems(step.members, graph, device).values())
     return [[problem] for problem in problems(step, graph, device, None)[0]]
 
 
 def _has_library(graph: ir.Graph, out: str) -> bool:
     """Whether a library call computes the contraction, or several of them and separate kernels do."""
     out = source_of(graph, out)
-    makers = (node for node in graph.nodes if ir.is_product(node) and out in ir.outs(node))
+    makers = (node for node in graph.nodes if ir.is_template_node(node) and out in ir.outs(node))
     return any(node.vendor is not None or _replaced(node) for node in makers)
 
 
@@ -115,19 +117,23 @@ def _replaced(node: ir.Node) -> tuple[ir.Node, ...]:
 
 
 def _settled(
-    step: Step, joint: Mapping[str, Mapping[Place, Answer]], found: Answers, graph: ir.Graph, device: Callable[[str], Device]
+    step: Step,
+    grouped: Mapping[str, Mapping[Place, TuningResult]],
+    found: TuningResults,
+    graph: ir.Graph,
+    device: Callable[[str], Device],
 ) -> Iterator[Step]:
-    """The step, or what is better in its place. Where sizes are dynamic, estimates alone say which products are joined."""
-    answer = joint.get(step.name, {}).get(place({})) if isinstance(step, Batch) else None
-    if answer is None or not isinstance(step, Batch):
+    """The step, or what is better in its place. Where sizes are dynamic, estimates alone say which matmuls are joined."""
+    tuning_result = grouped.get(step.name, {}).get(place({})) if isinstance(step, ComboKernel) else None
+    if tuning_result is None or not isinstance(step, ComboKernel):
         yield step
         return
-    if answer.template in (None, APART):
+    if tuning_result.template in (None, APART):
         yield from (replace(kernel, choice=None, by_size=None) for kernel in step.members)
-        if answer.template is None:
-            found |= {product_of(kernel): {place({}): answer} for kernel in step.members}
+        if tuning_result.template is None:
+            found |= {contraction_of(kernel): {place({}): tuning_result} for kernel in step.members}
         return
-    own = problems_of_joint(step.members, graph, device(product_of(step.members[0]))).get(answer.template, [])
-    choice = answer.choice_for(own[0].template) if own else None
+    own = grouped_problems(step.members, graph, device(contraction_of(step.members[0]))).get(tuning_result.template, [])
+    choice = tuning_result.choice_for(own[0].template) if own else None
     fits = choice is not None and all(model.fits(p, p.template.config(**dict(choice.config))) for p in own)
     yield replace(step, members=tuple(replace(k, choice=choice, by_size=None) for k in step.members)) if fits else step

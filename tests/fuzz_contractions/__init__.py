@@ -4,6 +4,6 @@ A problem is data (`problem.Problem`): what is contracted (`kinds`), what is com
 behind (`around`), types, layouts and sizes. `draw` makes one of a seed. Three users share it:
 
     python -m tests.fuzz_contractions --minutes 9 --shard 1/4 --out out/fuzz-gpu    (make fuzz-gpu) every candidate on a GPU
-    tests/test_fuzz_contractions.py                       small problems through Triton's interpreter
+    tests/fuzzing/test_fuzz_contractions.py                       small problems through Triton's interpreter
     tests/fuzz_contractions/operands.py                   which elements each operand tile reads, for all programs, no GPU
 """

@@ -25,7 +25,7 @@ from kgen.capture.torch_adapter import GraphInfo
 from kgen.ir.plan import Kernel, Schedule, members
 from kgen.ir.sizes import Sizes
 from kgen.only import only
-from kgen.scheduler.selection.choose import problems, product_of
+from kgen.scheduler.selection.choose import contraction_of, problems
 from kgen.scheduler.transforms.operand_padding import possible_copies
 from kgen.scheduler.transforms.split_k import may_cut, possible_parts
 from kgen.templates import registry
@@ -45,7 +45,7 @@ class Candidate:
         return only(self.template, self._pick, self.parts, self.copies) if self.template else nullcontext()
 
     def _pick(self, configs: Sequence[Knobs]) -> Knobs:
-        """A second product of the graph may have no such configuration."""
+        """A second matmul of the graph may have no such configuration."""
         return next((c for c in configs if c.values == self.knobs), configs[0])
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Prepared:
     build: Callable[[], Callable[[list[Any]], Any]]
 
 
-class Kitchen:
+class CandidateCompiler:
     """Makes candidates of one traced graph. On a machine without a GPU they are interpreted."""
 
     def __init__(self, graph: Graph, interpreted: bool, cache_dir: str | None = None) -> None:
@@ -146,8 +146,8 @@ class Kitchen:
         return pipeline.render(self._scheduled(), self.graph.info, self.config)
 
     def offered(self, template: str) -> list[Candidate]:
-        """The configurations of a template for the first product that it takes, the best first by the cost model, and its first
-        one with the sum in parts and with copies of operands; none where it takes no product."""
+        """The configurations of a template for the first matmul that it takes, the best first by the cost model, and its first
+        one with the sum in parts and with copies of operands; none where it takes no matmul."""
         found: list[Knobs] = []
 
         def note(configs: Sequence[Knobs]) -> Knobs:
@@ -165,9 +165,9 @@ class Kitchen:
         return pipeline.schedule(work, self.graph.info, self.config)
 
     def _ways(self, kernel: Kernel, plan: Schedule) -> list[dict[str, Any]]:
-        """How the sum of the only product may be cut, and which of its operands may be copied."""
+        """How the sum of the only matmul may be cut, and which of its operands may be copied."""
         options = pipeline.scheduler_options(plan.graph, self.config)
-        device = options.device(plan.graph, product_of(kernel))
+        device = options.device(plan.graph, contraction_of(kernel))
         found: list[dict[str, Any]] = []
         if may_cut(kernel, Sizes(plan.graph.size_hints), device):
             found += [{"parts": parts} for parts in possible_parts(problems(kernel, plan.graph, device, None)[0], kernel)]
@@ -185,9 +185,9 @@ def templates(interpreted: bool) -> list[str]:
     return [t.name for t in registry.every("cuda") if not (interpreted and t.language == "gluon")]
 
 
-def chosen_of(kitchen: Kitchen, template: str, seed: int, most: int) -> list[Candidate]:
+def chosen_of(compiler: CandidateCompiler, template: str, seed: int, most: int) -> list[Candidate]:
     """The candidates of a template: all, or `most` of them where that is not 0, chosen by the seed, so that many problems
     together see all."""
-    offered = kitchen.offered(template)
+    offered = compiler.offered(template)
     few = most and len(offered) > most
     return random.Random(f"{seed} {template}").sample(offered, most) if few else offered

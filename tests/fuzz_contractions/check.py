@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from .candidates import Candidate, Kitchen, Prepared, Traced, chosen_of, templates
+from .candidates import Candidate, CandidateCompiler, Prepared, Traced, chosen_of, templates
 from .computation import Computation, wrong
 from .problem import Problem
-from .tensors import Held, make
+from .tensors import GuardedTensor, make
 
 RIGHT, WRONG, NOT_COMPILED, NOT_RUN = "right", "wrong", "not compiled", "not run"
 CRASHED, HUNG, SAME = "crashed", "hung", "same as another"
@@ -78,18 +78,18 @@ class _Sample:
     def __init__(self, problem: Problem, device: str) -> None:
         self.computation = Computation(problem)
         generator = torch.Generator(device).manual_seed(abs(problem.seed))
-        self.held: list[Held] = [make(spec, torch.device(device), generator) for spec in self.computation.specs]
-        self.flat = [held.tensor for held in self.held]
+        self.guarded: list[GuardedTensor] = [make(spec, torch.device(device), generator) for spec in self.computation.specs]
+        self.flat = [guarded.tensor for guarded in self.guarded]
         self.expected = self.computation.expected(self.flat)
         self.eager: list[torch.Tensor] = []
 
     def wrong(self, got: Sequence[torch.Tensor]) -> str:
         """What is wrong with results; memory around the inputs is put right again."""
         problem = wrong(got, self.eager, self.expected, self.computation.norm_limit())
-        if any(held.damaged for held in self.held):
+        if any(guarded.damaged for guarded in self.guarded):
             problem = problem or "it wrote to its inputs, or to memory next to them"
-            for held in self.held:
-                held.memory.copy_(held.before)
+            for guarded in self.guarded:
+                guarded.memory.copy_(guarded.before)
         return problem
 
 
@@ -103,12 +103,12 @@ class _Check:
         for sample in self.samples:
             sample.eager = tree_leaves(traced.call(*sample.flat))
             yield Result("eager", RIGHT, sample.wrong(sample.eager))  # a note: eager rounds more often
-        kitchen = Kitchen(traced.graphs[0], self.how.interpreted)
+        compiler = CandidateCompiler(traced.graphs[0], self.how.interpreted)
         if len(traced.graphs) > 1:  # torch has guarded a size
             self.samples = self.samples[:1]
         prepared: list[Prepared] = []
-        for candidate in self._wanted(kitchen):
-            made = candidate if isinstance(candidate, Result) else _prepared(kitchen, candidate, prepared)
+        for candidate in self._wanted(compiler):
+            made = candidate if isinstance(candidate, Result) else _prepared(compiler, candidate, prepared)
             if isinstance(made, Result):
                 yield made
             else:
@@ -125,12 +125,12 @@ class _Check:
             found = (self._run(traced, sample) for sample in self.samples)
             yield replace(next((r for r in found if r.outcome != RIGHT), Result("", RIGHT)), candidate=name, templates=used)
 
-    def _wanted(self, kitchen: Kitchen) -> Iterator[Candidate | Result]:
+    def _wanted(self, compiler: CandidateCompiler) -> Iterator[Candidate | Result]:
         """The candidates that are to be checked; templates that cannot even say which they have."""
         yield from (one for one in (Candidate(),) if self.how.wants(str(one)))
         for template in templates(self.how.interpreted):
             try:
-                chosen = chosen_of(kitchen, template, self.problem.seed, self.how.most)
+                chosen = chosen_of(compiler, template, self.problem.seed, self.how.most)
             except Exception as cause:
                 yield Result(template, NOT_COMPILED, _text(cause))
                 continue
@@ -155,10 +155,10 @@ def sizes_of(problem: Problem) -> list[Problem]:
     return [problem, problem.with_size(name, length + LONGER)]
 
 
-def _prepared(kitchen: Kitchen, candidate: Candidate, known: Collection[Prepared]) -> Prepared | Result:
+def _prepared(compiler: CandidateCompiler, candidate: Candidate, known: Collection[Prepared]) -> Prepared | Result:
     """The candidate, unless its kernels are another one's."""
     try:
-        made = kitchen.prepare(candidate)
+        made = compiler.prepare(candidate)
     except Exception as cause:
         return Result(str(candidate), NOT_COMPILED, _text(cause))
     if any(made.identity == other.identity for other in known):

@@ -210,7 +210,7 @@ def _wrong(one: torch.Tensor, like: torch.Tensor, want: Expected, limit: float) 
     bad = ~(off <= allowed)  # NaNs too
     count = int(bad.sum())
     if count:
-        return _said(one, want.values, bad, count)
+        return _message(one, want.values, bad, count)
     error = float(off.norm() / values.norm().clamp_min(1e-30))
     return f"is off by {error:.1e} of its norm, {limit:.1e} is allowed" if error > limit and one.is_floating_point() else ""
 
@@ -233,12 +233,12 @@ def _overflowed(one: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.where(both, values, exact)
 
 
-def _said(one: torch.Tensor, values: torch.Tensor, bad: torch.Tensor, count: int) -> str:
+def _message(one: torch.Tensor, values: torch.Tensor, bad: torch.Tensor, count: int) -> str:
     """How many elements are wrong, within which bounds, and what the first of them is."""
-    places = bad.nonzero()
-    low, high = (found.tolist() for found in (places.amin(0), places.amax(0)))
+    wrong_at = bad.nonzero()
+    low, high = (found.tolist() for found in (wrong_at.amin(0), wrong_at.amax(0)))
     box = ", ".join(str(a) if a == b else f"{a}..{b}" for a, b in zip(low, high, strict=True))
-    first = tuple(places[0].tolist())
+    first = tuple(wrong_at[0].tolist())
     off = (one.double() - values)[bad]
     finite = off[off.isfinite()]
     error = float(finite.norm() / values.norm().clamp_min(1e-30))

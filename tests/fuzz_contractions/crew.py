@@ -75,7 +75,7 @@ class Worker:
                 }
             )
             while True:
-                message = self._answer(LIMITS[stage])
+                message = self._reply(LIMITS[stage])
                 if message is None:
                     raise _Ended(self._status())
                 if "begin" in message:
@@ -107,10 +107,10 @@ class Worker:
         assert self.process.stdout is not None
         self.messages = queue.Queue()
         threading.Thread(target=_listen, args=(self.process.stdout, self.messages), daemon=True).start()
-        if self._answer(START_LIMIT) is None:
+        if self._reply(START_LIMIT) is None:
             raise _Ended(self._status())
 
-    def _answer(self, limit: float) -> dict[str, Any] | None:
+    def _reply(self, limit: float) -> dict[str, Any] | None:
         return self.messages.get(timeout=limit)
 
     def _status(self) -> str:
@@ -139,8 +139,8 @@ class _Ended(Exception):
 _one_at_a_time = threading.Lock()
 
 
-def _listen(answers: IO[bytes], messages: queue.Queue[dict[str, Any] | None]) -> None:
-    for line in answers:
+def _listen(replies: IO[bytes], messages: queue.Queue[dict[str, Any] | None]) -> None:
+    for line in replies:
         with contextlib.suppress(ValueError):  # half a line of a process that died
             messages.put(json.loads(line))
     messages.put(None)

@@ -31,7 +31,7 @@ def _drawn(seed: int, rng: random.Random, limits: Limits, kinds: tuple[str, ...]
     sizes, options = kind.draw(rng, limits)
     dtype = rng.choice(kind.dtypes)
     layouts = (rng.choice(kind.layouts[0]), rng.choice(kind.layouts[1]))
-    if not kind.plain and rng.random() < 0.5:  # as templates that move boxes of memory want it
+    if not kind.plain and rng.random() < 0.5:  # as templates that move tiles by TMA want it
         layouts = (kind.layouts[0][1], rng.choice(kind.layouts[1][:3]))
     problem = Problem(seed, kind.name, dtype, tuple(sizes.items()), tuple(options.items()), layouts)
     if not _possible(problem, kind, limits):
@@ -98,7 +98,7 @@ def _possible(problem: Problem, kind: Kind, limits: Limits) -> bool:
     shapes = (*kind.shapes(problem), kind.result(problem))
     if any(0 in shape or math.prod(shape) > limits.elements for shape in shapes):
         return False
-    return kind.products(problem) <= limits.products
+    return kind.multiplications(problem) <= limits.multiplications
 
 
 def _convolution(n: int, c: int, o: int, place: int, taps: int = 3, stride: int = 1, padding: int = 1) -> Problem:

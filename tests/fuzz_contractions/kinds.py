@@ -28,7 +28,7 @@ ODD = (1, 2, 3, 5, 7, 13, 17, 24, 31, 33, 48, 61, 67, 96, 101, 131, 197, 257)
 EVEN = (8, 16, 32, 64, 128, 256, 512)
 REAL = (1000, 1024, 1031, 1536, 2048, 2053, 3072, 4096)
 CHANNELS = (3, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512)
-PLACES = (5, 7, 14, 15, 28, 30, 33, 56, 57, 112)
+EXTENTS = (5, 7, 14, 15, 28, 30, 33, 56, 57, 112)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Limits:
     """Elements of a tensor, multiplications of a problem, and lengths to draw from. Small ones are for the interpreter."""
 
     elements: float = 2e7
-    products: float = 1.2e11
+    multiplications: float = 1.2e11
     small: bool = False
 
     def length(self, rng: random.Random) -> int:
@@ -50,7 +50,7 @@ class Limits:
     def place(self, rng: random.Random, rank: int) -> int:
         if self.small:
             return rng.choice((3, 5, 7, 9) if rank > 1 else (5, 17, 33))
-        return rng.choice(PLACES if rank < 3 else PLACES[:6])
+        return rng.choice(EXTENTS if rank < 3 else EXTENTS[:6])
 
 
 # For the interpreter, and for operand tiles alone.
@@ -89,7 +89,7 @@ class Kind:
     def reference(self, problem: Problem, *operands: torch.Tensor) -> torch.Tensor:
         return (self.exact or self.call)(problem, *operands)
 
-    def products(self, problem: Problem) -> float:
+    def multiplications(self, problem: Problem) -> float:
         """Multiplications."""
         return float(math.prod(self.result(problem)) * self.depth(problem))
 
@@ -183,8 +183,8 @@ def _convolution_draw(rank: int, how: str) -> Callable[[random.Random, Limits], 
         batch = (1, 2, 3) if limits.small else (1, 2, 4, 16)
         sizes = {"n": rng.choice(batch), "c": c, "o": o}
         first = limits.place(rng, rank)
-        places = [first if rng.random() < 0.6 else limits.place(rng, rank) for _ in range(rank)]
-        sizes |= {f"s{k}": length for k, length in enumerate(places)}
+        spatial = [first if rng.random() < 0.6 else limits.place(rng, rank) for _ in range(rank)]
+        sizes |= {f"s{k}": length for k, length in enumerate(spatial)}
         taps = rng.choice((1, 3, 3, 3, 5, 7 if rank < 3 else 2))
         kernel = tuple(taps if rng.random() < 0.8 else rng.choice((1, 2, 3)) for _ in range(rank))
         same = rng.random() < 0.6
@@ -205,8 +205,8 @@ def _rank(p: Problem) -> int:
 
 def _convolution_shapes(p: Problem) -> Shapes:
     groups = p.option("groups")[0]
-    places = tuple(p.size(f"s{k}") for k in range(_rank(p)))
-    return (p.size("n"), p.size("c"), *places), (p.size("o"), p.size("c") // groups, *p.option("kernel"))
+    spatial = tuple(p.size(f"s{k}") for k in range(_rank(p)))
+    return (p.size("n"), p.size("c"), *spatial), (p.size("o"), p.size("c") // groups, *p.option("kernel"))
 
 
 def _transposed_shapes(p: Problem) -> Shapes:

@@ -1,7 +1,7 @@
 """Whether each operand tile of a candidate reads just the elements that it should, for the tiles of all programs.
 
 The text of a kernel's slots runs on numpy arrays (`tiles`): an operand's over all of its axes, the ends of the last tiles
-included, then the products are summed, and the result's slot stores them. An access outside of a tensor's elements is an error,
+included, then the terms are summed, and the result's slot stores them. An access outside of a tensor's elements is an error,
 and so is a mask that lets anything through past the end of an axis. Operands are small integers without zeros, so that sums
 are exact: one element too many, too few, or of another place makes another result than torch's in float64. No GPU is needed,
 and sizes may be those of layers.
@@ -21,13 +21,13 @@ from kgen import pipeline
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule
 from kgen.ir.sizes import Sizes
-from kgen.scheduler.selection.choose import chosen_problem, product_of
+from kgen.scheduler.selection.choose import chosen_problem, contraction_of
 from kgen.templates.contract import Config as Knobs
 from kgen.templates.problem import Problem as Task
 from kgen.templates.render import clean
 from kgen.templates.triton.codegen.slots import Slots
 
-from .candidates import Candidate, Kitchen, Traced, templates
+from .candidates import Candidate, CandidateCompiler, Traced, templates
 from .computation import Computation
 from .problem import Problem
 from .tensors import make
@@ -67,12 +67,12 @@ def check(problem: Problem, most: int = 0) -> Iterator[Checked]:
         traced.call(*flat)
         graph = traced.graphs[0]
         wanted = [one.values for one in computation.expected(flat)]
-        kitchen = Kitchen(graph, interpreted=True)
+        compiler = CandidateCompiler(graph, interpreted=True)
         seen: set[tuple[str, ...]] = set()
         for template in templates(interpreted=True):
-            offered = [c for c in kitchen.offered(template) if c.parts == 1 and not c.copies]
+            offered = [c for c in compiler.offered(template) if c.parts == 1 and not c.copies]
             for candidate in offered[: most or None]:
-                yield from _checked(kitchen, candidate, graph.arguments, wanted, seen)
+                yield from _checked(compiler, candidate, graph.arguments, wanted, seen)
     torch._dynamo.reset()
 
 
@@ -84,17 +84,21 @@ def _in_small_integers(tensor: torch.Tensor, generator: torch.Generator) -> torc
 
 
 def _checked(
-    kitchen: Kitchen, candidate: Candidate, args: Sequence[Any], wanted: Sequence[torch.Tensor], seen: set[tuple[str, ...]]
+    compiler: CandidateCompiler,
+    candidate: Candidate,
+    args: Sequence[Any],
+    wanted: Sequence[torch.Tensor],
+    seen: set[tuple[str, ...]],
 ) -> Iterator[Checked]:
     with candidate.within():
-        plan = kitchen._scheduled()[1]
+        plan = compiler._scheduled()[1]
     steps = plan.steps
     if len(steps) != 1 or not isinstance(steps[0], Kernel) or steps[0].choice is None:
         yield Checked(str(candidate), skipped="its plan has other steps than one kernel of a template")
         return
-    options = pipeline.scheduler_options(plan.graph, kitchen.config)
-    task = chosen_problem(steps[0], plan.graph, options.device(plan.graph, product_of(steps[0])))
-    if any(s.kind != "pointwise" for s in task.epilogue) or task.side_sums:
+    options = pipeline.scheduler_options(plan.graph, compiler.config)
+    task = chosen_problem(steps[0], plan.graph, options.device(plan.graph, contraction_of(steps[0])))
+    if any(s.kind != "pointwise" for s in task.epilogue) or task.operand_reductions:
         yield Checked(str(candidate), skipped="its epilogue is more than points")
         return
     if sum(_points(task, one.axes) for one in task.inputs.values()) > MOST:
@@ -167,16 +171,16 @@ class Simulation:
     def _store_lines(self) -> list[str]:
         result = self.task.template.results[self.result]
         stem = "start_" if result.access == "tma" else "r"
-        sides = {} if result.access != "tma" else {a: str(side) for a, side in self._sides().items() if self._is_cut(a)}
+        subtile = {} if result.access != "tma" else {a: str(side) for a, side in self._subtile().items() if self._is_cut(a)}
         many = "acc" if result.many else "acc0"
-        return self.slots.store(self.result, many, [self._index(stem, axis) for axis in result.axes], **sides)
+        return self.slots.store(self.result, many, [self._index(stem, axis) for axis in result.axes], **subtile)
 
-    def _sides(self) -> dict[str, int]:
+    def _subtile(self) -> dict[str, int]:
         axes = [a for a in self.task.template.results[self.result].axes if self.task.template.block(a)]
         return {axis: self.task.side(axis, self.config) for axis in axes}
 
     def _is_cut(self, axis: str) -> bool:
-        return self._sides()[axis] != self._blocks()[axis]
+        return self._subtile()[axis] != self._blocks()[axis]
 
     def _blocks(self) -> dict[str, int]:
         return {a: self.config.get(block) for a in self.task.template.axes if (block := self.task.template.block(a))}
@@ -244,19 +248,19 @@ class Simulation:
 
     def _is_turned(self) -> bool:
         """Whether the result's tiles have columns for rows."""
-        return list(self._sides()) == ["n", "m"]
+        return list(self._subtile()) == ["n", "m"]
 
     def _stored(self, sums: Sequence[Tile], batch: int, low: int) -> None:
         """The result's slot: at once where it goes by pointers, else tile by tile. `low` is the first row of the sums."""
-        axes = list(self._sides()) if len(self._sides()) == 2 else ["m", "n"]
+        axes = list(self._subtile()) if len(self._subtile()) == 2 else ["m", "n"]
         first = {axis: low if axis == "m" else 0 for axis in axes}
         lengths = dict(zip(axes, sums[0].shape, strict=True))
-        sides = self._sides() if self.task.template.results[self.result].access == "tma" else lengths
-        steps = [range(first[a], first[a] + lengths[a], sides[a]) for a in axes]
+        subtile = self._subtile() if self.task.template.results[self.result].access == "tma" else lengths
+        steps = [range(first[a], first[a] + lengths[a], subtile[a]) for a in axes]
         for begin in itertools.product(*steps):
-            place = tuple(slice(b - first[a], b - first[a] + sides[a]) for a, b in zip(axes, begin, strict=True))
+            place = tuple(slice(b - first[a], b - first[a] + subtile[a]) for a, b in zip(axes, begin, strict=True))
             parts = {f"acc{k}": tile(one[place]) for k, one in enumerate(sums)}
-            self._scope(dict(zip(axes, begin, strict=True)), sides, batch).run(self.store_lines, **parts)
+            self._scope(dict(zip(axes, begin, strict=True)), subtile, batch).run(self.store_lines, **parts)
 
     # ---- what came of it --------------------------------------------------------------------------------------------
 
@@ -273,7 +277,7 @@ class Simulation:
             got = torch.from_numpy(memory.values).as_strided(shape, strides)
             bad = (got.reshape(want.shape) - want).abs() > 1e-9 * (1 + want.abs())
             if bad.any():
-                places = bad.nonzero()
-                low, high = places.amin(0).tolist(), places.amax(0).tolist()
+                wrong_at = bad.nonzero()
+                low, high = wrong_at.amin(0).tolist(), wrong_at.amax(0).tolist()
                 return f"{int(bad.sum())} of {bad.numel()} elements of {name} are wrong, from {low} to {high}"
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# How an operand lies in memory.
+# How an operand is laid out in memory.
 LAYOUTS = ("contiguous", "transposed", "channels_last", "sliced", "offset", "padded")
 
 

@@ -25,7 +25,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Held:
+class GuardedTensor:
     """A tensor and the memory around it, with what that was before."""
 
     tensor: torch.Tensor
@@ -37,14 +37,14 @@ class Held:
         return not torch.equal(self.memory.view(torch.uint8), self.before.view(torch.uint8))
 
 
-def make(spec: Spec, device: torch.device, generator: torch.Generator) -> Held:
+def make(spec: Spec, device: torch.device, generator: torch.Generator) -> GuardedTensor:
     strides, offset = geometry(spec)
     last = sum((n - 1) * s for n, s in zip(spec.shape, strides, strict=True)) if 0 not in spec.shape else 0
     memory = torch.empty(GUARD + offset + last + 1 + GUARD, dtype=spec.dtype, device=device)
     memory.copy_(torch.full((1,), _guard(spec.dtype), dtype=torch.float64, device=device).expand(memory.shape))
     tensor = memory.as_strided(spec.shape, strides, GUARD + offset)
     tensor.copy_(_values(spec, device, generator))
-    return Held(tensor, memory, memory.clone())
+    return GuardedTensor(tensor, memory, memory.clone())
 
 
 def geometry(spec: Spec) -> tuple[tuple[int, ...], int]:

@@ -70,11 +70,11 @@ def memory_of(name: str, tensor: torch.Tensor) -> Memory:
     """The memory from a tensor's first element on, to the end of its storage."""
     count = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     flat = tensor.as_strided((count,), (1,))
-    places = np.zeros(tensor.shape, np.int64)
+    offsets_ = np.zeros(tensor.shape, np.int64)
     for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        places += (np.arange(size) * stride).reshape([-1 if k == axis else 1 for k in range(tensor.dim())])
+        offsets_ += (np.arange(size) * stride).reshape([-1 if k == axis else 1 for k in range(tensor.dim())])
     valid = np.zeros(count, np.bool_)
-    valid[places.reshape(-1)] = True
+    valid[offsets_.reshape(-1)] = True
     exact = flat if not flat.dtype.is_floating_point else flat.double()
     return Memory(name, exact.numpy().copy(), valid, np.zeros(count, np.int64))
 
@@ -109,7 +109,7 @@ def _store(pointer: Pointer, value: Any, mask: Any = None) -> None:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A TMA descriptor: what lies outside of its sizes reads as 0 and is not written."""
+    """A TMA descriptor: what is out of bounds reads as 0 and is not written."""
 
     memory: Memory
     offset: int
@@ -117,7 +117,7 @@ class Descriptor:
     strides: tuple[int, ...]
     block: tuple[int, ...]
 
-    def _places(self, begin: Sequence[Any]) -> tuple[Any, Any]:
+    def _offsets(self, begin: Sequence[Any]) -> tuple[Any, Any]:
         offsets: Any = np.int64(self.offset)
         inside: Any = np.bool_(True)
         for axis, (start, size, stride, side) in enumerate(zip(begin, self.sizes, self.strides, self.block, strict=True)):
@@ -126,11 +126,11 @@ class Descriptor:
         return offsets, inside
 
     def load(self, begin: Sequence[Any]) -> Tile:
-        offsets, inside = self._places(begin)
+        offsets, inside = self._offsets(begin)
         return _load(Pointer(self.memory, offsets), inside)
 
     def store(self, begin: Sequence[Any], value: Any) -> None:
-        offsets, inside = self._places(begin)
+        offsets, inside = self._offsets(begin)
         _store(Pointer(self.memory, offsets), value, inside)
 
 
@@ -163,7 +163,7 @@ TL = SimpleNamespace(
 LIB = SimpleNamespace(
     maximum=lambda a, b: tile(np.maximum(a, b)), minimum=lambda a, b: tile(np.minimum(a, b)),
     narrow=lambda value, kind: tile(value), cast=TL.cast, rounded_to_bfloat16=tile, round_to=TL.cast, trap_unless=_trap_unless,
-    product_of_halves=lambda a, b: tile(a * b),
+    multiply_halves=lambda a, b: tile(a * b),
 )  # fmt: skip
 
 

@@ -30,12 +30,12 @@ CORES = 2
 
 def serve() -> None:
     """Checks problems until stdin closes."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not reach the answers
     _settle()
 
     def say(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
+        replies.write(json.dumps(message) + "\n")
 
     say(started=True)
     for line in sys.stdin:

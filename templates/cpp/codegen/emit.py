@@ -60,7 +60,7 @@ class Turned:
 
 
 class Emitter:
-    """Emits all statements of one nest; the template places the pieces."""
+    """Emits all statements of one nest; the template puts them into the kernel."""
 
     def __init__(self, nest: Nest, graph: ir.Graph) -> None:
         self.nest, self.graph = nest, graph
@@ -282,7 +282,7 @@ class Emitter:
         offset = s.store[0]
         printer = self._index(offset)
         differs = printer.depends(offset) or self._varies(s.value) or (s.mask is not None and self._varies(s.mask))
-        # lanes that are all alike set an element once, but each of them combines with it
+        # lanes that are all equal set an element once, but each of them combines with it
         by_lane = self._in_lanes() and (differs or s.op != "set")
         combine = "" if s.op == "set" else f"<{CPP_SCATTER[s.op]}>"
         given = f", {mask}" if mask is not None else ""
@@ -468,7 +468,7 @@ class Emitter:
         return self.turned[buffer, offset].name
 
     def _walked(self, buffer: str, offset: Expr) -> None:
-        """Notes rows of a tile that are contiguous along the lanes: more than a processor sees coming by itself."""
+        """Notes rows of a tile that are contiguous along the lanes: more than a hardware prefetcher follows."""
         stride = None if self.nest.tile is None else ix.stride_of(offset, self.nest.tile)
         if stride is not None and stride.terms:
             self.walked[buffer, offset] = (self._first_of_strip(buffer, offset), self._index(offset).scalar(stride))
@@ -478,7 +478,7 @@ class Emitter:
         begin = ix.var(STRIP, self.nest.tile.extent).expr()
         return f"{self._pointer(buffer)} + {self._index(offset).scalar(ix.substitute(offset, {self.nest.tile: begin}))}"
 
-    # ---- pieces -----------------------------------------------------------------------------------------------------
+    # ---- parts ------------------------------------------------------------------------------------------------------
 
     def _as_lanes(self, value: Value) -> str:
         """The value as a vector even when all lanes are equal (an accumulator steps by lanes)."""
@@ -597,7 +597,7 @@ class Emitter:
 
 
 def _has_exact_inverse(divisor: Value) -> bool:
-    """Whether a number is a power of two, so that products with its inverse are the quotients, bit by bit."""
+    """Whether a number is a power of two, so that matmuls with its inverse are the quotients, bit by bit."""
     if divisor.op != "const" or not divisor.dtype.is_floating_point or not math.isfinite(divisor.attr):
         return False
     part, exponent = math.frexp(divisor.attr)

@@ -20,12 +20,12 @@ from kgen.templates.cpp.codegen.emit import Emitter, Section
 from kgen.templates.cpp.codegen.expression import IndexText
 from kgen.templates.cpp.codegen.prefetch import POINTED, pointed_row, step_between
 from kgen.templates.cpp.codegen.table import CPP_TYPES
-from kgen.templates.cpp.codegen.tile_loops import Cut, Walk, joined, with_loads
+from kgen.templates.cpp.codegen.tile_loops import Cut, TileLoop, joined, with_loads
 from kgen.templates.problem import Problem
 from kgen.templates.render import clean
 
 # Rows of a rectangle to those that are asked for in advance: a row is short, and the next one on another page.
-AHEAD = 4
+PREFETCH_ROWS = 4
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Rectangle:
 
 
 @dataclass(slots=True)
-class Nests:
+class EpilogueLoops:
     """Writes the nests of one function. `variables` are C++ variables in indices, which are no parameters of the function."""
 
     problem: Problem
@@ -100,12 +100,15 @@ class Nests:
         """Computes all of a rectangle."""
         return [self._lanes(), *self._rows(over, [self._moved(statement, over)], [], [])]
 
-    def epilogue(self, walks: Sequence[Walk], over: Rectangle) -> list[str]:
+    def epilogue(self, tile_loops: Sequence[TileLoop], over: Rectangle) -> list[str]:
         """All walks over a rectangle, one after the other."""
-        for walk in walks:
-            for s in (*walk.across, *walk.down):
-                self.folds |= dict.fromkeys(s.outs, (self.problem.part(s).axis, walk.cut))
-        found = [self._walk(walk, over) if walk.cut is None else self._cut(walk, walk.cut, over) for walk in walks]
+        for tile_loop in tile_loops:
+            for s in (*tile_loop.across, *tile_loop.down):
+                self.folds |= dict.fromkeys(s.outs, (self.problem.part(s).axis, tile_loop.cut))
+        found = [
+            self._tile_loop(tile_loop, over) if tile_loop.cut is None else self._cut(tile_loop, tile_loop.cut, over)
+            for tile_loop in tile_loops
+        ]
         if len(found) > 1:
             found = [["{", *_indented(lines), "}"] for lines in found]
         return [self._lanes(), *(line for lines in found for line in lines)]
@@ -126,7 +129,7 @@ class Nests:
 
     # ---- walks ------------------------------------------------------------------------------------------------------
 
-    def _cut(self, walk: Walk, cut: Cut, over: Rectangle) -> list[str]:
+    def _cut(self, tile_loop: TileLoop, cut: Cut, over: Rectangle) -> list[str]:
         """A walk over each of the rectangles that are as long as a reduction's runs."""
         along = over.fast if over.fast.axis == cut.axis else over.slow
         begin, first, count = (f"{name}_{along.name}" for name in ("begin", "first", "count"))
@@ -140,29 +143,29 @@ class Nests:
             f"for (int64_t {begin} = 0; {begin} < {along.count}; {begin} += {cut.length}) {{",
             f"  const int64_t {first} = {along.first} + {begin};",
             f"  const int64_t {count} = smaller<int64_t>({cut.length}, {along.count} - {begin});",
-            *_indented(self._walk(walk, inside)),
+            *_indented(self._tile_loop(tile_loop, inside)),
             "}",
         ]
 
-    def _walk(self, walk: Walk, over: Rectangle) -> list[str]:
-        if walk.vertical:
-            return self._columns(over, [self._folded(s, over, walk.cut) for s in walk.down])
-        names = [ir.fresh(self.problem.graph, f"{s.outs[0]}_total") for s in walk.down]
-        kinds = [ops.compute_dtype(s.value.dtype) for s in walk.down]
+    def _tile_loop(self, tile_loop: TileLoop, over: Rectangle) -> list[str]:
+        if tile_loop.vertical:
+            return self._columns(over, [self._folded(s, over, tile_loop.cut) for s in tile_loop.down])
+        names = [ir.fresh(self.problem.graph, f"{s.outs[0]}_total") for s in tile_loop.down]
+        kinds = [ops.compute_dtype(s.value.dtype) for s in tile_loop.down]
         over = replace(over, local=dict(zip(names, kinds, strict=True)))
         at = (_loop(over.fast, self.problem).expr(),)
         lines: list[str] = []
         begin, steps, end = [], [], []
-        for s, name, kind in zip(walk.down, names, kinds, strict=True):
-            total, folded = vs.load(name, at, kind), self._folded(s, over, walk.cut)
+        for s, name, kind in zip(tile_loop.down, names, kinds, strict=True):
+            total, folded = vs.load(name, at, kind), self._folded(s, over, tile_loop.cut)
             first = vs.const(ops.identity(s.op, s.value.dtype), kind)
             begin.append(_point(name, first, at))
             steps.append(_point(name, joined(folded, total), at))
             end.append(replace(folded, kind="pointwise", value=total, rank=None, op=""))
             self.parameters.made_names.add(f"p_{clean(name)}")
-            lines.append(f"alignas(64) {CPP_TYPES[kind].storage} p_{clean(name)}[{self._most(over.fast, walk.cut)}];")
-        points = [self._moved(s, over, walk.cut) for s in walk.points]
-        across = [self._folded(s, over, walk.cut) for s in walk.across]
+            lines.append(f"alignas(64) {CPP_TYPES[kind].storage} p_{clean(name)}[{self._most(over.fast, tile_loop.cut)}];")
+        points = [self._moved(s, over, tile_loop.cut) for s in tile_loop.points]
+        across = [self._folded(s, over, tile_loop.cut) for s in tile_loop.across]
         asked = self._asking([*points, *steps], over)
         rows = self._rows(over, [*points, *steps], across, asked)
         return [*lines, *self._one_row(over, begin), *rows, *self._one_row(over, end)]
@@ -276,7 +279,7 @@ class Nests:
         return f"constexpr int L = {self.problem.device.lanes};"
 
     def _asking(self, statements: list[Statement], over: Rectangle) -> list[str]:
-        """Asks for a later row of all memory that lies along the rows, be it where data say."""
+        """Asks for a later row of all memory that is along the rows, be it where data say."""
         r, j = _loop(over.slow, self.problem), _loop(over.fast, self.problem)
         made = {o for s in self.problem.kernel.statements for o, kept in zip(s.outs, s.stored, strict=True) if not kept}
         found: dict[str, None] = {}
@@ -288,14 +291,14 @@ class Nests:
                 if name in made:
                     continue
                 if step is not None:
-                    later = self.text(at + step * AHEAD - j.expr())
+                    later = self.text(at + step * PREFETCH_ROWS - j.expr())
                     found.setdefault(f"  prefetch_run(p_{clean(name)} + {later}, {over.fast.count});")
-                elif (pointed := pointed_row(at, j, r, AHEAD)) is not None and pointed.source not in made:
+                elif (pointed := pointed_row(at, j, r, PREFETCH_ROWS)) is not None and pointed.source not in made:
                     self.parameters.pointers.setdefault(pointed.source)
                     read = f"p_{clean(pointed.source)}[{self.text(pointed.place)}]"
                     asking = f"prefetch_run(p_{clean(name)} + {self.text(pointed.target)}, {over.fast.count});"
                     found.setdefault(f"  {{ const int64_t {POINTED} = {read}; {asking} }}")
-        return [f"if ({r.name} + {AHEAD} < {over.slow.count}) {{", *found, "}"] if found else []
+        return [f"if ({r.name} + {PREFETCH_ROWS} < {over.slow.count}) {{", *found, "}"] if found else []
 
 
 def digits(loops: tuple[Var, ...], index: Expr) -> dict[Atom, Expr]:

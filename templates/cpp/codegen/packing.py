@@ -3,7 +3,8 @@
 `templates/cpp/include/kgen/pack.h` has the layout (`pack_column`), which depends on the instruction set: a kernel and the
 function that packs for it are compiled together. Here is the rule by which it pays; `kernels/packing.py` writes the function.
 
-What it weighs, as measured on an AMD Zen 5 with AVX-512 and its bfloat16 products (4096 columns of 4096, float32 and bfloat16):
+What it weighs, as measured on an AMD Zen 5 with AVX-512 and its bfloat16 dot products (4096 columns of 4096, float32 and
+bfloat16):
 
 - packing at each call costs as much as multiplying about 16 rows: 32 rows took 1.7 times as long as packed before, 64 rows 1.3
   times and 512 rows 1.05 times;
@@ -23,7 +24,7 @@ from kgen.templates.problem import Problem
 
 __all__ = ["in_tiles", "packing_of", "why_not"]
 
-# Rows above which packing at each call is little beside the products. Up to so many, columns are as well read where they lie:
+# Rows above which packing at each call is little beside the matmuls. Up to so many, columns are as well read where they lie:
 # of any numbers, of those that packing widens, and of those that AMX multiplies.
 MOST_ROWS, FEW_ROWS, FEW_WIDENED_ROWS, FEW_TILED_ROWS = 512, 2, 4, 16
 # How many times faster than float32 bfloat16 is multiplied without AMX.
@@ -40,7 +41,7 @@ def in_tiles(kind: torch.dtype, device: Device) -> bool:
 def why_not(problem: Problem, name: str, number: int = 0) -> str | None:
     """Why a frozen operand is not packed, or None."""
     one = problem.members[number][name]
-    own, summed = problem.sides(name)
+    own, summed = problem.operand_axes(name)
     batch = [v for axis in one.axes if axis not in (own, summed) for v in one.loops[axis] if v in one.value.variables()]
     lengths = [problem.extent(own), problem.extent(summed), *(v.extent for v in batch)]
     if any(n.as_int() is None for n in lengths) or _numbers(problem, name, number) is None:
@@ -61,13 +62,13 @@ def _by_rows(problem: Problem, rows: str, kind: torch.dtype) -> str | None:
         return None
     few = FEW_TILED_ROWS if in_tiles(kind, problem.device) else FEW_ROWS
     if problem.size(rows) <= few:
-        return f"with {problem.size(rows)} rows it is read as fast as it lies"
+        return f"with {problem.size(rows)} rows it is read as fast unpacked"
     return f"with {problem.size(rows)} rows packing takes little of the time" if problem.size(rows) > MOST_ROWS else None
 
 
 def packing_of(problem: Problem, name: str, number: int) -> Packing:
     """The packing, still without a name, of an operand for which nothing speaks against it."""
-    own, summed = problem.sides(name)
+    own, summed = problem.operand_axes(name)
     one, numbers = problem.members[number][name], _numbers(problem, name, number)
     assert numbers is not None
     assert one.load is not None
@@ -83,7 +84,7 @@ def packing_of(problem: Problem, name: str, number: int) -> Packing:
 def _rows(problem: Problem, name: str) -> str:
     """The axis of the other operand's rows."""
     other = next(a for a in problem.inputs if a != name)
-    return problem.sides(other)[0]
+    return problem.operand_axes(other)[0]
 
 
 def _numbers(problem: Problem, name: str, number: int) -> tuple[int, tuple[int, int], int, int] | None:
@@ -91,10 +92,10 @@ def _numbers(problem: Problem, name: str, number: int) -> tuple[int, tuple[int, 
     summed one; None where one of them is no number."""
     one = problem.members[number][name]
     assert one.load is not None
-    sides = problem.sides(name)
+    operand_axes = problem.operand_axes(name)
     offset = one.load.attr[1][0]
-    batch = [v for axis in one.axes if axis not in sides for v in one.loops[axis] if v in one.value.variables()]
-    strides = [problem.stride(name, axis, number) for axis in sides]
+    batch = [v for axis in one.axes if axis not in operand_axes for v in one.loops[axis] if v in one.value.variables()]
+    strides = [problem.stride(name, axis, number) for axis in operand_axes]
     steps = [ix.stride_of(offset, v) for v in batch[:1]] or [ix.ZERO]
     counts = [v.extent for v in batch[:1]] or [ix.ONE]
     start = ix.substitute(offset, {v: ix.ZERO for axis in one.axes for v in one.loops[axis]})

@@ -1,9 +1,9 @@
 """Memory that a later row needs, asked for while a row is worked on.
 
 A nest with several sections reads a row from memory in one of them and has it in the cache in the others. Without help memory
-idles during those: processors look ahead along what is being read, not across the sections. So a section that finds its row in
+idles during those: hardware prefetchers follow what is being read, not across the sections. So a section that finds its row in
 the cache asks for the same place of the next one. And where short runs lie apart, as the heads of a permuted copy do, no
-processor sees the next run coming, nor where lanes walk down columns. Least of all does it see what data point to: their
+prefetcher sees the next run coming, nor where lanes walk down columns. Least of all does it see what data point to: their
 indices are read early for that.
 """
 
@@ -21,9 +21,9 @@ from kgen.templates.cpp.codegen.emit import Emitter
 
 # Bytes of all asked rows together: more would drive the present row from a private cache (L2, from 512 KiB on).
 MAX_BYTES = 1 << 17
-# Steps of the vector loop that a row has at least: shorter ones are one stream to a processor.
+# Steps of the vector loop that a row has at least: shorter ones are one stream to a hardware prefetcher.
 MIN_STEPS = 4
-# Bytes ahead where short runs lie apart, runs ahead at most, and the longest run that counts as short.
+# Prefetch distance in bytes where short runs lie apart, runs to prefetch at most, and the longest run that counts as short.
 APART, MOST_RUNS, SHORT = 4096, 16, 2048
 # Rows, and steps along the lanes, by which indices are read early that point to something for each lane.
 POINTED_ROWS, POINTED_STEPS = 8, 16
@@ -130,7 +130,7 @@ def pointed_prefetches(nest: Nest, emitter: Emitter, sizes: Sizes) -> tuple[list
 
 
 def _early(nest: Nest, at: Expr, place: Expr, itemsize: int, sizes: Sizes) -> Early | None:
-    """How early an index that lies at `place` is read, which is part of `at`. Where each lane has an index of its own, the
+    """How early an index at `place` is read, which is part of `at`. Where each lane has an index of its own, the
     first one's is asked for: they are often the same."""
     kernel, lanes = nest.kernel, nest.vector
     assert lanes is not None
@@ -168,7 +168,7 @@ def step_between(at: Expr, lanes: Var, row: Var) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class Pointed:
-    """Where an index lies in the buffer `source`, and the first element of what it points to, in terms of it."""
+    """Where an index is in the buffer `source`, and the first element of what it points to, in terms of it."""
 
     source: str
     place: Expr
@@ -194,7 +194,7 @@ def _from_data(at: Expr) -> list[ix.Indirect]:
 
 
 def _later(run: int) -> int:
-    """How many runs of so many bytes are asked for ahead; 0: they are long."""
+    """How many runs of so many bytes are prefetched; 0: they are long."""
     return max(1, min(MOST_RUNS, APART // run)) if run <= SHORT else 0
 
 

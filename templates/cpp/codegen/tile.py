@@ -1,7 +1,7 @@
-"""Slots of C++ templates: operands of the matrix product engine (`include/kgen/matmul.h`), and what becomes of its results.
+"""Slots of C++ templates: operands of the matmul engine (`include/kgen/matmul.h`), and what becomes of its results.
 
 An operand is memory with strides, or a function that computes a block of its values into a thread's memory. A result's tile
-lies in a thread's cache, and its epilogue is a loop nest over it like that of any pointwise kernel, the tile one more input.
+stays in a thread's cache, and its epilogue is a loop nest over it like that of any pointwise kernel, the tile one more input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
 from kgen.templates.contract import Config
-from kgen.templates.cpp.codegen.epilogue_loops import Block, Nests, Parameters, Rectangle, digits
+from kgen.templates.cpp.codegen.epilogue_loops import Block, EpilogueLoops, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
-from kgen.templates.cpp.codegen.tile_loops import walks_of
+from kgen.templates.cpp.codegen.tile_loops import tile_loops_of
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
@@ -33,10 +33,10 @@ class Slots:
     problem: Problem
     config: Config
     parameters: Parameters = field(default_factory=Parameters)
-    nests: Nests = field(init=False)
+    epilogue_loops: EpilogueLoops = field(init=False)
 
     def __post_init__(self) -> None:
-        self.nests = Nests(self.problem, self.config, self.parameters)
+        self.epilogue_loops = EpilogueLoops(self.problem, self.config, self.parameters)
 
     def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
         return OperandSlot(name, self, facts, count, 0, sums)
@@ -49,7 +49,7 @@ class Slots:
     def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
         one = self.problem.members[number][operand]
-        own, summed = self.problem.sides(one.name)
+        own, summed = self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
             raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
@@ -73,7 +73,7 @@ class Slots:
 
     def _packed(self, one: Input, name: str, fixed: Mapping[Atom, Expr], array: str) -> str:
         """The array of a `kgen.ir.plan.Packing`, in which batches follow each other."""
-        own, summed = self.problem.sides(one.name)
+        own, summed = self.problem.operand_axes(one.name)
         kind, other = CPP_TYPES[one.dtype].storage, CPP_TYPES[self.problem.main_dtype].storage
         self.parameters.pointers.setdefault(array)
         batch = [v for a in one.axes if a not in (own, summed) for v in one.loops[a] if v in one.value.variables()]
@@ -92,7 +92,7 @@ class Slots:
         start = ix.substitute(offset, at, {}, lambda value: vs.substitute(value, at))
         kind = CPP_TYPES[one.dtype].storage
         self.parameters.pointers.setdefault(buffer)
-        lines, text = self.nests.place(start, f"{name}_start")
+        lines, text = self.epilogue_loops.place(start, f"{name}_start")
         where = f"p_{clean(buffer)}" + (f" + {text}" if start.terms else "")
         return [*lines, f"const Strided<{kind}> {name}{{{where}, {self.text(strides[0])}, {self.text(strides[1])}}};"]
 
@@ -100,7 +100,7 @@ class Slots:
         """The axis along which most of the operand's memory is contiguous: neighbours in a vector. Arrays of one axis, such as
         weights, do not count: they are contiguous along it, and read once a row along the other one. An axis that fills less
         than half a vector is none for vectors."""
-        summed = self.problem.sides(one.name)[1]
+        summed = self.problem.operand_axes(one.name)[1]
         if self._is_short(own) != self._is_short(summed):
             return summed if self._is_short(own) else own
         weights = {own: 0, summed: 0}
@@ -119,13 +119,16 @@ class Slots:
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
         """A function that computes a block of the operand."""
-        own, summed = self.problem.sides(one.name)
-        sides = {own: Block(own, one.loops[own], "i0", "ni", "i"), summed: Block(summed, one.loops[summed], "k0", "nk", "k")}
-        slow, fast = (sides[a] for a in ((own, summed) if along == summed else (summed, own)))
+        own, summed = self.problem.operand_axes(one.name)
+        operand_axes = {
+            own: Block(own, one.loops[own], "i0", "ni", "i"),
+            summed: Block(summed, one.loops[summed], "k0", "nk", "k"),
+        }
+        slow, fast = (operand_axes[a] for a in ((own, summed) if along == summed else (summed, own)))
         buffer = ir.fresh(self.problem.graph, f"{name}_block")
         kind = CPP_TYPES[one.dtype].storage
         statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
-        body = self.nests.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
+        body = self.epilogue_loops.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
@@ -134,18 +137,18 @@ class Slots:
         """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the
         operand's own axis, and how many sums there are."""
         one = self.problem.members[number][operand]
-        own, summed = self.problem.sides(one.name)
+        own, summed = self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
         fixed = self._digits(batch, indices[: len(batch)], self.problem.loops)
         first, count = indices[len(batch) :]
-        found = self.problem.side_sum(operand, number)
+        found = self.problem.operand_reduction(operand, number)
         return self._totals(found.statements, name, Block(own, self.problem.loops[own], first, count, "j"), fixed)
 
     def _totals(self, statements: Sequence[Statement], name: str, side: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
         """What becomes of the numbers `name`, one for each index of a side."""
         total = ir.fresh(self.problem.graph, f"{statements[0].outs[0]}_total")
         self.parameters.made_names.add(f"p_{clean(total)}")
-        return [f"const auto* const p_{clean(total)} = {name};", *self.nests.totals(statements, total, side, fixed)]
+        return [f"const auto* const p_{clean(total)} = {name};", *self.epilogue_loops.totals(statements, total, side, fixed)]
 
     # ---- results ----------------------------------------------------------------------------------------------------
 
@@ -164,8 +167,8 @@ class Slots:
         many = self.problem.template.results[result].many
         names = [f"{name}{k}" for k in range(len(sums))] if many else [name]
         aliases = [f"const auto* const p_{clean(out)} = {one};" for out, one in zip(sums, names, strict=True)]
-        walks = walks_of(self.problem, self.config, columns)
-        return [*aliases, *self.nests.epilogue(walks, Rectangle(slow, fast, sums, ld, fixed))]
+        tile_loops = tile_loops_of(self.problem, self.config, columns)
+        return [*aliases, *self.epilogue_loops.epilogue(tile_loops, Rectangle(slow, fast, sums, ld, fixed))]
 
     def store_second(self, result: str, name: str, indices: Sequence[str]) -> list[str]:
         """What becomes of the second results `name` of a step. `indices` are those of the batch axes, then the first row, and
@@ -190,7 +193,7 @@ class Slots:
         made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
         value = vs.replace_steps(middle.value if masked else middle.unmasked, lambda _: vs.load(made, (ix.ZERO,), kind))
         statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
-        body = self.nests.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
+        body = self.epilogue_loops.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
 
@@ -225,8 +228,8 @@ class Slots:
 
     def _note_variables(self, names: Sequence[str]) -> None:
         """These names in indices are no parameters of the kernel."""
-        self.nests.variables.update(names)
+        self.epilogue_loops.variables.update(names)
 
     def text(self, expr: Expr) -> str:
         """An expression of sizes, and of the author's variables."""
-        return self.nests.text(expr)
+        return self.epilogue_loops.text(expr)

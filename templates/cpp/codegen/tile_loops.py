@@ -29,7 +29,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class TileLoop:
     """Statements of one walk: points, folds across the rows, and folds down the columns. One with a `cut` goes over smaller
     rectangles, a `vertical` one down the columns."""
 
@@ -40,7 +40,7 @@ class Walk:
     vertical: bool
 
 
-def walks_of(problem: Problem, config: Config, fast: str) -> list[Walk]:
+def tile_loops_of(problem: Problem, config: Config, fast: str) -> list[TileLoop]:
     """The walks of a problem's epilogue in order; `fast` is the axis of the rows."""
     found: dict[tuple[int, bool, Cut | None], list[Statement]] = {}
     depth: dict[str, int] = {}  # of a reduction's results: how many walks have to be complete before they are read
@@ -53,14 +53,14 @@ def walks_of(problem: Problem, config: Config, fast: str) -> list[Walk]:
             cut = Cut(part.axis, s.block) if s.block < problem.side(part.axis, config) else None
             vertical = part.axis != fast and ops.REDUCTIONS[s.op].combine is None
         found.setdefault((level, vertical, cut), []).append(s)
-    return [_walk(problem, found[key], key[2], key[1], fast) for key in sorted(found, key=lambda key: key[0])]
+    return [_tile_loop(problem, found[key], key[2], key[1], fast) for key in sorted(found, key=lambda key: key[0])]
 
 
-def _walk(problem: Problem, statements: list[Statement], cut: Cut | None, vertical: bool, fast: str) -> Walk:
+def _tile_loop(problem: Problem, statements: list[Statement], cut: Cut | None, vertical: bool, fast: str) -> TileLoop:
     folds = [s for s in statements if s.kind == "partial"]
     across = tuple(s for s in folds if problem.part(s).axis == fast)
     down = tuple(s for s in folds if problem.part(s).axis != fast)
-    return Walk(tuple(s for s in statements if s.kind != "partial"), across, down, cut, vertical)
+    return TileLoop(tuple(s for s in statements if s.kind != "partial"), across, down, cut, vertical)
 
 
 def _inlined(epilogue: Iterable[Statement]) -> tuple[Statement, ...]:

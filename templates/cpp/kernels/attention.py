@@ -60,17 +60,17 @@ class Attention(KernelTemplate):
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         """Fewer rows at a time where threads would have less than a few blocks each."""
         blocks = problem.size("b") * -(-problem.size("m") // ROWS)
-        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.processors else (ROWS // 2, ROWS)
+        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.compute_units else (ROWS // 2, ROWS)
         for m in rows:
             for n in (128, 256):
                 yield {"BLOCK_M": m, "BLOCK_N": n}
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        """Both products at the engine's rates, of scores that a mask may keep; or reading operands."""
+        """Both matmuls at the engine's rates, of scores that a mask may keep; or reading operands."""
         rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
-        products = problem.flops / problem.rate / rate * _share(problem, config)
+        matmuls = problem.flops / problem.rate / rate * _share(problem, config)
         reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
-        return START + max(products, reading / problem.device.bandwidth)
+        return START + max(matmuls, reading / problem.device.bandwidth)
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(not problems[0].middles["scores"].is_plain)

@@ -1,18 +1,18 @@
-"""How the C++ matrix product (`include/kgen/matmul.h`) cuts a problem, by its sizes: a rule, not a search.
+"""How the C++ matmul (`include/kgen/matmul.h`) cuts a problem, by its sizes: a rule, not a search.
 
 What it weighs, for m by k times k by n:
 
 - Rows are packed once for all threads, over all of k: as many as 8 MiB of words hold. More rows at a time mean that the columns
-  are packed fewer times; with 512 of them that costs 3% of a float product, with 64 a quarter.
+  are packed fewer times; with 512 of them that costs 3% of a float matmul, with 64 a quarter.
 - A rectangle of results stays in a thread's L2 (half a MiB) with a block of columns (128 KiB).
 - Threads take rectangles one after the other, so each should get several; where there are fewer rectangles than threads,
   and k is long, the sum over k is shared out too.
-- A rectangle of several products with a joint epilogue holds the results of all of them.
+- A rectangle of several matmuls with a joint epilogue holds the results of all of them.
 - Where results are stored in order along rows (or columns), threads share columns (or rows) alone. Low rectangles mean that
   columns are packed more often, so each thread gets fewer then.
-- Up to 16 rows the product is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
-- Up to 96 rows columns whose k are neighbours are not packed either: each is read once for all rows, and what is asked for
-  ahead ends with a rectangle, so that these are wider.
+- Up to 16 rows the matmul is bound by reading the columns, which are then read where they lie; so it is with up to 16 columns.
+- Up to 96 rows columns whose k are neighbours are not packed either: each is read once for all rows, and what is prefetched
+  ends with a rectangle, so that these are wider.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def choose_blocking(
 
 
 def _cut(size: int, most: int, unit: int) -> int:
-    """The size of equal pieces of `size` that are at most about `most`, a multiple of `unit`."""
+    """The size of equal blocks of `size` that are at most about `most`, a multiple of `unit`."""
     most = max(unit, most // unit * unit)
-    pieces = -(-max(1, size) // most)
-    return -(-max(1, size) // (pieces * unit)) * unit
+    blocks = -(-max(1, size) // most)
+    return -(-max(1, size) // (blocks * unit)) * unit

@@ -1,5 +1,5 @@
-"""What a matrix product of the C++ engine takes, with constants fitted to measurements on an Intel Xeon with AMX
-(`bench/cpu_products.py`). The library's time, in the same units: `kgen.cost.model`.
+"""What a matmul of the C++ engine takes, with constants fitted to measurements on an Intel Xeon with AMX
+(`bench/cpu_matmuls.py`). The library's time, in the same units: `kgen.cost.model`.
 
 With many rows the operands are packed, then multiplied; with a few the time is that of reading them, where they lie. Between,
 rows are packed and columns read while they are multiplied (`include/kgen/dots.h`). The constants of pairs in registers, and of
@@ -29,7 +29,7 @@ PACK_RATE, READ_RATE, PAIRING_RATE = 1.0, 1.0, 0.55
 READ_MEANWHILE = 0.75
 # Adding up rows that were just packed, from the cache, to bringing them there from memory.
 SUMMING = 0.25
-# Rows of a rectangle whose products take as long as bringing its columns into order.
+# Rows of a rectangle whose matmuls take as long as bringing its columns into order.
 PACKED_ROWS = 16
 
 
@@ -43,10 +43,10 @@ def seconds(problem: Problem, config: Config) -> float:
     compute = problem.flops / problem.rate / _rate(problem, pairs, apart)
     share = (PAIRING_RATE if apart and smallest > 2 else READ_RATE) if few else PACK_RATE
     reading = {name: problem.bytes_read(name) / problem.device.bandwidth / share for name in problem.inputs}
-    compute += sum(problem.bytes_read(one.operand) for one in problem.side_sums) / problem.device.bandwidth * SUMMING
+    compute += sum(problem.bytes_read(one.operand) for one in problem.operand_reductions) / problem.device.bandwidth * SUMMING
     writing = problem.epilogue_bytes / problem.device.bandwidth
     if few:
-        alone = problem.device.processors if _one_thread(problem) else 1
+        alone = problem.device.compute_units if _one_thread(problem) else 1
         return START + writing + max(compute, sum(reading.values())) * alone
     if problem.in_order or not (problem.static("m") and problem.static("n")):
         compute *= _excess(problem, config)
@@ -58,7 +58,7 @@ def seconds(problem: Problem, config: Config) -> float:
 
 
 def _rate(problem: Problem, pairs: bool, apart: bool) -> float:
-    """The share of the peak rate that products reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
+    """The share of the peak rate that matmuls reach: of numbers, of `pairs`, or of those that are no neighbours in memory."""
     if not packing.in_tiles(problem.main_dtype, problem.device):
         return PAIRS_RATE if pairs else RATE
     return TILES_COLUMNS_RATE if apart else TILES_RATE
@@ -89,15 +89,15 @@ def _rule(problem: Problem, in_order: tuple[str, ...]) -> Blocking:
 
 
 def _threads(problem: Problem, in_order: tuple[str, ...]) -> int:
-    """Threads that share one matrix product."""
-    processors = problem.device.processors
-    return 1 if problem.size("b") >= processors and "b" not in in_order else processors
+    """Threads that share one matmul."""
+    compute_units = problem.device.compute_units
+    return 1 if problem.size("b") >= compute_units and "b" not in in_order else compute_units
 
 
 def _excess(problem: Problem, config: Config) -> float:
-    """How many times longer the products take than with the rule's cut, in any order: a cut made for another length of a
+    """How many times longer the matmuls take than with the rule's cut, in any order: a cut made for another length of a
     dynamic axis packs columns more often, or leaves threads idle, and so does an order."""
-    own = Blocking(config.ROWS, config.BLOCK_M, config.BLOCK_N, config.PARTS)
+    own = Blocking(config.ROWS, config.BLOCK_M, config.BLOCK_N, config.SPLIT_K)
     return max(1.0, _effort(problem, own, problem.in_order) / _effort(problem, _rule(problem, ()), ()))
 
 
@@ -113,8 +113,8 @@ def _effort(problem: Problem, cut: Blocking, in_order: tuple[str, ...]) -> float
         tasks, each = across, rows * tile_columns
     elif cut.parts == 1 and "n" in in_order:
         tasks, each = down, tile_rows * n
-    products = b if threads > 1 or "b" in in_order else math.ceil(b / problem.device.processors)
-    rounds = products * math.ceil(m / rows) * math.ceil(tasks / threads)
+    matmuls = b if threads > 1 or "b" in in_order else math.ceil(b / problem.device.compute_units)
+    rounds = matmuls * math.ceil(m / rows) * math.ceil(tasks / threads)
     return rounds * each * (1 + PACKED_ROWS / tile_rows)
 
 

@@ -41,7 +41,7 @@ def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, n
     graph = problem.graph
     bodies: dict[Hashable, _Body] = {}
     members: list[tuple[_Body, Form]] = []
-    for nest in problem.nests:
+    for nest in problem.vector_loops:
         form = form_of(nest, graph)
         if form.key not in bodies:
             bodies[form.key] = _body(form, graph, len(bodies))
@@ -98,7 +98,7 @@ class _Table:
         mine = dict(zip(body.form.buffers, form.buffers, strict=True))
         first = len(self.pointers)
         self.pointers += [mine[name] for name in body.emitter.pointers]
-        # equal forms number their symbols alike, so the body's symbols are this member's as well
+        # equal forms number their symbols in the same way, so the body's symbols are this member's as well
         values = {symbol.name: expr for symbol, expr in form.sizes.items()}
         actual: dict[Atom, Expr] = {symbol: form.sizes[symbol] for symbol in form.sizes}
         tasks = ix.substitute(body.task_count, actual, {})

@@ -46,7 +46,7 @@ SUM_BLOCK = 256
 
 
 class _Lanes(LoopKernel):
-    """Fewer lanes are narrower vectors: less is loaded ahead, and short loops have less of a tail."""
+    """Fewer lanes are narrower vectors: less is prefetched, and short loops have less of a tail."""
 
     LANES = knob(4, 8, 16, 32)
 
@@ -74,14 +74,14 @@ class ColumnReduction(_Lanes):
 def render_kernel(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
     """The C++ function of one loop nest. A general one has its constant offsets as arguments."""
     under = problem.under(config)
-    [nest] = under.nests
+    [nest] = under.vector_loops
     made = _render_nest(under, template, config, name)
     if not _has_offsets(nest):
         return made
     general, offsets = with_offsets_as_sizes(nest)
 
     def by_offset(name: str) -> Rendered:
-        made = _render_nest(replace(under, nests=(general,)), template, config, name)
+        made = _render_nest(replace(under, vector_loops=(general,)), template, config, name)
         return replace(made, sizes=tuple(offsets.get(str(size), size) for size in made.sizes))
 
     return replace(made, general=by_offset)
@@ -100,7 +100,7 @@ def _has_offsets(nest: Nest) -> bool:
 
 
 def _render_nest(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
-    [nest], graph = problem.nests, problem.graph
+    [nest], graph = problem.vector_loops, problem.graph
     emitter = Emitter(nest, graph)
     slots = _slots(problem.kind, name, nest, emitter, graph)
     text = render_slots(template.source, "cpu", slots, config, problem)
@@ -119,14 +119,14 @@ def _slots(kind: str, name: str, nest: Nest, emitter: Emitter, graph: ir.Graph) 
     share = None if nest.kernel.share is None else _share_slot(nest, emitter, sizes, outer, tasks.grain)
     rows = _row_buffers(nest, emitter)
     tasks, body = with_prefetches(tasks, body, sections, nest, emitter, sizes)
-    walks = tuple(_section_slot(s, nest, _Text(emitter)) for s in sections)
+    row_passes = tuple(_section_slot(s, nest, _Text(emitter)) for s in sections)
     row_split = _split_slot(sections[0], nest, emitter) if split else None
     scan_split = _scan_split_slot(sections[0], nest, emitter, graph) if splits_scan else None
     head = FunctionHead(name, _comments(nest), pointers_of(emitter), tuple(emitter.sizes), nest.lanes, emitter.includes_check)
     if kind == "pointwise":
         return CppPoints(head, tasks, lines(body))
     step = _one_step(nest) if nest.one_step else None
-    found = (head, tasks, lines(body), walks, lines(rows), nest.vertical, row_split, share, step)
+    found = (head, tasks, lines(body), row_passes, lines(rows), nest.vertical, row_split, share, step)
     return CppScans(*found, scan_split) if kind == "scan" else CppRows(*found)
 
 
@@ -208,8 +208,8 @@ def with_prefetches(
     if tasks.flat and not any(isinstance(a, ix.Indirect) for place in _accesses(nest) for a in ix.free_atoms(place)):
         return replace(tasks, before=lines(emitter.task.lines)), body  # hardware prefetches such a run
     before, inside = pointed_prefetches(nest, emitter, sizes)
-    ahead = [] if tasks.flat else [*run_prefetches(nest, emitter, sizes), *before]
-    tasks = replace(tasks, before=lines([*emitter.task.lines, *ahead]))
+    prefetch_lines = [] if tasks.flat else [*run_prefetches(nest, emitter, sizes), *before]
+    tasks = replace(tasks, before=lines([*emitter.task.lines, *prefetch_lines]))
     body = [*inside.pop(-1, ()), *body]  # of a nest of points, which has no sections
     for asked in (prefetches(nest, emitter, sizes), inside):
         for number, statements in asked.items():
@@ -409,8 +409,9 @@ def _split_slot(section: Section, nest: Nest, emitter: Emitter) -> RowSplit:
 
 
 def _splits_scan(nest: Nest, sections: list[Section], sizes: Sizes) -> bool:
-    """Whether threads should share each scanned row: one section of scans along the lanes that do not need each other. Products
-    of floats are left whole: a share's own product can over- or underflow where the running product does not."""
+    """Whether threads should share each scanned row: one section of scans along the lanes that do not need each other. Rows
+    of multiplied floats are left whole: a share's own running product can over- or underflow where the running product does
+    not."""
     kernel = nest.kernel
     inner = [s for s in kernel.statements if s.inner]
     scans = [s for s in inner if s.kind == "scan"]

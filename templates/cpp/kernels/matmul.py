@@ -1,4 +1,4 @@
-"""Matrix products on CPUs, by the engine of `include/kgen/matmul.h`."""
+"""Matmuls on CPUs, by the engine of `include/kgen/matmul.h`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Matmul(KernelTemplate):
         operand("b", "k", "n", many=True, packs=True),
         result("b", "m", "n", many=True, ordered=True),
     )
-    ROWS, BLOCK_M, BLOCK_N, PARTS = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
+    ROWS, BLOCK_M, BLOCK_N, SPLIT_K = knob(528, 288), knob(528, 288, 96, 48), knob(128, 64, 32), knob(1, 2, 4)
     FEW_ROWS = knob(0, 16)
     joins = "parts"
 
@@ -54,7 +54,7 @@ class Matmul(KernelTemplate):
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         """The rule's cut, then narrower rectangles for whoever measures. A few rows are not packed, and so not summed."""
         first = estimate.rule(problem)
-        few = 0 if problem.side_sums else first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS
+        few = 0 if problem.operand_reductions else first.few_rows if problem.static("m") and problem.static("n") else FEW_ROWS
         parts = [problem.part(s) for s in problem.epilogue if s.kind == "partial"]
         seen: set[tuple[int, int]] = set()
         for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2)):
@@ -62,7 +62,7 @@ class Matmul(KernelTemplate):
             if tile not in seen:
                 yield {
                     "ROWS": -(-first.rows // tile[0]) * tile[0], "BLOCK_M": tile[0], "BLOCK_N": tile[1],
-                    "PARTS": first.parts,
+                    "SPLIT_K": first.parts,
                     "FEW_ROWS": few,
                 }  # fmt: skip
             seen.add(tile)
@@ -77,7 +77,7 @@ class Matmul(KernelTemplate):
     def order(self, problem: Problem, config: Config) -> Hashable:
         """Sums run along k in blocks of one length; in parts for threads, and in another order where there are few rows."""
         few = min(problem.size("m"), problem.size("n")) <= config.FEW_ROWS
-        return config.PARTS, few and not estimate.packed(problem)
+        return config.SPLIT_K, few and not estimate.packed(problem)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return estimate.seconds(problem, config)

@@ -18,12 +18,12 @@ from kgen.ir.values import Value
 from kgen.templates.triton.codegen.online_softmax import Rescaled, rescaled_sums
 from kgen.templates.triton.codegen.point import Axes, PointEmitter, Scope
 from kgen.templates.triton.codegen.precision import exact_values
-from kgen.templates.triton.codegen.rng_blocks import of_neighbours
+from kgen.templates.triton.codegen.rng_blocks import of_adjacent
 from kgen.templates.triton.codegen.table import NO_INDEX, REDUCE, SCAN, TRITON_TYPES, literal
 
 PAIRS = ("argmax", "argmin")
 # Columns that share a running maximum: as many as a thread loads of 16-bit numbers at once.
-NEIGHBOURS = 8
+RUN = 8
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class Section:
 
 
 class Emitter(PointEmitter):
-    """Emits all statements of one tiling; the template places the pieces. `exact` forbids the hardware's approximations also
-    where a value ends in 16 bits."""
+    """Emits all statements of one tiling; the template puts them into the kernel. `exact` forbids the hardware's approximations
+    also where a value ends in 16 bits."""
 
     order = "yxr"
 
@@ -56,8 +56,8 @@ class Emitter(PointEmitter):
         # what is the same for all rows stands before the loop over them, where a program has one
         self.fixed = Scope() if kernel.share is not None else self.outer
         self.columns: list[tuple[Statement, str]] = []  # with their accumulators
-        self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of whole rows
-        self.online: dict[str, Rescaled] = {}
+        self.reduced: dict[tuple[str, Value, Expr | None], list[str]] = {}  # results of folds of full rows
+        self.online_softmax: dict[str, Rescaled] = {}
         self._masked = self._ragged()
 
     # ---- driver -----------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Emitter(PointEmitter):
         """(statements before the first section, the sections)."""
         statements = list(self.kernel.statements)
         if self.looped:
-            statements, self.online = rescaled_sums(statements)
+            statements, self.online_softmax = rescaled_sums(statements)
         sections = sorted({s.section for s in statements if s.section >= 0})
         for s in statements:
             if s.section < 0:
@@ -142,7 +142,7 @@ class Emitter(PointEmitter):
         return f"tl.broadcast_to({position}, {self._shape(self.level)}).to(tl.int64)"
 
     def _reduce_tile(self, s: Statement) -> list[tuple[Statement, list[str]]]:
-        """A whole row is in registers: fold it at once, unless that has been done."""
+        """A full row is in registers: fold it at once, unless that has been done."""
         known = self.reduced.get((s.op, s.value, s.rank))
         if known is not None:
             self._results(s, known)
@@ -176,7 +176,7 @@ class Emitter(PointEmitter):
         """Steps of accumulators that are tiles; names of the accumulators."""
         dtype, shape = TRITON_TYPES[s.value.dtype].compute, self._shape(self.level)
         start = literal(ops.identity(s.op, s.value.dtype), s.value.dtype)
-        rescaled = self.online.get(s.outs[0])
+        rescaled = self.online_softmax.get(s.outs[0])
         if rescaled is not None:
             return self._accumulate_rescaled(s, rescaled, section)
         value = self._tile(s.value)
@@ -216,7 +216,7 @@ class Emitter(PointEmitter):
     def _accumulate_rescaled(self, s: Statement, pair: Rescaled, section: Section) -> list[str]:
         """A maximum and the sum of exponentials below it in one walk (online softmax, Milakov and Gimelshein 2018)."""
         dtype = TRITON_TYPES[s.value.dtype].compute
-        width = min(NEIGHBOURS, self.tiling.blocks.r)
+        width = min(RUN, self.tiling.blocks.r)
         shape = f"[XBLOCK, {self.tiling.blocks.r // width}]"
         value = self._tile(pair.exponent)
         weight = f"tl.full({self._shape(self.level)}, 1.0, {dtype})" if pair.weight is None else self._tile(pair.weight)
@@ -229,10 +229,10 @@ class Emitter(PointEmitter):
 
     def _finish(self, s: Statement, names: list[str]) -> None:
         """After the walk: fold the tiles of accumulators and store what is needed."""
-        if s.outs[0] in self.online:
+        if s.outs[0] in self.online_softmax:
             top, total = self._fresh("max"), self._fresh("sum")
             self._line(f"{top}, {total} = lib.fold_rescaled({names[0]}, {names[1]}, 1)")
-            pair = self.online[s.outs[0]]
+            pair = self.online_softmax[s.outs[0]]
             self._results(pair.maximum, [f"{top}[:, None]"])
             self._results(s, [f"{total}[:, None]"])
         elif s.op in PAIRS:
@@ -330,4 +330,4 @@ class Emitter(PointEmitter):
         return f"[{first.upper() + 'BLOCK' if first in axes else 1}, {second.upper() + 'BLOCK' if second in axes else 1}]"
 
     def _shared_random(self, value: Value) -> str | None:
-        return of_neighbours(value, self.tiling, self.graph)
+        return of_adjacent(value, self.tiling, self.graph)

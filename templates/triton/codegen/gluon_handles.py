@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kgen.templates.triton.codegen.tma_boxes import ByEights
+from kgen.templates.triton.codegen.tma_layout import ByEights
 from kgen.templates.triton.codegen.tma_moves import Move
 
 # Stores that may be under way when no memory has to be waited for: more than a kernel ever has.
@@ -75,7 +75,7 @@ class BoxedTile:
         return f"{memory}.permute((1, 0))" if self.turned else memory
 
     def leaving(self, indices: Sequence[str], value: str) -> str:
-        """The first arguments of a store of `value`: descriptor, place, and the tile as it lies in memory."""
+        """The first arguments of a store of `value`: descriptor, place, and the tile in its layout in memory."""
         turned = f"gl.permute({value}, (1, 0))" if self.turned else value
         return f"{self.descriptor}, {self.move(indices).begin}, {turned}"
 
@@ -115,8 +115,8 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Shared memory where all of an operand stays, in `chunks` of its rows that lie as `Boxes.by_eights` says; `outer` are the
-    places of its matrix along what is no side of it."""
+    """Shared memory where all of an operand stays, in `chunks` of its rows that lie as `TmaLayout.by_eights` says; `outer` are
+    the places of its matrix along what is no side of it."""
 
     name: str
     descriptor: str
@@ -142,7 +142,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Shared memory for the tiles that an epilogue reads through TMA, a ring for each; none where they come by pointers.
+    """Shared memory for the tiles that an epilogue reads by TMA, a ring for each; none where they come by pointers.
     `place` is the stage of the tile that is being stored."""
 
     rings: tuple[Ring, ...]
@@ -176,8 +176,8 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Shared memory that an epilogue's results leave from through TMA: for each of them, in order, memory of its own, or the
-    ring of what is read where it takes the place. With `turn`, a statement that waits for it, groups of warps have the memory
+    """Shared memory that an epilogue's results leave from by TMA: for each of them, in order, memory of its own, or the
+    ring of what is read where it takes the place. With `turn`, a statement that waits for it, warp groups have the memory
     in turn."""
 
     homes: tuple[Leaving | Ring, ...] = ()
@@ -191,10 +191,10 @@ class Writes:
         return len(list(iter(self)))
 
     def in_turn(self, wait: str) -> Writes:
-        """The same for groups of warps that have it in turn: the statement `wait` stands in front of the first store. Each
+        """The same for warp groups that have it in turn: the statement `wait` stands in front of the first store. Each
         group waits for its stores to have left, and passes the turn, by statements of the author's."""
         if any(isinstance(home, Ring) for home in self.homes):
-            raise ValueError("results that groups of warps store in turn cannot take the place of what is read")
+            raise ValueError("results that warp groups store in turn cannot take the place of what is read")
         return replace(self, turn=wait)
 
     def store(self, number: int, leaving: str, place: str) -> list[str]:

@@ -16,7 +16,7 @@ from kgen.templates.problem import Input
 from kgen.templates.slots import Index, OperandSlot, ResultSlot
 from kgen.templates.triton.codegen.gluon_handles import BoxedTile, Kept, Leaving, Reads, Ring, Writes
 from kgen.templates.triton.codegen.slots import Slots, Stored
-from kgen.templates.triton.codegen.tma_boxes import Access, Boxes, ByEights, boxed_accesses, boxes
+from kgen.templates.triton.codegen.tma_layout import Access, ByEights, TmaLayout, tma_accesses, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Window
 
 NO_READS, NO_WRITES = Reads(()), Writes()
@@ -47,7 +47,7 @@ class GluonOperand(OperandSlot):
 
 @dataclass(frozen=True, slots=True)
 class GluonResult(ResultSlot):
-    """``{% set reads = C.reads("held", STAGES) %}`` is shared memory for the tiles that C's epilogue reads through TMA, which
+    """``{% set reads = C.reads("held", STAGES) %}`` is shared memory for the tiles that C's epilogue reads by TMA, which
     the author asks for: ``{% for one in reads %}{{ one.fetch(...) }}``. ``{% set writes = C.writes("leaving") %}`` is what its
     results leave from; where a tile that has been read is of the same kind, `over` gives its place away. Unless they are
     `wanted`, tiles come and go by pointers.
@@ -88,7 +88,7 @@ class Through:
 
 @dataclass(slots=True)
 class GluonSlots(Slots):
-    """Renders the slots of one problem under one configuration. `tiles` is what the epilogue may move through TMA, in the order
+    """Renders the slots of one problem under one configuration. `tiles` is what the epilogue may move by TMA, in the order
     in which it does: known before anything is rendered."""
 
     tiles: dict[Access, BoxedTile] = field(init=False)
@@ -97,10 +97,10 @@ class GluonSlots(Slots):
         template, config = self.problem.template, self.config
         [result, *_] = template.results
         lengths = {axis: self.problem.side(axis, config) for axis in template.results[result].axes}
-        found = {one: one.boxes.map(lengths) for one in boxed_accesses(self.problem, result)}
+        found = {one: one.tma_layout.map(lengths) for one in tma_accesses(self.problem, result)}
         axes = template.results[result].axes
         self.tiles = {
-            one: self._boxed(one.boxes, box, axes, self.problem.loops) for one, box in found.items() if box is not None
+            one: self._boxed(one.tma_layout, box, axes, self.problem.loops) for one, box in found.items() if box is not None
         }
 
     def operand_slot(self, name: str, facts: dict[str, object], count: int, sums: frozenset[int]) -> OperandSlot:
@@ -127,11 +127,12 @@ class GluonSlots(Slots):
         self.parameters.made_names.add(descriptor)
         outer = [axis for axis in one.axes if axis not in blocks]
 
-        def places(indices: Sequence[str]) -> Sequence[str]:
+        def origin(indices: Sequence[str]) -> Sequence[str]:
             starts = {**dict.fromkeys(blocks, ""), **dict(zip(outer, indices, strict=True))}
-            return self.placed(found, descriptor, Window(one.axes, one.loops, starts, self._sides(one.axes, {}))).places[:-2]
+            window = Window(one.axes, one.loops, starts, self._tile_lengths(one.axes, {}))
+            return self.placed(found, descriptor, window).origin[:-2]
 
-        return Kept(name, descriptor, blocks[found.axes[-2]] // rows, way, found.dtype.itemsize, places)
+        return Kept(name, descriptor, blocks[found.axes[-2]] // rows, way, found.dtype.itemsize, origin)
 
     def reads(self, name: str, count: int) -> Reads:
         found = [self._used(tile) for one, tile in self.tiles.items() if not one.written]
@@ -153,17 +154,19 @@ class GluonSlots(Slots):
             free = [other for other in free if other is not ring]
         return Writes(tuple(homes))
 
-    def _lying(self, one: Input) -> Boxes:
-        found = boxes(self.problem, one)
-        assert isinstance(found, Boxes), found
+    def _lying(self, one: Input) -> TmaLayout:
+        found = tma_layout(self.problem, one)
+        assert isinstance(found, TmaLayout), found
         return found
 
-    def _boxed(self, found: Boxes, box: TensorMap, axes: tuple[str, ...], loops: Mapping[str, tuple[Var, ...]]) -> BoxedTile:
-        descriptor, sides = self.descriptor(box), self._sides(axes, {})
-        turned = tuple(axis for axis in axes if axis in sides) != found.axes[-2:]
+    def _boxed(
+        self, found: TmaLayout, box: TensorMap, axes: tuple[str, ...], loops: Mapping[str, tuple[Var, ...]]
+    ) -> BoxedTile:
+        descriptor, tile_axes = self.descriptor(box), self._tile_lengths(axes, {})
+        turned = tuple(axis for axis in axes if axis in tile_axes) != found.axes[-2:]
 
         def place(indices: Sequence[str]) -> Window:
-            return Window(axes, loops, dict(zip(axes, indices, strict=True)), sides)
+            return Window(axes, loops, dict(zip(axes, indices, strict=True)), tile_axes)
 
         return BoxedTile(
             descriptor, box.block, found.dtype, turned, lambda indices: self.placed(found, descriptor, place(indices))
@@ -191,7 +194,7 @@ class GluonSlots(Slots):
     ) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
         block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
-        and the product, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
+        and the matmul, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
         threads, and TMA may overtake it."""
         declared = self.problem.template.results[result]
         moves = Moves(self.tiles, indices, through)
@@ -207,18 +210,18 @@ class GluonSlots(Slots):
         return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, vectors, lengths, through.met, behind))]
 
     def _needs_all(self, fold: Statement, moves: Moves) -> bool:
-        """Whether a reduction is of the product, and of all that the epilogue fetches."""
+        """Whether a reduction is of the matmul, and of all that the epilogue fetches."""
         makers = {out: s for s in self.problem.epilogue for out in s.outs}
         needed, todo = set[Value](), list(fold.roots)
         while todo:
             fresh = [load for load in vs.loads([todo.pop()]) if load not in needed]
             needed.update(fresh)
             todo += [root for load in fresh if (maker := makers.get(load.attr[0])) for root in maker.roots]
-        products = {out for s in self.problem.mains for out in s.outs}
+        matmuls = {out for s in self.problem.mains for out in s.outs}
         every = vs.loads([root for s in self.problem.epilogue for root in s.roots])
-        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in products)
+        others = (load for load in every if load.attr[0] not in makers and load.attr[0] not in matmuls)
         fetched = {load for load in others if not load.args and moves.ring(load.attr[0], load.attr[1][0]) is not None}
-        return fetched <= needed and products <= {load.attr[0] for load in needed}
+        return fetched <= needed and matmuls <= {load.attr[0] for load in needed}
 
     def _laid_out(
         self, axes: Sequence[str], starts: Sequence[str], lengths: Mapping[str, str], layout: str
@@ -227,9 +230,9 @@ class GluonSlots(Slots):
         make them, and their names."""
         if not layout:
             raise ValueError(f"{self.problem.template.name}: a store in Gluon has to know the layout")
-        sides = [axis for axis in axes if self.problem.template.block(axis)]
-        slices = {axis: f"gl.SliceLayout({1 - k}, {layout})" for k, axis in enumerate(sides)}
-        return self._spread(axes, starts, lengths, lambda axis, length: f"gl.arange(0, {length}, {slices[axis]})")
+        tile_axes = [axis for axis in axes if self.problem.template.block(axis)]
+        slice_layouts = {axis: f"gl.SliceLayout({1 - k}, {layout})" for k, axis in enumerate(tile_axes)}
+        return self._spread(axes, starts, lengths, lambda axis, length: f"gl.arange(0, {length}, {slice_layouts[axis]})")
 
 
 def _memory(prefix: str, tile: BoxedTile) -> str:
@@ -250,9 +253,9 @@ class Moves:
 
     def ring(self, buffer: str, offset: Expr) -> Ring | None:
         """Where what is read there comes to."""
-        places = [(one.buffer, one.offset) for one in self.tiles if not one.written]
+        tiles = [(one.buffer, one.offset) for one in self.tiles if not one.written]
         rings = self.through.reads.rings
-        return rings[places.index((buffer, offset))] if rings and (buffer, offset) in places else None
+        return rings[tiles.index((buffer, offset))] if rings and (buffer, offset) in tiles else None
 
     def store(self, buffer: str, offset: Expr, dtype: torch.dtype) -> Callable[[str], list[str]] | None:
         written = {(one.buffer, one.offset): tile for one, tile in self.tiles.items() if one.written}

@@ -97,7 +97,7 @@ def _plain_library() -> ModuleType:
         approximate_reciprocal=lambda x: 1.0 / x,
         trap_unless=_trap_unless,
         float_of_byte=lambda x, to: x.to(tl.float32).to(to),
-        product_of_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),
+        multiply_halves=lambda a, b: (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype),
         rounded_to_bfloat16=lambda x: x.to(tl.bfloat16).to(tl.float32),
     )
     return plain
@@ -220,7 +220,7 @@ def _reduce(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
 
 
 def _scan(self: Any, inputs: tuple[Any, ...]) -> list[Any]:
-    """All prefixes, by combining with what lies 1, 2, 4... places before."""
+    """All prefixes, by combining with what is 1, 2, 4... places before."""
     kinds = [x.dtype for x in inputs]
     state = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
     distance = 1

@@ -19,6 +19,6 @@ def compile_options(checks: bool, contracts: bool = False) -> tuple[tuple[str, o
 
 
 def aligned(buffer: ir.Buffer) -> bool:
-    """Whether the first element lies at a multiple of ALIGNMENT: an own storage does, the host sees to inputs."""
+    """Whether the first element is at a multiple of ALIGNMENT: an own storage does, the host sees to inputs."""
     offset = buffer.offset if isinstance(buffer.offset, int) else buffer.offset.as_int()
     return offset is not None and offset * buffer.dtype.itemsize % ALIGNMENT == 0

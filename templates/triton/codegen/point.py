@@ -111,7 +111,7 @@ class PointEmitter:
         self._line(f"tl.store({at}, {value}{self._mask_argument(self.level)})")
 
     def _narrowed(self, name: str, dtype: torch.dtype) -> str:
-        """A value as what lies in memory."""
+        """A value as what is in memory."""
         return name if ops.compute_dtype(dtype) == dtype else NARROW.format(name, type=TRITON_TYPES[dtype].storage)
 
     def _scatter(self, s: Statement) -> None:

@@ -20,7 +20,7 @@ ACCESS = 16
 WARP = 32
 
 
-def of_neighbours(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
+def of_adjacent(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
     """The text of a random value of (seed, counter) whose seed is one number, where its points share blocks along an axis."""
     counter, blocks = value.args[1], tiling.blocks
     if counter.op != "index":
@@ -37,7 +37,7 @@ def of_neighbours(value: Value, tiling: Tiling, graph: ir.Graph) -> str | None:
 
 
 def _call(value: Value, counter: str, paired: bool) -> str:
-    return f"lib.{value.op}_of_neighbours({{0}}, {counter}, {paired})"
+    return f"lib.{value.op}_of_adjacent({{0}}, {counter}, {paired})"
 
 
 def _run_along(counter: Expr, loops: tuple[Var, ...], block: int) -> bool:

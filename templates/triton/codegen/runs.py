@@ -14,7 +14,7 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr, Size
 from kgen.ir.spans import Span
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem, once
+from kgen.templates.problem import Problem, memoised
 
 # Stands for the first row of a tile.
 ROW: Size = ix.size("first row")
@@ -79,7 +79,7 @@ class Runs:
         return ix.ceildiv(ix.maximum(column, ix.ZERO), self.block) * self.block
 
 
-@once
+@memoised
 def runs_of(problem: Problem, step: str, config: Config) -> Runs:
     """The runs of tiles of a step's result along the axis that the softmax goes along."""
     middle, template = problem.middles[step], problem.template

@@ -20,13 +20,13 @@ from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
 from kgen.templates.triton.codegen.runs import Run, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
-from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes
+from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Move, Window, move, name_of
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What of an epilogue goes through TMA, for one tile of a result."""
+    """What of an epilogue goes by TMA, for one tile of a result."""
 
     slots: Slots
     result: str
@@ -42,7 +42,7 @@ class Engine:
 
     def _move(self, buffer: str, offset: Expr, dtype: torch.dtype, written: bool) -> Move | None:
         problem, config = self.slots.problem, self.slots.config
-        found = epilogue_boxes(problem, self.result, buffer, offset, dtype, written)
+        found = epilogue_tma_layout(problem, self.result, buffer, offset, dtype, written)
         box = None if isinstance(found, str) else found.map({axis: problem.side(axis, config) for axis in self.tile.axes})
         return None if box is None or isinstance(found, str) else self.slots.move(found, box, self.tile)
 
@@ -118,17 +118,17 @@ class Slots:
         self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
     ) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
-        indices, or, of an operand that is to come through the copy engine, where the tile begins. With variables of its `own`
+        indices, or, of an operand that is to come by TMA, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
-        say for an axis where it begins: what neighbours along it are made of is then read once (`neighbours_of`). Along the
+        say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`). Along the
         axes `inside` the author promises that all indices are within."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
-            found = boxes(self.problem, one)
+            found = tma_layout(self.problem, one)
             box = None if isinstance(found, str) else found.map(self._blocks(one))
             if box is not None and not isinstance(found, str):
                 window = Window(
-                    one.axes, one.loops, dict(zip(one.axes, map(str, indices), strict=True)), self._sides(one.axes, {})
+                    one.axes, one.loops, dict(zip(one.axes, map(str, indices), strict=True)), self._tile_lengths(one.axes, {})
                 )
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, map(str, indices), strict=True))
@@ -136,7 +136,7 @@ class Slots:
         emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside)
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
-        axis = next((a for a in known if one.load is None and neighbours_of(one.value, one.loops[a])), None)
+        axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
         if one.load is not None:
             text = raw_load(emitter, one.load, one.dtype)
         elif axis is not None:
@@ -151,14 +151,14 @@ class Slots:
         at = next(k for k, d in enumerate(emitter.dimensions) if d.axis == axis)
         whole = emitter.dimensions[at]
         last = whole.loops[-1]
-        count = neighbours_of(one.value, whole.loops)
+        count = adjacent_count(one.value, whole.loops)
         block = f"{whole.block} // {count}"
         fewer = replace(
             whole,
             loops=whole.loops[:-1],
             block=block,
             index=f"({start} // {count} + tl.arange(0, {block}))",
-            neighbours=count,
+            adjacent=count,
         )
         shape = emitter._shape(emitter.level)
         emitter.dimensions = (*emitter.dimensions[:at], fewer, *emitter.dimensions[at + 1 :])
@@ -189,7 +189,7 @@ class Slots:
     def _sum(self, operand: str, number: int, name: str, axes: Sequence[str], indices: Sequence[str]) -> list[str]:
         emitter = self.emitter(axes, indices, self.problem.loops, {})
         emitter.suffix = "_of_sums"
-        for s in self.problem.side_sum(operand, number).statements:
+        for s in self.problem.operand_reduction(operand, number).statements:
             if s.kind == "reduction":
                 emitter.sum_up(s, name)
             else:
@@ -237,7 +237,7 @@ class Slots:
         block = self.problem.template.block(axis)
         return start if block is None else f"({start} + tl.arange(0, {block}))"
 
-    def move(self, found: Boxes, box: TensorMap, tile: Window) -> Move:
+    def move(self, found: TmaLayout, box: TensorMap, tile: Window) -> Move:
         """How TMA moves a tile."""
         name = self.descriptor(box)
         self.parameters.made_names.add(name)
@@ -247,12 +247,12 @@ class Slots:
         """The name of a descriptor, a parameter of the kernel once it is among the names that were made."""
         return name_of(box, self.parameters.maps, clean(box.buffer))
 
-    def placed(self, found: Boxes, name: str, tile: Window) -> Move:
+    def placed(self, found: TmaLayout, name: str, tile: Window) -> Move:
         """A tile by the descriptor `name`."""
-        static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, boxes 32
+        static = all(self.problem.static(axis) for axis in self.problem.loops)  # sizes at run time have 64 bits, TMA 32
         return move(found, name, tile, self.emitter((), (), {}, {}).text, static)
 
-    def _sides(self, axes: Sequence[str], lengths: Mapping[str, str]) -> dict[str, str]:
+    def _tile_lengths(self, axes: Sequence[str], lengths: Mapping[str, str]) -> dict[str, str]:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
@@ -264,9 +264,9 @@ class Slots:
         if declared.access == "tma":
             starts = dict(zip(declared.axes, map(str, indices), strict=True))
             lines, indices = self._spread(declared.axes, list(starts.values()), lengths, _counted)
-            if self.config.get("ENGINE", True):
+            if self.config.get("TMA_EPILOGUE", True):
                 engine = Engine(
-                    self, result, Window(declared.axes, self.problem.loops, starts, self._sides(declared.axes, lengths))
+                    self, result, Window(declared.axes, self.problem.loops, starts, self._tile_lengths(declared.axes, lengths))
                 )
         emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths)
         emitter.engine = engine
@@ -294,8 +294,10 @@ class Slots:
 
     def _fold(self, emitter: TileEmitter, s: Statement, lengths: Mapping[str, str]) -> Folded:
         axis = self.problem.part(s).axis
-        if axis in lengths and axis not in self.problem.template.author.sides(self.problem, self.config):
-            raise ValueError(f"{self.problem.template.name} stores parts of tiles and has no method `sides` that says so")
+        if axis in lengths and axis not in self.problem.template.author.epilogue_subtile(self.problem, self.config):
+            raise ValueError(
+                f"{self.problem.template.name} stores parts of tiles and has no method `epilogue_subtile` that says so"
+            )
         return emitter.fold(s, self.config)
 
     def _spread(
@@ -304,13 +306,13 @@ class Slots:
         """Vectors of the indices of a tile that begins at `starts`: the statements that make them, and their names. `counted`
         gives the numbers from 0 to the length of an axis' side."""
         block = self.problem.template.block
-        sides = {axis: lengths.get(axis, length) for axis in axes if (length := block(axis))}
+        tile_axes = {axis: lengths.get(axis, length) for axis in axes if (length := block(axis))}
         lines = [
-            f"r{axis} = {start} + {counted(axis, sides[axis])}"
+            f"r{axis} = {start} + {counted(axis, tile_axes[axis])}"
             for axis, start in zip(axes, starts, strict=True)
-            if axis in sides
+            if axis in tile_axes
         ]
-        names = [f"r{axis}" if axis in sides else start for axis, start in zip(axes, starts, strict=True)]
+        names = [f"r{axis}" if axis in tile_axes else start for axis, start in zip(axes, starts, strict=True)]
         self.parameters.made_names.update(names)
         return lines, names
 
@@ -320,10 +322,10 @@ class Slots:
         """Stores what the points of a tile were folded to: its loops are those of the first point of each run."""
         s, first = folded.statement, f"first_{folded.axis}"
         at = next(k for k, axis in enumerate(axes) if axis == folded.axis)
-        places: tuple[Index, ...] = tuple(
+        indices_at: tuple[Index, ...] = tuple(
             first if axis == folded.axis else index for axis, index in zip(axes, indices, strict=True)
         )
-        emitter = self.emitter(axes, places, self.problem.loops, lengths, folded)
+        emitter = self.emitter(axes, indices_at, self.problem.loops, lengths, folded)
         emitter.made_names |= {first, PART}
         if folded.axis in lengths and folded.runs == 1:  # of a last tile, whole sides may lie past the end
             emitter.guard = (f"({first} < {emitter.text(self.problem.extent(folded.axis))})", frozenset())
@@ -360,7 +362,7 @@ def _counted(_axis: str, length: str) -> str:
     return f"tl.arange(0, {length})"
 
 
-def neighbours_of(value: Value, loops: Sequence[Var]) -> int:
+def adjacent_count(value: Value, loops: Sequence[Var]) -> int:
     """How many neighbours along an axis are made of the same elements, as the two halves of a byte are: the extent of its last
     loop, if that is 2, 4 or 8 and no load moves with it and with another loop of the axis; 0 if there is no such loop."""
     if len(loops) < 2 or (count := loops[-1].extent.as_int()) not in (2, 4, 8):
@@ -394,13 +396,13 @@ def _computed(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str:
 
 def _of_halves(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
     """A tile of 16-bit floats that needs no wider ones on the way: numbers that have few enough digits as they are, and
-    products of two of them, which are rounded once there as here."""
+    multiplications of two of them, which are rounded once there as here."""
     if TRITON_TYPES[dtype].storage not in ("tl.bfloat16", "tl.float16"):
         return None
     if value.op != "mul":
         return _in_few_digits(emitter, value, dtype)
     factors = [_in_few_digits(emitter, one, dtype) for one in value.args]
-    return None if None in factors else f"lib.product_of_halves({', '.join(map(str, factors))})"
+    return None if None in factors else f"lib.multiply_halves({', '.join(map(str, factors))})"
 
 
 def _in_few_digits(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> str | None:
@@ -412,7 +414,7 @@ def _in_few_digits(emitter: TileEmitter, value: Value, dtype: torch.dtype) -> st
 
 
 def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
-    """A tile as it lies in memory, so that the compiler can copy it to shared memory without a detour through registers."""
+    """A tile in its layout in memory, so that the compiler can copy it to shared memory without a detour through registers."""
     name, (offset,), _ = load.attr
     if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
         return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"

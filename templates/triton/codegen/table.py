@@ -2,7 +2,7 @@
 
 Every text is an expression to be filled with `format(*arguments)` and bound to a name; its arguments are names or `literal`s.
 `lib` is `kgen.templates.triton.device.library`. Kernels are compiled with ``enable_fp_fusion=False``: a*b+c is never
-contracted, but in products whose results all have 16 bits.
+contracted, but in multiplications whose results all have 16 bits.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ SCAN: dict[str, Prefixes] = {
 
 def scatter_atomic(mode: str, dtype: torch.dtype) -> str | None:
     """The text of a scatter's combination with what is in memory, ``format(pointer, value, mask)``; None where the hardware
-    has none: products, 8- and 16-bit integers, and float extremes, whose atomics compare bits and so lose NaNs."""
+    has none: multiplications, 8- and 16-bit integers, and float extremes, whose atomics compare bits and so lose NaNs."""
     if dtype not in ops.GPU_ATOMICS.get(mode, ()):
         return None
     return f'tl.atomic_{mode}({{0}}, {{1}}, mask={{2}}, sem="relaxed")'

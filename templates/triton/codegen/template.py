@@ -196,7 +196,7 @@ def _imports(parts: Sequence[_Part]) -> str:
 
 
 def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
-    """Parts as functions of a program's number, alike ones only once, and the kernel that calls each for its own programs."""
+    """Parts as functions of a program's number, equal ones only once, and the kernel that calls each for its own programs."""
     functions: dict[str, str] = {}
     texts: list[str] = []
     calls: list[str] = []
@@ -210,15 +210,15 @@ def _joined(parts: Sequence[_Part], ends: Sequence[Expr], name: str) -> str:
         )
         texts += [text] if known == symbol else []
         number = begin.as_int()
-        # of alike branches the compiler would make one that selects among descriptors, which have to be parameters
+        # of equal branches the compiler would make one that selects among descriptors, which have to be parameters
         start = f"lib.branch_constant({number}, program)" if number is not None else f"({scope.length(begin)})"
         calls.append(f"{known}({', '.join([f'(program - {start}).to(tl.int32)', *part.arguments()])})")
     body = ["lib.wait_for_previous()", "program = tl.program_id(0)"]
     limits = ["", *map(scope.length, ends[:-1]), ""]
     for call, low, high in zip(calls, limits, limits[1:], strict=False):
-        sides = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
+        bounds = [f"program >= ({low})"] * bool(low) + [f"program < ({high})"] * bool(high)
         # one after the other, not one or else the other: of alternatives Triton does not see that they share memory
-        body += [f"if {' and '.join(sides)}:", f"    {call}"]
+        body += [f"if {' and '.join(bounds)}:", f"    {call}"]
     found = [part.parameters for part in parts]
     given = _names(_all(p.pointers for p in found), _maps(parts).values(), _all(p.sizes for p in found))
     kernel = ["@triton.jit", f"def {name}({', '.join(given)}):", *(f"    {line}" for line in body)]

@@ -1,4 +1,4 @@
-"""Values, folds and stores on a tile of a product: what fills the slots of Triton templates."""
+"""Values, folds and stores on a tile of a matmul: what fills the slots of Triton templates."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
-    tile may stand for `neighbours` along the axis; then `loops` are without the last one."""
+    tile may stand for `adjacent` along the axis; then `loops` are without the last one."""
 
     axis: str
     loops: tuple[Var, ...]
     block: str
     index: str
     ragged: bool
-    neighbours: int = 1
+    adjacent: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class TileEmitter(PointEmitter):
         self.axis_of = {v: d.axis for d in dimensions for v in d.loops}
         self.level = frozenset(self.order)
         self._masked = frozenset(d.axis for d in dimensions if d.ragged)
-        self.behind = False  # behind the products, in registers: what makes operands goes through other instructions
+        self.behind = False  # behind the matmuls, in registers: what makes operands goes through other instructions
         self.engine: Ways | None = None
         self.sharing = 0  # warps among which the rows of a tile are shared, where that is written out
         self.layout = ""  # the name of how threads hold the tile, where that is written out
-        self.bytes: dict[Value, str] = {}  # tiles of truth values, as they came through the copy engine
+        self.bytes: dict[Value, str] = {}  # tiles of truth values, as they came by TMA
         self.folded: Dimension | None = None  # along which the tile is being reduced
 
     def masked(self) -> Axes:
@@ -252,7 +252,7 @@ class TileEmitter(PointEmitter):
             lifted = d.index if len(self.dimensions) == 1 else f"{d.index}[{lift}]"
             head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
             if d.ragged:
-                extent = ix.floordiv(self.problem.extent(d.axis), ix.constant(d.neighbours))
+                extent = ix.floordiv(self.problem.extent(d.axis), ix.constant(d.adjacent))
                 head.append(f"{self.inside(d.axis)} = {lifted} < ({self.text(extent)})")
         self.parameters.count = self.counter
         return [*head, *lines]

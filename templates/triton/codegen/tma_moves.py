@@ -1,4 +1,4 @@
-"""Tiles on their way through the copy engine, as Triton text."""
+"""TMA loads and stores, as Triton text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.ir import index as ix
 from kgen.ir.index import Var
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.triton.codegen.expression import IndexText
-from kgen.templates.triton.codegen.tma_boxes import Boxes
+from kgen.templates.triton.codegen.tma_layout import TmaLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +18,27 @@ class Move:
     A `turned` tile has them the other way round."""
 
     map: str
-    places: tuple[str, ...]
-    sides: tuple[str, str]
+    origin: tuple[str, ...]
+    lengths: tuple[str, str]
     turned: bool
 
     @property
     def begin(self) -> str:
-        """Its place, as the copy engine is told."""
-        return f"[{', '.join(self.places)}]"
+        """Its coordinates for TMA."""
+        return f"[{', '.join(self.origin)}]"
 
     def load(self) -> str:
         """The tile as the author wants it."""
         text = f"{self.map}.load({self.begin})"
-        if len(self.places) > 2:
-            text = f"{text}.reshape({', '.join(self.sides)})"
+        if len(self.origin) > 2:
+            text = f"{text}.reshape({', '.join(self.lengths)})"
         return f"{text}.T" if self.turned else text
 
     def store(self, value: str) -> list[str]:
         """Statements that store `value`, a tile of the descriptor's element type."""
         value = f"{value}.T" if self.turned else value
-        if len(self.places) > 2:
-            value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.places) - 2) + list(self.sides))}])"
+        if len(self.origin) > 2:
+            value = f"tl.reshape({value}, [{', '.join(['1'] * (len(self.origin) - 2) + list(self.lengths))}])"
         return [f"{self.map}.store({self.begin}, {value})"]
 
 
@@ -50,20 +50,20 @@ class Window:
     axes: tuple[str, ...]
     loops: Mapping[str, tuple[Var, ...]]
     starts: Mapping[str, str]
-    sides: Mapping[str, str]
+    lengths: Mapping[str, str]
 
 
-def move(found: Boxes, name: str, tile: Window, text: IndexText, static: bool) -> Move:
+def move(found: TmaLayout, name: str, tile: Window, text: IndexText, static: bool) -> Move:
     """The way of a tile through the descriptor `name`. Unless all sizes are `static`, places have 64 bits, and are cut to the
     32 that descriptors take."""
-    places: list[str] = []
+    origin: list[str] = []
     for axis, loop in zip(found.axes, found.loops, strict=True):
-        single = axis not in tile.sides and loop is not None
+        single = axis not in tile.lengths and loop is not None
         place = _digit(tile.starts[axis], tile.loops[axis], loop, text) if single else tile.starts[axis]
-        places.append(place if static else f"tl.cast({place}, tl.int32)")
+        origin.append(place if static else f"tl.cast({place}, tl.int32)")
     first, second = found.axes[-2:]
     wanted = tuple(axis for axis in tile.axes if axis in (first, second))
-    return Move(name, tuple(places), (tile.sides[first], tile.sides[second]), wanted != (first, second))
+    return Move(name, tuple(origin), (tile.lengths[first], tile.lengths[second]), wanted != (first, second))
 
 
 def _digit(index: str, loops: tuple[Var, ...], loop: Var | None, text: IndexText) -> str:

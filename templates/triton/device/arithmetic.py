@@ -271,7 +271,7 @@ def narrow(x, to: tl.constexpr, saturate: tl.constexpr = True):
     if to == tl.float8e5:
         return replaced(x, to, tl.abs(x) >= 61440.0, 0x7C)
     elif to == tl.float8e4nv and not saturate:
-        return replaced(x, to, tl.abs(x) > 464.0, 0x7F)  # 464 lies between 448 and what would come next; ties go to 448
+        return replaced(x, to, tl.abs(x) > 464.0, 0x7F)  # 464 is between 448 and what would come next; ties go to 448
     else:
         return cast(x, to)
 

@@ -1,8 +1,8 @@
-"""Numbers of 8 bits as floats, and products of 16-bit floats, two or four at a time.
+"""Numbers of 8 bits as floats, and multiplications of 16-bit floats, two or four at a time.
 
-A processor's own conversion makes 16 floats in a cycle, and weights of 8 bits arrive faster. Instead a byte takes its place in
-the digits of a power of two, between which and the next one whole numbers are neighbours, and that power is taken away again.
-All of it is exact.
+The conversion instruction of an SM makes 16 floats in a cycle, and weights of 8 bits arrive faster. Instead a byte takes its
+place in the digits of a power of two, between which and the next one whole numbers are neighbours, and that power is taken away
+again. All of it is exact.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def float_of_byte(x: Any, to: Any, _semantic: Any = None) -> Any:
 
 
 @core.extern
-def product_of_halves(a: Any, b: Any, _semantic: Any = None) -> Any:
-    """a b of tiles of 16-bit floats of one type, rounded once, as their product in float32 is when it is rounded: that one is
-    exact. It is a b - 0, for bfloat16 has no multiplication of its own before Hopper."""
+def multiply_halves(a: Any, b: Any, _semantic: Any = None) -> Any:
+    """a b of tiles of 16-bit floats of one type, rounded once, as a multiplication in float32 is when it is rounded: that one
+    is exact. It is a b - 0, for bfloat16 has no multiplication of its own before Hopper."""
     if a.numel.value * b.numel.value < HALVES:
         return a.to(tl.float32, _semantic=_semantic).__mul__(b, _semantic=_semantic).to(a.dtype, _semantic=_semantic)
     text = f"{{ .reg .b32 zero; mov.b32 zero, 0x80008000; {INSTRUCTION[a.dtype]} $0, $1, $2, zero; }}"

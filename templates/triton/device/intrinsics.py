@@ -14,7 +14,7 @@ def approximate_exp2(x):
 
 @triton.jit
 def approximate_reciprocal(x):
-    """1/x of float32, exact to 2^-23; 0 where that lies below 2^-126."""
+    """1/x of float32, exact to 2^-23; 0 where that is below 2^-126."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
 
 

@@ -122,14 +122,14 @@ from kgen.templates.triton.device.functions import (
     tan,
     tanh,
 )
-from kgen.templates.triton.device.integers import float_of_byte, product_of_halves
+from kgen.templates.triton.device.integers import float_of_byte, multiply_halves
 from kgen.templates.triton.device.intrinsics import approximate_exp2, approximate_reciprocal, finished, rounded_to_bfloat16
 from kgen.templates.triton.device.matmul import (
     add_rows,
     column_halves,
-    column_parts,
+    column_subtiles,
     dot,
-    dot_of_slices,
+    dot_sliced_k,
     grouped_tile,
     no_sums,
     sums_of,
@@ -144,14 +144,14 @@ from kgen.templates.triton.device.random import (
     joined_words,
     philox,
     rand,
-    rand_of_neighbours,
+    rand_of_adjacent,
     randbits,
-    randbits_of_neighbours,
+    randbits_of_adjacent,
     randn,
-    randn_of_neighbours,
+    randn_of_adjacent,
     random_pair,
     unit_interval,
-    words_of_neighbours,
+    words_of_adjacent,
 )
 from kgen.templates.triton.device.row_loops import (
     fold_rescaled,

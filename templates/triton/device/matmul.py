@@ -1,4 +1,4 @@
-"""What templates of matrix products call: the order of tiles, the multiplication, parts of a result's tile, a check."""
+"""What templates of matmuls call: the order of tiles, the multiplication, parts of a result's tile, a check."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def dot(left, right, acc, precision: tl.constexpr):
 
 @triton.jit
 def waited(left, right, acc, precision: tl.constexpr):
-    """The product once it is there, where a GPU multiplies tiles of as many rows on its own."""
+    """The matmul once it is there, where a GPU multiplies tiles of as many rows on its own."""
     total = tl.dot(left, right, acc, input_precision=precision, out_dtype=acc.dtype)
     return finished(total) if left.shape[0] >= 64 else total
 
 
 @triton.jit
-def dot_of_slices(left, right, acc, precision: tl.constexpr):
+def dot_sliced_k(left, right, acc, precision: tl.constexpr):
     """acc[s, m, n] + the sum over a slice of k of left[m, k] right[n, k]. Where there are as many warps as slices each has one,
     and both operands come to its registers. No GPU multiplies several slices on its own, so nothing is waited for."""
-    slices: tl.constexpr = acc.shape[0]
-    part: tl.constexpr = left.shape[1] // slices
-    a = tl.permute(tl.reshape(left, (left.shape[0], slices, part)), (1, 0, 2))
-    b = tl.permute(tl.reshape(right, (right.shape[0], slices, part)), (1, 2, 0))
+    shares: tl.constexpr = acc.shape[0]
+    part: tl.constexpr = left.shape[1] // shares
+    a = tl.permute(tl.reshape(left, (left.shape[0], shares, part)), (1, 0, 2))
+    b = tl.permute(tl.reshape(right, (right.shape[0], shares, part)), (1, 2, 0))
     return dot(a, b, acc, precision)
 
 
@@ -56,8 +56,8 @@ def no_sums(rows: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def add_rows(tile, sums, precision: tl.constexpr):
-    """`sums` and each row of `tile` added up, as a product with ones: matrix units read the tile where it lies, while a
-    reduction would bring it to registers, and wait for the products before. Every column of the result is the same."""
+    """`sums` and each row of `tile` added up, as a matmul with ones: matrix units read the tile in place, while a
+    reduction would bring it to registers, and wait for the matmuls before. Every column of the result is the same."""
     ones = tl.full([tile.shape[1], sums.shape[1]], 1.0, tl.float32).to(tile.dtype)
     return dot(tile, ones, sums, precision)
 
@@ -77,7 +77,7 @@ def column_halves(x):
 
 
 @triton.jit
-def column_parts(x, parts: tl.constexpr):
+def column_subtiles(x, parts: tl.constexpr):
     """The columns of a tile in 1, 2 or 4 parts, from left to right: an epilogue that takes them one after the other needs fewer
     registers, and less shared memory to store from."""
     if parts == 1:

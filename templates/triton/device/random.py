@@ -1,6 +1,6 @@
 """Random numbers in Triton as functions of (seed, counter), as kgen/capture/rng.py defines them: Philox4x32-10.
 
-Where the counters along the last axis are neighbours and start at the start of a block, `rand_of_neighbours` and its kin
+Where the counters along the last axis are neighbours and start at the start of a block, `rand_of_adjacent` and its kin
 compute each block once and give the same numbers.
 """
 
@@ -107,7 +107,7 @@ def interleaved(even, odd):
 
 
 @triton.jit
-def words_of_neighbours(seed, counter, paired: tl.constexpr):
+def words_of_adjacent(seed, counter, paired: tl.constexpr):
     """The words of the block of each four neighbours. `paired`: a thread computes two blocks side by side, so that one that
     stores eight elements at once need not fetch four of them from another thread."""
     even, _ = halves(counter)
@@ -123,20 +123,20 @@ def words_of_neighbours(seed, counter, paired: tl.constexpr):
 
 
 @triton.jit
-def rand_of_neighbours(seed, counter, paired: tl.constexpr):
-    w0, w1, w2, w3 = words_of_neighbours(seed, counter, paired)
+def rand_of_adjacent(seed, counter, paired: tl.constexpr):
+    w0, w1, w2, w3 = words_of_adjacent(seed, counter, paired)
     return unit_interval(interleaved(interleaved(w0, w2), interleaved(w1, w3)))
 
 
 @triton.jit
-def randn_of_neighbours(seed, counter, paired: tl.constexpr):
-    w0, w1, w2, w3 = words_of_neighbours(seed, counter, paired)
+def randn_of_adjacent(seed, counter, paired: tl.constexpr):
+    w0, w1, w2, w3 = words_of_adjacent(seed, counter, paired)
     radius, angle = box_muller(interleaved(w0, w2), interleaved(w1, w3))
     return interleaved(radius * libdevice.cospi(angle), radius * libdevice.sinpi(angle))
 
 
 @triton.jit
-def randbits_of_neighbours(seed, counter, paired: tl.constexpr):
+def randbits_of_adjacent(seed, counter, paired: tl.constexpr):
     even, _ = halves(counter)
     w0, w1, w2, w3 = philox(seed, even.to(tl.uint64) >> 1)
     return interleaved(joined_words(w0, w1), joined_words(w2, w3))

@@ -113,6 +113,6 @@ def join_group_min(rows, width: tl.constexpr):
 @triton.jit
 def join_group_welford(mean, m2, count, width: tl.constexpr):
     """All rows of a group have the same count."""
-    joint = to_members(fold_sum(groups_of(mean, width), 1), width) * (1.0 / width)
-    apart = mean - joint
-    return joint, join_group_sum(m2 + count * apart * apart, width)
+    common = to_members(fold_sum(groups_of(mean, width), 1), width) * (1.0 / width)
+    apart = mean - common
+    return common, join_group_sum(m2 + count * apart * apart, width)

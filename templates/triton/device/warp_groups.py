@@ -38,7 +38,7 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr = 1):
 
 @gluon.jit
 def share(tile, group: gl.constexpr, height: gl.constexpr):
-    """The rows of a tile in shared memory that a group of warps has."""
+    """The rows of a tile in shared memory that belong to a warp group."""
     return tile.slice(group * height, height, 0)
 
 
@@ -72,24 +72,24 @@ def release(free, stage):
 
 @gluon.jit
 def release_read(free, stage):
-    """The stage's tiles are in registers, and the copy engine may write there."""
+    """The stage's tiles are in registers, and TMA may write there."""
     fence_async_shared()
     release(free, stage)
 
 
 @gluon.jit
-def await_turn(turns, group: gl.constexpr, count, groups: gl.constexpr):
-    """Of two groups of warps, waits until the other one has asked for all products of the tile before; the first tile's group
+def pingpong_wait(order, group: gl.constexpr, count, groups: gl.constexpr):
+    """Of two warp groups, waits until the other one has asked for all MMAs of the tile before; the first tile's group
     waits for nobody. `count`: the group's tiles before this one."""
     if groups > 1:
-        mbarrier.wait(turns.index(group), (count & 1) ^ (1 - group))
+        mbarrier.wait(order.index(group), (count & 1) ^ (1 - group))
 
 
 @gluon.jit
-def pass_turn(turns, group: gl.constexpr, groups: gl.constexpr):
-    """All products of this tile have been asked for."""
+def pingpong_arrive(order, group: gl.constexpr, groups: gl.constexpr):
+    """All MMAs of this tile have been asked for."""
     if groups > 1:
-        mbarrier.arrive(turns.index(1 - group))
+        mbarrier.arrive(order.index(1 - group))
 
 
 @gluon.jit
@@ -99,9 +99,9 @@ def expect(ready, stage, count: gl.constexpr):
 
 
 @gluon.jit
-def fetch(descriptor, places, ready, ring, stage, barrier):
-    """Asks the copy engine for a tile in a stage of a ring, which the barrier of that number will know of."""
-    tma.async_copy_global_to_shared(descriptor, places, ready.index(barrier), ring.index(stage))
+def fetch(descriptor, origin, ready, ring, stage, barrier):
+    """Issues the TMA load of a tile into a stage of a ring, which the barrier of that number tracks."""
+    tma.async_copy_global_to_shared(descriptor, origin, ready.index(barrier), ring.index(stage))
 
 
 @gluon.jit
@@ -129,22 +129,22 @@ def total(acc):
 
 
 @gluon.jit
-def write(descriptor, places, value, staging, pending: gl.constexpr):
-    """Stores a tile through the copy engine. `staging`, which may have leading dimensions of length 1, is free when all but the
+def write(descriptor, origin, value, staging, pending: gl.constexpr):
+    """Stores a tile by TMA. `staging`, which may have leading dimensions of length 1, is free when all but the
     last `pending` stores have read theirs."""
     tma.store_wait(pending)
-    send(descriptor, places, value, staging)
+    send(descriptor, origin, value, staging)
 
 
 @gluon.jit
-def send(descriptor, places, value, staging):
+def send(descriptor, origin, value, staging):
     """The same with `staging` known to be free."""
     if len(staging.shape) > 2:
         staging.reshape(value.shape).store(value)
     else:
         staging.store(value)
     fence_async_shared()
-    tma.async_copy_shared_to_global(descriptor, places, staging)
+    tma.async_copy_shared_to_global(descriptor, origin, staging)
 
 
 @gluon.jit
@@ -167,7 +167,7 @@ def doublings(first, end):
 
 @gluon.constexpr_function
 def rows(height, columns, warps):
-    """How warps hold whole rows that `product_of_rows` has made: a thread has eight neighbours, then those of the row eight
+    """How warps hold full rows that `dot_in_chunks` has made: a thread has eight neighbours, then those of the row eight
     further down, then of what is 32 columns for each warp further on, or 16 rows."""
     own = [[0, 1], [0, 2], [0, 4], [8, 0]]
     own += [[0, at] for at in doublings(32 * warps, columns)] + [[at, 0] for at in doublings(16, height)]
@@ -176,9 +176,9 @@ def rows(height, columns, warps):
 
 
 @gluon.jit
-def product_of_rows(left, right, columns: gl.constexpr, warps: gl.constexpr):
-    """The product of a tile and all of an operand, chunk by chunk of its rows, the columns of the result, which lie `by_eights`
-    (`templates/triton/codegen/tma_boxes.py`): naming what each thread holds puts them in order."""
+def dot_in_chunks(left, right, columns: gl.constexpr, warps: gl.constexpr):
+    """The matmul of a tile and all of an operand, chunk by chunk of its rows, the columns of the result, which lie `by_eights`
+    (`templates/triton/codegen/tma_layout.py`): naming what each thread holds puts them in order."""
     factor = left.load(gl.DotOperandLayout(0, registers(warps), 2))
     return gl.convert_layout(_chunks(factor, right, columns, warps, 0), rows(left.shape[0], columns, warps))
 
@@ -193,8 +193,8 @@ def _chunks(left, right, columns: gl.constexpr, warps: gl.constexpr, first: gl.c
         return gl.join(one, other).permute([0, 2, 1]).reshape([height, columns])
     else:
         factor = right.index(first).reshape([columns, left.shape[1]]).permute((1, 0))
-        held = factor.load(gl.DotOperandLayout(1, registers(warps), 2))
-        made = mma_v2(left, held, gl.zeros([height, columns], gl.float32, registers(warps)))
+        operand = factor.load(gl.DotOperandLayout(1, registers(warps), 2))
+        made = mma_v2(left, operand, gl.zeros([height, columns], gl.float32, registers(warps)))
         return made.reshape([height, 4, warps, 4, 2]).permute([0, 2, 3, 1, 4]).reshape([height, columns])
 
 

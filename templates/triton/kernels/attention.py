@@ -16,7 +16,7 @@ from kgen.ir import values as vs
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.pattern import program, softmax
-from kgen.templates.problem import Problem, once, once_at_sizes
+from kgen.templates.problem import Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.kernels import attention_estimate
 
 ATTENTION = program(
@@ -172,7 +172,7 @@ def _registers(problem: Problem, config: Config) -> int:
     return OTHER_REGISTERS + tiles // (4 * WARP * config.WARPS)
 
 
-@once
+@memoised
 def _bytes_of_slot(problem: Problem) -> int:
     """Bytes of the tensors that a score's function reads for each score of its own."""
     middle = problem.middles["scores"]
@@ -192,7 +192,7 @@ def parts_of(problem: Problem, axis: str) -> tuple[tuple[int, int], ...]:
     return (0, first), (first, second)
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _heads_together(problem: Problem) -> int:
     """How many heads run side by side, a power of two: neighbours may share keys and values."""
     each = (problem.bytes_read("K") + problem.bytes_read("V")) / problem.size("b")

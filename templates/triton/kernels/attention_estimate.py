@@ -12,7 +12,7 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config
-from kgen.templates.problem import Problem, once, once_at_sizes
+from kgen.templates.problem import Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.codegen.runs import Run, runs_of
 from kgen.templates.triton.kernels import estimate
 
@@ -41,7 +41,7 @@ class Counts:
 
 def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
     """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values."""
-    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.processors
+    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.compute_units
     rows = math.ceil(problem.size("m") / config.BLOCK_M)
     programs = problem.size("b") * rows
     threads = config.WARPS * 32
@@ -68,7 +68,7 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     area = config.BLOCK_M * config.BLOCK_N
     low = config.BLOCK_M < ASYNCHRONOUS and problem.device.arch >= HOPPER
     share = EXACT if problem.exact_float32 else estimate.LOW_RATE if low else DOTS
-    dots = 2 * area * sum(widths) / (problem.rate / problem.device.processors) / share
+    dots = 2 * area * sum(widths) / (problem.rate / problem.device.compute_units) / share
     adds = area * (SOFTMAX + _slot_cost(problem, masked)) + config.BLOCK_M * widths[1]
     powers, others = area / (EXPONENTIALS * CLOCK), adds / (ADDITIONS * CLOCK)
     softmax = max(powers, others) + min(powers, others) / 2
@@ -76,13 +76,13 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     return max(dots, softmax) + beside * min(dots, softmax)
 
 
-@once
+@memoised
 def _slot_cost(problem: Problem, masked: bool) -> int:
     """Elementary operations of what a slot makes of a score."""
     return vs.total_cost([problem.middles["scores"].function(scaled=False, masked=masked)])
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _counts(problem: Problem, config: Config) -> Counts:
     """At some tiles of rows, the tiles of scores that are made."""
     runs, rows = runs_of(problem, "scores", config), math.ceil(problem.size("m") / config.BLOCK_M)

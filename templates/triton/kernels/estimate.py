@@ -1,7 +1,7 @@
-"""What a matrix product takes on a GPU, tile by tile. Constants are fitted to measurements on an H200 (`bench/cost_model.py`).
+"""What a matmul takes on a GPU, tile by tile. Constants are fitted to measurements on an H200 (`bench/cost_model.py`).
 
-A processor works off its tiles one after the other: the products of a tile, slowed down where too few bytes are on their way
-to it at a time, then the tile's epilogue, which another program on the same processor hides. The memory sets a limit to all of
+An SM works off its tiles one after the other: the MMAs of a tile, slowed down where too few bytes are on their way
+to it at a time, then the tile's epilogue, which another program on the same SM hides. The memory sets a limit to all of
 them together.
 """
 
@@ -16,40 +16,40 @@ from kgen.device import L2_RATE, LINE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.templates.contract import Config
-from kgen.templates.problem import Input, Problem, once, once_at_sizes
-from kgen.templates.triton.codegen.tma_boxes import boxes, tiles_read
+from kgen.templates.problem import Input, Problem, memoised, memoised_at_sizes
+from kgen.templates.triton.codegen.tma_layout import tiles_read, tma_layout
 
 # Seconds: a launch with what stands idle at either end; starting a program; from asking for a stage until it is there.
 LAUNCH, START, LATENCY = 1.4e-6, 0.35e-6, 0.85e-6
-# Additions a second of one processor, in epilogues, and what functions of the device's library cost there beyond the additions
+# Additions a second of one SM, in epilogues, and what functions of the device's library cost there beyond the additions
 # that they count for elsewhere (H100, 2026-11-24, bench.regret).
 ADDITIONS = 220 * 1.7e9
 LONGER = {"erf": 45, "log1p": 80, "sigmoid": 12}
 # What each number that an epilogue reads counts for, in additions: it is loaded, widened, and seldom there in time (H100,
 # 2026-11-24, bench.regret: gradients of GELU, residuals of 1x1 convolutions).
 READ = 15
-# How much longer an epilogue takes whose next operands are loaded ahead while it sums up columns: there are too few registers
+# How much longer an epilogue takes whose next operands are prefetched while it sums up columns: there are too few registers
 # for both (H100, 2026-11-24, bench.regret: gradients of ConvNeXt's MLP, 95 us without, 180 with).
 CROWDED = 2.0
-# Fewer warps than these that have a processor to themselves wait for their own results: how much longer they then add.
+# Fewer warps than these that have an SM to themselves wait for their own results: how much longer they then add.
 WARPS_OF_EPILOGUE, WAITING = 8, 1.0
-# Seconds of an epilogue besides: in which nothing is multiplied where a program has the processor to itself; for each part, in
-# which warps wait for each other; and for each reduction of whole rows, less of shorter ones than these.
+# Seconds of an epilogue besides: in which nothing is multiplied where a program has the SM to itself; for each part, in
+# which warps wait for each other; and for each reduction of full rows, less of shorter ones than these.
 TURN, PART, FOLD, FOLDED = 0.05e-6, 0.02e-6, 0.15e-6, 256
-# The same of programs that keep an operand: a reduction of whole rows, and a number that an epilogue reads for each of its own.
+# The same of programs that keep an operand: a reduction of full rows, and a number that an epilogue reads for each of its own.
 FOLD_BESIDE, READ_BESIDE = 1.15e-6, 140e-12
-# Shared memory and registers of a processor, and bytes that the system takes from each program.
+# Shared memory and registers of an SM, and bytes that the system takes from each program.
 SHARED, REGISTERS, RESERVED = 233_472, 65_536, 1024
-# Share of the peak rate that the main loop reaches with operands by the copy engine: of large tiles, of those that
+# Share of the peak rate that the main loop reaches with operands by TMA: of large tiles, of those that
 # are higher than wide, for which the units read more of shared memory, of others, and of those below 128 x 128.
 LARGE_RATE, TALL_RATE, SMALL_RATE, THIN_RATE = 0.93, 0.88, 0.89, 0.7
-# And of small tiles of two programs on a processor.
+# And of small tiles of two programs on an SM.
 PAIR_RATE = 0.89
 # The same for pointers.
 POINTER_RATE = 0.76
 # Seconds of a warp that operands cost element by element: those that it computes, for each elementary operation; those of
 # windows, whose places and bounds it computes; of rows in runs that jump, but are as wide as loads; and of what threads load in
-# so few bytes at a time. The most bytes of a load, and the most warps of a processor that work at it side by side. Fitted to
+# so few bytes at a time. The most bytes of a load, and the most warps of an SM that work at it side by side. Fitted to
 # measurements on an H100, 2026-11-24 (bench.regret).
 COMPUTED, GATHERED, JUMPING = 32e-12, 0.5e-9, 0.12e-9
 # How much longer windows within bounds take where a loop brings them in several steps: of three configurations on the stem of
@@ -74,11 +74,11 @@ STRADDLING, SPLIT, SECTOR = 2.2, 8.0, 32
 READ_STEP, READ_SEVERAL = 0.45e-6, 1.1
 # Share of the memory's bandwidth that kernels reach.
 STREAM_RATE = 0.92
-# Of two groups of warps that take turns on a processor, each with whole rows: how much longer a tile takes than its products at
+# Of two warp groups that take turns on an SM, each with full rows: how much longer a tile takes than its MMAs at
 # the rate of low tiles and its epilogue's arithmetic one after the other, and seconds for each number that an epilogue reads.
-TURNS_OF_PRODUCTS, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
-# The share of it that is left where results leave through the copy engine, which no warp waits for.
-SENT = 0.88
+PING_PONG_SLOWDOWN, TURNS_OF_WORK, READ_IN_TURN = 0.86, 1.0, 29e-12
+# The share of it that is left where results leave by TMA, which no warp waits for.
+STORED_BY_TMA = 0.88
 # How much of the shorter of computing and streaming, or of multiplying and epilogues, does not happen during the other; and of
 # the latter where programs come and go (H100, 2026-11-24, bench.regret).
 APART, BESIDE = 0.15, 0.45
@@ -88,10 +88,10 @@ IDLE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A configuration's tile on one problem: seconds of its products, of a step of them, of its epilogue up to the stores, of
-    the stores, of the epilogue's arithmetic, and of what nothing on the same processor hides."""
+    """A configuration's tile on one problem: seconds of its MMAs, of a step of them, of its epilogue up to the stores, of
+    the stores, of the epilogue's arithmetic, and of what nothing on the same SM hides."""
 
-    products: float
+    mma: float
     step: float
     epilogue: float
     stores: float
@@ -101,30 +101,30 @@ class Tile:
 
 def seconds(problem: Problem, config: Config, shared: int, registers: int) -> float:
     """The time of a kernel. `shared` and `registers` are what a program needs. A configuration with PROGRAMS has programs that
-    stay on their processor, as many on each."""
+    stay on their SM, as many on each."""
     device = problem.device
     tiles = problem.size("b") * _tiles(problem, "m", config.BLOCK_M) * _tiles(problem, "n", config.BLOCK_N)
-    each = math.ceil(tiles / device.processors)  # of the processor with most of them
+    each = math.ceil(tiles / device.compute_units)  # of the SM with most of them
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
     stays = config.get("PROGRAMS")
     together = max(1, min(stays or limit, limit, each))
     tile = tile_of(problem, config, together)
-    ahead = config.STAGES - 1  # steps whose operands are on their way
+    in_flight = config.STAGES - 1  # steps whose operands are on their way
     if not config.get("FLATTEN"):  # none of the next tile's
-        ahead = min(ahead, math.ceil(problem.size("k") / config.BLOCK_K))
-    covered = ahead * tile.step * together
-    products = tile.products * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
+        in_flight = min(in_flight, math.ceil(problem.size("k") / config.BLOCK_K))
+    covered = in_flight * tile.step * together
+    mma = tile.mma * (max(1.0, LATENCY / covered) if covered else 1 + LATENCY / tile.step / together)
     if together > 1:
-        multiplying = products + tile.bare + (0 if stays else START / together)
+        multiplying = mma + tile.bare + (0 if stays else START / together)
         apart = APART if stays else BESIDE
         hiding = max(multiplying, tile.work) + apart * min(multiplying, tile.work)  # all programs add on the same units
         busy = each * hiding + tile.epilogue + tile.stores
     elif stays:  # nobody waits for what is stored but the end
-        busy = each * (products + tile.bare + tile.epilogue + TURN) + tile.stores
+        busy = each * (mma + tile.bare + tile.epilogue + TURN) + tile.stores
     else:
-        busy = each * (products + tile.bare + tile.epilogue + tile.stores + START)
+        busy = each * (mma + tile.bare + tile.epilogue + tile.stores + START)
     busy += _summing(problem, config, tiles)
-    waves = tiles / device.processors / together
+    waves = tiles / device.compute_units / together
     streaming = _streaming(problem, waves)
     return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
 
@@ -137,49 +137,49 @@ def streamed(problem: Problem, config: Config) -> float:
     return LAUNCH + max(_streaming(problem, 1.0) * wasted * several, steps * READ_STEP)
 
 
-def resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
+def b_resident(problem: Problem, config: Config, shared: int, registers: int) -> float:
     """The time of a kernel whose programs load one operand once, then take TILES tiles each, one after the other. Little of a
-    tile's epilogue is hidden but its memory traffic: nothing else is on the processor, or one other program."""
+    tile's epilogue is hidden but its memory traffic: nothing else is on the SM, or one other program."""
     device, tile = problem.device, tile_of(problem, config)
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     limit = min(SHARED // (shared + RESERVED), REGISTERS // (min(255, registers) * config.WARPS * 32))
-    together = max(1, min(limit, math.ceil(programs / device.processors)))
+    together = max(1, min(limit, math.ceil(programs / device.compute_units)))
     loading = sum(_loaded(problem, one, config) for one in _operands(problem)) / L2_RATE + LATENCY
     folds = FOLD_BESIDE * sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0.0
     reading = _reads(problem) * READ_BESIDE * config.BLOCK_M * config.BLOCK_N
-    walk = config.TILES * (tile.products + tile.work + reading + (folds + LATENCY) / together)
-    each = math.ceil(programs / device.processors)
+    walk = config.TILES * (tile.mma + tile.work + reading + (folds + LATENCY) / together)
+    each = math.ceil(programs / device.compute_units)
     busy = each * (walk + (loading + START) / together)
-    return LAUNCH + max(busy, _streaming(problem, programs / device.processors / together)) + START
+    return LAUNCH + max(busy, _streaming(problem, programs / device.compute_units / together)) + START
 
 
 def rows(problem: Problem, config: Config) -> float:
-    """The time of a kernel whose programs load one operand once, then take TILES tiles of whole rows, as many at a time as
-    there are PROGRAMS. A processor has one such program."""
+    """The time of a kernel whose programs load one operand once, then take TILES tiles of full rows, as many at a time as
+    there are PROGRAMS. An SM has one such program."""
     device = problem.device
     programs = problem.size("b") * math.ceil(_tiles(problem, "m", config.BLOCK_M) / config.TILES)
     area = config.BLOCK_M * config.BLOCK_N
-    products = 2 * area * config.BLOCK_K / (problem.rate / device.processors * LOW_RATE)
+    mma = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units * LOW_RATE)
     work = area * (_epilogue_cost(problem) / ADDITIONS * TURNS_OF_WORK + _reads(problem) * READ_IN_TURN)
     loading = config.BLOCK_N * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE + LATENCY + START
     tiles = math.ceil(config.TILES / config.PROGRAMS) * config.PROGRAMS
-    turn = (products * TURNS_OF_PRODUCTS + work) * (SENT if config.SENT else 1.0)
-    busy = math.ceil(programs / device.processors) * (loading + tiles * turn)
-    streaming = _streaming(problem, programs / device.processors)
+    turn = (mma * PING_PONG_SLOWDOWN + work) * (STORED_BY_TMA if config.TMA_STORE else 1.0)
+    busy = math.ceil(programs / device.compute_units) * (loading + tiles * turn)
+    streaming = _streaming(problem, programs / device.compute_units)
     return LAUNCH + max(busy, streaming) + APART * min(busy, streaming) + START
 
 
 def _summing(problem: Problem, config: Config, tiles: int) -> float:
-    """Seconds by which sums of operands hold up the processors. One tile of each row or column of tiles takes longer: all
-    others wait for the last of these, unless as many processors have nothing to do in the last round of tiles."""
-    processors, total = problem.device.processors, 0.0
+    """Seconds by which sums of operands hold up the SMs. One tile of each row or column of tiles takes longer: all
+    others wait for the last of these, unless as many SMs have nothing to do in the last round of tiles."""
+    compute_units, total = problem.device.compute_units, 0.0
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
-    for one in problem.side_sums:
+    for one in problem.operand_reductions:
         axis = "m" if one.operand == "A" else "n"
         rows = config.get(f"BLOCK_{axis.upper()}")
         longer = problem.size("b") * _tiles(problem, axis, rows)
-        own = 2 * rows * ONES * config.BLOCK_K * steps / (problem.rate / processors)
-        total += own * max(longer / processors, 1.0 if longer > -tiles % processors else 0.0)
+        own = 2 * rows * ONES * config.BLOCK_K * steps / (problem.rate / compute_units)
+        total += own * max(longer / compute_units, 1.0 if longer > -tiles % compute_units else 0.0)
     return total
 
 
@@ -190,20 +190,20 @@ def _streaming(problem: Problem, waves: float) -> float:
 
 
 def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
-    """The parts of one tile's time on a processor where `together` programs share the time."""
+    """The parts of one tile's time on an SM where `together` programs share the time."""
     device, count = problem.device, len(problem.members)
     steps = math.ceil(problem.size("k") / config.BLOCK_K)
     area = config.BLOCK_M * config.BLOCK_N
-    rate = problem.rate / device.processors
+    rate = problem.rate / device.compute_units
     arithmetic = 2 * area * config.BLOCK_K * count / rate / _share(problem, config, area * count, together)
     step = max(arithmetic, _all_loaded(problem, config) / L2_RATE)
     step += _by_element(problem, config) / min(ELEMENT_WARPS, together * config.WARPS)
     waiting = WAITING if together * config.WARPS < WARPS_OF_EPILOGUE else 1.0
-    crowded = CROWDED if config.get("AHEAD") and problem.reduces_tiles else 1.0
+    crowded = CROWDED if config.get("PREFETCH") and problem.reduces_tiles else 1.0
     work = area * (_epilogue_cost(problem) + READ * _numbers_read(problem)) / ADDITIONS * waiting * crowded
-    share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.processors / device.bandwidth
+    share = area / (problem.size("b") * problem.size("m") * problem.size("n")) * device.compute_units / device.bandwidth
     read, stores = problem.epilogue_bytes - problem.stored_bytes, problem.stored_bytes * share
-    parts = config.get("PARTS", 1)
+    parts = config.get("EPILOGUE_SUBTILES", 1)
     folds = _folds(problem)
     bare = parts * PART + folds * FOLD * min(1.0, config.BLOCK_N / FOLDED)
     if not _stores_vectors(problem):  # by many instructions, which a program waits for, into lines that rows share
@@ -212,7 +212,7 @@ def tile_of(problem: Problem, config: Config, together: int = 1) -> Tile:
     return Tile(steps * step, step, work + read * share, stores, work, bare)
 
 
-@once
+@memoised
 def _stores_vectors(problem: Problem) -> bool:
     """Whether each row of the results begins at a multiple of 16 bytes, so that threads store as many at a time."""
     loops = [v for own in problem.loops.values() for v in own]
@@ -222,34 +222,34 @@ def _stores_vectors(problem: Problem) -> bool:
     return all(st is None or st == 1 or problem.sizes.of(st) * size % 16 == 0 for st, size in strides)
 
 
-@once
+@memoised
 def _epilogue_cost(problem: Problem) -> int:
     """Elementary operations for each result. What several statements need is computed once."""
     roots = [root for s in problem.epilogue for root in s.roots]
     return vs.total_cost(roots) + sum(LONGER.get(value.op, 0) for value in vs.topological(roots))
 
 
-@once
+@memoised
 def _reads(problem: Problem) -> int:
     """Tiles that an epilogue reads for each of its own."""
     return len({load.attr[:2] for load in tiles_read(problem)})
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _numbers_read(problem: Problem) -> int:
     """Tiles of numbers among them: masks are neither widened nor long on their way."""
     return len({load.attr[:2] for load in tiles_read(problem) if load.attr[2] is not torch.bool})
 
 
-@once
+@memoised
 def _operands(problem: Problem) -> list[Input]:
-    """Each operand once: those that the products of a family have in common, and their own."""
+    """Each operand once: those that the matmuls of a family have in common, and their own."""
     return [one for k, member in enumerate(problem.members) for one in member.values() if k == 0 or _own(problem, one)]
 
 
-@once
+@memoised
 def _folds(problem: Problem) -> int:
-    """Reductions of whole rows."""
+    """Reductions of full rows."""
     return sum(s.kind == "partial" for s in problem.epilogue) if problem.whole else 0
 
 
@@ -258,7 +258,7 @@ def _own(problem: Problem, one: Input) -> bool:
 
 
 def _loaded(problem: Problem, one: Input, config: Config) -> float:
-    """Bytes of an operand's tile, more where its rows straddle lines of the cache."""
+    """Bytes of an operand's tile, more where its rows cross cache lines."""
     size = one.dtype.itemsize * math.prod(config.get(block, 1) for block in _blocks(problem, one))
     return size * _apart(problem, one.name)
 
@@ -267,13 +267,13 @@ def _all_loaded(problem: Problem, config: Config) -> float:
     return sum(_loaded(problem, one, config) for one in _operands(problem))
 
 
-@once
+@memoised
 def _blocks(problem: Problem, one: Input) -> tuple[str, ...]:
     """The knobs that would be the tile along the operand's axes."""
     return tuple(f"BLOCK_{axis.upper()}" for axis in one.axes)
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _apart(problem: Problem, name: str) -> float:
     """How much longer an operand's rows take than whole lines of the cache."""
     one = problem.inputs[name]
@@ -299,14 +299,14 @@ def _share(problem: Problem, config: Config, area: int, together: int) -> float:
     return rate if _all_by_engine(problem) else min(rate, POINTER_RATE)
 
 
-@once
+@memoised
 def _all_by_engine(problem: Problem) -> bool:
     return all(_by_engine(problem, one) for member in problem.members for one in member.values())
 
 
-@once
+@memoised
 def _by_engine(problem: Problem, one: Input) -> bool:
-    return problem.template.operands[one.name].access == "tma" and not isinstance(boxes(problem, one), str)
+    return problem.template.operands[one.name].access == "tma" and not isinstance(tma_layout(problem, one), str)
 
 
 def _by_element(problem: Problem, config: Config) -> float:
@@ -315,12 +315,12 @@ def _by_element(problem: Problem, config: Config) -> float:
     total = 0.0
     for one, seconds_each in _costly(problem):
         pairs = zip(_blocks(problem, one), one.axes, strict=True)
-        sides = [min(config.get(block, 1), problem.size(axis)) for block, axis in pairs]
-        total += math.prod(sides) * seconds_each * _unsteadiness(problem, one, config)
+        lengths = [min(config.get(block, 1), problem.size(axis)) for block, axis in pairs]
+        total += math.prod(lengths) * seconds_each * _unsteadiness(problem, one, config)
     return total
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _costly(problem: Problem) -> list[tuple[Input, float]]:
     """Operands whose elements cost seconds one by one, and how many each."""
     found = [(one, _of_element(problem, one)) for one in _operands(problem)]
@@ -332,7 +332,7 @@ def _unsteadiness(problem: Problem, one: Input, config: Config) -> float:
     return IN_STEPS if bounded and problem.size("k") > config.BLOCK_K else 1.0
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _of_element(problem: Problem, one: Input) -> float:
     """Seconds of a warp for an element of an operand's tile."""
     if one.load is None:
@@ -369,7 +369,7 @@ def _tiles(problem: Problem, axis: str, block: int) -> int:
     return math.ceil(problem.size(axis) / block)
 
 
-@once_at_sizes
+@memoised_at_sizes
 def _traffic(problem: Problem) -> int:
     """Bytes that the kernel has to move."""
     return sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes

@@ -70,7 +70,7 @@ def _bodies(problem: LoopProblem) -> list[_Body]:
     groups: dict[Hashable, list[_Member]] = {}
     for tiling in problem.tilings:
         member = _Member(tiling, form_of(_nest(tiling), problem.graph), _programs(tiling))
-        groups.setdefault(_alike(member, problem.graph), []).append(member)
+        groups.setdefault(_body_key(member, problem.graph), []).append(member)
     bodies: list[_Body] = []
     for members in groups.values():
         first = bodies[-1].end if bodies else 0
@@ -113,19 +113,19 @@ def _nest(tiling: Tiling) -> Nest:
 
 
 def _programs(tiling: Tiling) -> int:
-    sides = (
+    block_counts = (
         ix.ceildiv(ix.product(v.extent for v in loops), block)
         for loops, block in ((tiling.x, tiling.blocks.x), (tiling.y, tiling.blocks.y))
     )
-    count = ix.product(sides).as_int()
+    count = ix.product(block_counts).as_int()
     assert count is not None
     return count
 
 
-def _alike(member: _Member, graph: ir.Graph) -> Hashable:
+def _body_key(member: _Member, graph: ir.Graph) -> Hashable:
     """Equal for members of one body: what decides its text, and how wide its accesses are."""
-    tiling, places = member.tiling, dict[Hashable, int]()
-    shared = tuple(places.setdefault(address(graph, name), len(places)) for name in member.form.buffers)
+    tiling, number_of = member.tiling, dict[Hashable, int]()
+    shared = tuple(number_of.setdefault(address(graph, name), len(number_of)) for name in member.form.buffers)
     starts = tuple(aligned(graph.buffers[name]) for name in member.form.buffers)
     points = ix.product(v.extent for v in tiling.x).as_int()
     whole = points is not None and points % WHOLE == 0
@@ -215,8 +215,8 @@ class _Body:
                 leaf = [f"{first} = lib.branch_constant({self.firsts[low]}, program)"]
                 return leaf + [f"{variable} = {choices[name][low]}" for name, variable in variables.items()]
             middle = (low + high) // 2
-            sides = (below(low, middle), below(middle, high))
-            left, right = (["    " + line for line in lines] for lines in sides)
+            halves = (below(low, middle), below(middle, high))
+            left, right = (["    " + line for line in lines] for lines in halves)
             return [f"if program < {self.firsts[middle]}:", *left, "else:", *right]
 
         chosen = [variables.get(name, texts[0]) for name, texts in choices.items()]

@@ -1,4 +1,4 @@
-"""Matrix products on GPUs by pointers: of any layout and any type that the matrix units have, and of one row."""
+"""Matmuls on GPUs by pointers: of any layout and any type that the matrix units have, and of one row."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ FLOAT8_ARCH = 89
 MIN_BLOCK = 16
 # Columns of ones that tiles are multiplied by to add up their rows, as in `templates/triton/device/matmul.py`.
 ONES = 16
-# Tiles, steps along k, warps and stages where a tile holds whole rows, by its columns: about 128 sums a thread at most, which
+# Tiles, steps along k, warps and stages where a tile holds full rows, by its columns: about 128 sums a thread at most, which
 # leave registers for an epilogue.
 WIDE = {
     256: ((64, 256, 64, 8, 4), (32, 256, 64, 4, 4), (16, 256, 64, 4, 4)),
     512: ((64, 512, 64, 8, 3), (64, 512, 32, 8, 4), (32, 512, 64, 8, 3), (16, 512, 64, 4, 3)),
     1024: ((32, 1024, 32, 8, 2), (32, 1024, 32, 16, 2), (32, 1024, 32, 16, 3), (16, 1024, 32, 8, 3)),
 }
-# Points of the largest tile for which exact products of float32 numbers have registers enough.
+# Points of the largest tile for which exact matmuls of float32 numbers have registers enough.
 LARGEST_EXACT = 128 * 128
 # Rows of a tile from which a Hopper GPU multiplies out of shared memory, and does not wait for it.
 ASYNCHRONOUS, HOPPER = 64, 90
 
 
 def order_of_dots(problem: Problem, config: Config) -> Hashable:
-    """Which instruction multiplies: each adds up its products in steps along k, one after the other, whatever the tile. Of
+    """Which instruction multiplies: each adds up its terms in steps along k, one after the other, whatever the tile. Of
     8-bit floats, partial sums are rounded on the way, tile by tile."""
     if problem.main_dtype in FLOAT8:
         return config.values
@@ -50,7 +50,7 @@ BY_POINTERS = 1.05
 
 
 def block_of_row(problem: Problem) -> int:
-    """Columns of a tile that holds whole rows, where the epilogue needs that; else 0."""
+    """Columns of a tile that holds full rows, where the epilogue needs that; else 0."""
     row = problem.whole.get("n", 0)
     return 1 << (row - 1).bit_length() if row else 0
 
@@ -65,24 +65,24 @@ def operand_bytes(problem: Problem, config: Config, stages: int) -> tuple[int, i
         for one in member.values():
             if number and not problem.template.operands[one.name].many:
                 continue
-            sides = [axis for axis in one.axes if problem.template.block(axis)]
-            area = math.prod(config.get(problem.template.block(axis) or "") for axis in sides)
+            tile_axes = [axis for axis in one.axes if problem.template.block(axis)]
+            area = math.prod(config.get(problem.template.block(axis) or "") for axis in tile_axes)
             direct = one.dtype is not torch.float32 or (problem.tf32 and problem.stride(one.name, "k", number) == 1)
             if one.load is not None and direct:
                 staged += area * one.dtype.itemsize * stages
                 continue
             waiting = config.STAGES - (one.load is None or not config.get("FLATTEN"))
-            staged += area * waiting * sum(load.attr[2].itemsize for load in _tiles(one, sides))
+            staged += area * waiting * sum(load.attr[2].itemsize for load in _tiles(one, tile_axes))
             copied += area * one.dtype.itemsize
     return staged, copied
 
 
-def _tiles(one: Input, sides: list[str]) -> list[vs.Value]:
+def _tiles(one: Input, tile_axes: list[str]) -> list[vs.Value]:
     """What an operand reads a tile of: itself where it is no computation, whatever it repeats along, else what varies along
     both sides."""
     if one.load is not None:
         return [one.value]
-    loops = [frozenset(one.loops[axis]) for axis in sides]
+    loops = [frozenset(one.loops[axis]) for axis in tile_axes]
     atoms = {load: ix.free_atoms(load.attr[1][0]) for load in vs.loads([one.value])}
     return [load for load, found in atoms.items() if all(own & found for own in loops)]
 
@@ -90,8 +90,8 @@ def _tiles(one: Input, sides: list[str]) -> list[vs.Value]:
 def sums_needs(problem: Problem, config: Config) -> Resources:
     """What sums of operands need besides: each a tile of ones, and as many columns of sums."""
     block = {"A": config.BLOCK_M, "B": config.BLOCK_N}
-    ones = config.BLOCK_K * ONES * problem.main_dtype.itemsize * len(problem.side_sums)
-    sums = sum(block[one.operand] * ONES for one in problem.side_sums)
+    ones = config.BLOCK_K * ONES * problem.main_dtype.itemsize * len(problem.operand_reductions)
+    sums = sum(block[one.operand] * ONES for one in problem.operand_reductions)
     return Resources(ones, sums // (config.WARPS * 32))
 
 
@@ -103,17 +103,17 @@ def refuse_sums(problem: Problem) -> str | None:
 
 
 def refuse_empty(problem: Problem) -> str | None:
-    """Why a template leaves a product without elements, or of empty sums, to others."""
+    """Why a template leaves a matmul without elements, or of empty sums, to others."""
     return "it has no elements" if any(problem.extent(axis) == 0 for axis in problem.loops) else None
 
 
 def refuse_dot(problem: Problem) -> str | None:
-    """Why the matrix units cannot compute a product, or a side sum."""
+    """Why the matrix units cannot compute a matmul, or an operand reduction."""
     if problem.main_dtype not in DOT_TYPES:
         return f"no matrix unit multiplies {problem.main_dtype}"
     if problem.main_dtype in FLOAT8 and problem.device.arch < FLOAT8_ARCH:
         return f"8-bit floats need compute capability {FLOAT8_ARCH / 10}"
-    return refuse_sums(problem) if problem.side_sums else None
+    return refuse_sums(problem) if problem.operand_reductions else None
 
 
 class MatrixTemplate(KernelTemplate):
@@ -163,7 +163,7 @@ class Matmul(DotTemplate):
     def resources(self, problem: Problem, config: Config) -> Resources:
         count = len(problem.members)
         area = config.BLOCK_M * config.BLOCK_N
-        # The asynchronous products of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
+        # The asynchronous MMAs of tiles from 64 rows on hold every stage; the result's way out begins when all are free.
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
         sums = sums_needs(problem, config)
         shared = max(sum(operand_bytes(problem, config, stages)) + sums.shared, 4 * area) + 1024

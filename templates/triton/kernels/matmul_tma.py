@@ -1,8 +1,8 @@
-"""Matrix products on Hopper GPUs: operands through the copy engine, by programs that stay on their processors or by one for
+"""Matmuls on Hopper GPUs: operands by TMA, in programs that stay on their SMs or by one for
 each tile.
 
 The configurations are those that won on an H200. A tile of 128 by 256 asks least of the L2 cache, and its epilogue runs in
-parts, for the accumulator takes most of the registers. Two programs of 128 by 128 on a processor hide each other's epilogues
+parts, for the accumulator takes most of the registers. Two programs of 128 by 128 on an SM hide each other's epilogues
 instead, and fill it better where there are few tiles.
 """
 
@@ -16,8 +16,8 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
-from kgen.templates.problem import Problem, once
-from kgen.templates.triton.codegen.tma_boxes import Boxes, boxes, epilogue_boxes, tiles_read
+from kgen.templates.problem import Problem, memoised
+from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tiles_read, tma_layout
 from kgen.templates.triton.kernels import estimate
 from kgen.templates.triton.kernels.matmul import (
     HOPPER,
@@ -30,9 +30,9 @@ from kgen.templates.triton.kernels.matmul import (
 )
 
 PATTERN = contraction("b,m,k", "b,k,n -> b,m,n")
-# Bytes of a tile along k: what the copy engine swizzles as one row of shared memory.
+# Bytes of a tile along k: what TMA swizzles as one row of shared memory.
 ROW = 128
-# Tiles that hold whole rows, by their columns, as in the table of `TilesMatmul`.
+# Tiles that hold full rows, by their columns, as in the table of `TilesMatmul`.
 WIDE = {
     256: ((64, 256, ROW, 8, 4, 1, True), (64, 256, ROW, 8, 3, 1, True)),
     512: (
@@ -41,18 +41,18 @@ WIDE = {
     ),
     1024: ((32, 1024, ROW // 2, 8, 3, 1, True), (32, 1024, ROW // 2, 16, 3, 1, True)),
 }  # fmt: skip
-# How much longer exact products of float32 numbers take: these pass through registers, which do not last for such tiles.
+# How much longer exact matmuls of float32 numbers take: these pass through registers, which do not last for such tiles.
 SPILLED = 10.0
 # Bytes of shared memory that synchronise the stages, and what is lost to alignment.
 BARRIERS = 1024
 
 
 def refuse(problem: Problem) -> str | None:
-    """Why the copy engine is of no use for a product."""
+    """Why TMA is of no use for a matmul."""
     if problem.device.arch < HOPPER:
-        return f"the copy engine needs compute capability 9.0, not {problem.device.arch / 10}"
+        return f"TMA needs compute capability 9.0, not {problem.device.arch / 10}"
     operands = [one for member in problem.members for one in member.values()]
-    reasons = [found for one in operands if isinstance(found := boxes(problem, one), str)]
+    reasons = [found for one in operands if isinstance(found := tma_layout(problem, one), str)]
     if len(reasons) == len(operands):
         return "; ".join(reasons)
     return refuse_dot(problem)
@@ -61,20 +61,21 @@ def refuse(problem: Problem) -> str | None:
 def resources(problem: Problem, config: Config) -> Resources:
     """Stages of both tiles, and what the epilogue reads and writes on its way between registers and memory. Where the loop over
     tiles is flattened the next tile's stages are filling by then; where it is not, both have one place, except that what the
-    copy engine still writes stays. Where an operand is written to shared memory again, and the accumulator leaves as it is, the
+    TMA still writes stays. Where an operand is written to shared memory again, and the accumulator leaves as it is, the
     stages keep their place until it has left."""
     count = len(problem.members)
     summing = sums_needs(problem, config)
     arriving, copied = operand_bytes(problem, config, config.STAGES)
     tiles = arriving + copied + summing.shared
-    area = config.BLOCK_M * config.BLOCK_N // config.PARTS
-    read, written, others = (area * size for size in staged_bytes(problem, bool(config.ENGINE)))
-    if config.PARTS == 1 and others == 2 * area:  # an accumulator as it is, in 16 bits, goes through a part of it at a time
+    area = config.BLOCK_M * config.BLOCK_N // config.EPILOGUE_SUBTILES
+    read, written, others = (area * size for size in staged_bytes(problem, bool(config.TMA_EPILOGUE)))
+    # an accumulator as it is, in 16 bits, goes through a part of it at a time
+    if config.EPILOGUE_SUBTILES == 1 and others == 2 * area:
         others = others * config.WARPS // 16
     staged = read + written + others
     flattened = config.get("FLATTEN")
     if flattened is None:
-        kept = copied and config.PARTS == 1 and _stored_as_it_is(problem)
+        kept = copied and config.EPILOGUE_SUBTILES == 1 and _stored_as_it_is(problem)
         shared = max(tiles, staged, arriving + staged if kept else 0)
     else:
         shared = tiles + staged if flattened else max(tiles + written, staged)
@@ -82,7 +83,7 @@ def resources(problem: Problem, config: Config) -> Resources:
     return Resources(shared + BARRIERS, sums + summing.registers + 32)
 
 
-@once
+@memoised
 def _stored_as_it_is(problem: Problem) -> bool:
     """Whether a result is the accumulator itself."""
     stored = [s for s in problem.epilogue if any(s.stored) and s.kind != "partial"]
@@ -97,7 +98,7 @@ def seconds(problem: Problem, config: Config) -> float:
 
 
 def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
-    """Bytes of shared memory for each element of the epilogue's tile: of what the copy engine reads, and of what it writes,
+    """Bytes of shared memory for each element of the epilogue's tile: of what TMA reads, and of what it writes,
     each in a place of its own; and of all that goes by pointers, one after the other through the same."""
     tiles = epilogue_tiles(problem)
     moved = [(size, written) for size, boxed, written in tiles if engine and boxed]
@@ -106,9 +107,9 @@ def staged_bytes(problem: Problem, engine: bool) -> tuple[int, int, int]:
     return read, stored, max(others, default=0)
 
 
-@once
+@memoised
 def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
-    """Of each tile that the epilogue reads or writes, the bytes of an element, whether the copy engine can move it, and whether
+    """Of each tile that the epilogue reads or writes, the bytes of an element, whether TMA can move it, and whether
     it is written."""
     found: dict[tuple[str, Expr], bool] = {(load.attr[0], load.attr[1][0]): False for load in tiles_read(problem)}
     for s in problem.epilogue:
@@ -116,29 +117,33 @@ def epilogue_tiles(problem: Problem) -> tuple[tuple[int, bool, bool], ...]:
             found |= {(o, s.store[0]): True for o, kept in zip(s.outs, s.stored, strict=True) if kept}
     types = {name: problem.graph.buffers[name].dtype for name, _ in found}
     return tuple(
-        (types[name].itemsize, isinstance(epilogue_boxes(problem, "C", name, offset, types[name], written), Boxes), written)
+        (
+            types[name].itemsize,
+            isinstance(epilogue_tma_layout(problem, "C", name, offset, types[name], written), TmaLayout),
+            written,
+        )
         for (name, offset), written in found.items()
     )
 
 
 def configurations(problem: Problem, rows: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Configurations from a table whose third column is the tile along k in bytes. Where the engine has nothing to move in an
-    epilogue, those that differ in that are one. Exact products have registers for small tiles only."""
+    epilogue, those that differ in that are one. Exact matmuls have registers for small tiles only."""
     largest = LARGEST_EXACT if problem.exact_float32 else math.inf
     boxed = any(can for _, can, _ in epilogue_tiles(problem))
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         values = dict(zip(names, row, strict=True))
         values["BLOCK_K"] //= problem.main_dtype.itemsize
-        values["ENGINE"] = values["ENGINE"] and boxed
+        values["TMA_EPILOGUE"] = values["TMA_EPILOGUE"] and boxed
         if values["BLOCK_M"] * values["BLOCK_N"] <= largest or values["BLOCK_N"] == block_of_row(problem):
             found.setdefault(tuple(values.values()), values)
     yield from found.values()
 
 
-def sides(problem: Problem, config: Config) -> dict[str, int]:
+def epilogue_subtile(problem: Problem, config: Config) -> dict[str, int]:
     """An epilogue gets a tile's columns in parts."""
-    return {"n": config.BLOCK_N // config.PARTS}
+    return {"n": config.BLOCK_N // config.EPILOGUE_SUBTILES}
 
 
 def grid_of_tiles(problem: Problem, config: Config) -> Expr:
@@ -157,13 +162,13 @@ class TmaTemplate(DotTemplate):
     def seconds(self, problem: Problem, config: Config) -> float:
         return seconds(problem, config)
 
-    def sides(self, problem: Problem, config: Config) -> dict[str, int]:
-        return sides(problem, config)
+    def epilogue_subtile(self, problem: Problem, config: Config) -> dict[str, int]:
+        return epilogue_subtile(problem, config)
 
 
 @template(implements=PATTERN, device="cuda", source="matmul_persistent.py.jinja", name="triton_matmul_persistent")
 class PersistentMatmul(TmaTemplate):
-    """C = A B by one program for each processor, which takes tile after tile; the next tile's operands arrive during an
+    """C = A B by one program for each SM, which takes tile after tile; the next tile's operands arrive during an
     epilogue."""
 
     A, B, C = (
@@ -172,11 +177,22 @@ class PersistentMatmul(TmaTemplate):
         result("b", "m", "n", access="tma", many=True),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 256, 64), knob(256, 128, 64), knob(64, 32, 128)
-    GROUP, PARTS, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
-    ENGINE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
+    GROUP, EPILOGUE_SUBTILES, FLATTEN = knob(8, 16, 4), knob(2, 4, 1), knob(True, False)
+    TMA_EPILOGUE, PROGRAMS, WARPS, STAGES = knob(True, False), knob(1, 2), knob(8, 4), knob(4, 3, 5, 6)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE", "FLATTEN", "GROUP", "PROGRAMS")
+        names = (
+            "BLOCK_M",
+            "BLOCK_N",
+            "BLOCK_K",
+            "WARPS",
+            "STAGES",
+            "EPILOGUE_SUBTILES",
+            "TMA_EPILOGUE",
+            "FLATTEN",
+            "GROUP",
+            "PROGRAMS",
+        )
         yield from configurations(problem, (
             (128, 256, ROW, 8, 4, 2, True, True, 8, 1), (128, 256, ROW, 8, 4, 4, True, True, 8, 1),
             (128, 256, ROW, 8, 3, 1, True, True, 8, 1), (128, 256, ROW, 8, 3, 2, True, True, 8, 1),
@@ -193,12 +209,12 @@ class PersistentMatmul(TmaTemplate):
         ), names)  # fmt: skip
 
     def grid(self, problem: Problem, config: Config) -> Expr:
-        return ix.minimum(grid_of_tiles(problem, config), problem.device.processors * config.PROGRAMS)
+        return ix.minimum(grid_of_tiles(problem, config), problem.device.compute_units * config.PROGRAMS)
 
 
 @template(implements=PATTERN, device="cuda", source="matmul_tiles.py.jinja", name="triton_matmul_tiles")
 class TilesMatmul(TmaTemplate):
-    """C = A B by one program for each tile: for few tiles, and for epilogues that another program's products hide."""
+    """C = A B by one program for each tile: for few tiles, and for epilogues that another program's matmuls hide."""
 
     A, B, C = (
         operand("b", "m", "k", access="tma", sums=True),
@@ -206,12 +222,12 @@ class TilesMatmul(TmaTemplate):
         result("b", "m", "n", access="tma", many=True),
     )
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 256, 32), knob(128, 256, 64, 512, 1024), knob(64, 32, 128)
-    GROUP, PARTS, ENGINE = knob(8), knob(1, 2), knob(True, False)
+    GROUP, EPILOGUE_SUBTILES, TMA_EPILOGUE = knob(8), knob(1, 2), knob(True, False)
     WARPS, STAGES = knob(4, 8, 16), knob(3, 4, 5, 6, 2)
     joins = "program"
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "PARTS", "ENGINE")
+        names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "WARPS", "STAGES", "EPILOGUE_SUBTILES", "TMA_EPILOGUE")
         yield from configurations(problem, (
             (128, 128, ROW, 4, 3, 1, True), (128, 128, ROW, 4, 3, 2, True), (128, 128, ROW, 4, 6, 1, True),
             (128, 128, ROW, 8, 3, 1, True), (128, 128, ROW, 8, 6, 1, True), (128, 128, ROW, 8, 3, 1, False),

@@ -1,5 +1,5 @@
 // Attention: rows of queries times keys, any function of these scores, softmax along the keys, times values. The softmax is online
-// (Milakov and Gimelshein, 2018; blocked as in FlashAttention, Dao et al., 2022): a block of scores lies in a thread's cache, and
+// (Milakov and Gimelshein, 2018; blocked as in FlashAttention, Dao et al., 2022): a block of scores is in a thread's cache, and
 // no other score is anywhere.
 //
 //   const auto open = [&](int64_t b, const auto& use) { use(queries, keys, values); };   // operands (pack.h) of one batch
@@ -153,7 +153,7 @@ class AttentionRun {
   using Acc = typename U::Acc;
   static constexpr int L = word_lanes<U>, E = U::elements;
   static constexpr int64_t P = kPanel<U>, depth = kDepth<U> * E;
-  // Rows whose scores stay in L1 from the first product to the second one.
+  // Rows whose scores stay in L1 from the first matmul to the second one.
   static constexpr int64_t kStrip = 2 * kRows<U>;
   using V = Vec<Acc, L>;
   using Group = Register<Acc, 4>;
@@ -163,12 +163,12 @@ class AttentionRun {
   explicit AttentionRun(const Attention<U>& all) : all_(all), shape_(all.shape) {
     rows_ = round_up(smaller(all.how.m, shape_.m), kStrip);
     block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(shape_.n, P));
-    blocks_ = pieces(shape_.n, block_);
-    depths_ = pieces(shape_.d, depth);
+    blocks_ = ceil_div(shape_.n, block_);
+    depths_ = ceil_div(shape_.d, depth);
     key_panel_ = P * packed_depth<U>(shape_.d);
     value_panel_ = P * packed_depth<U>(block_);
     key_words_ = block_ / P * key_panel_;
-    value_words_ = pieces(shape_.v, P) * value_panel_;
+    value_words_ = ceil_div(shape_.v, P) * value_panel_;
     const bool again = shape_.m > all.how.m;
     kept_ = blocks_ == 1 || (again && blocks_ * (key_words_ + value_words_) * int64_t(sizeof(Word)) <= kKeptBytes);
     score_ld_ = block_ + 64 / sizeof(Acc);  // rows a power of two apart would push each other out of L1
@@ -177,14 +177,14 @@ class AttentionRun {
 
   // Tasks are runs of blocks of rows: each thread packs the keys of what it computes.
   void run(int threads) {
-    const int64_t down = pieces(shape_.m, all_.how.m), wanted = 4 * int64_t(threads);
-    const int64_t shares = threads > 1 ? smaller(down, pieces(wanted, shape_.b)) : 1, each = pieces(down, shares);
+    const int64_t down = ceil_div(shape_.m, all_.how.m), wanted = 4 * int64_t(threads);
+    const int64_t shares = threads > 1 ? smaller(down, ceil_div(wanted, shape_.b)) : 1, each = ceil_div(down, shares);
     parallel_team(threads, [&] {
       Thread own = {};
       own.run = this;
-      team_share(shape_.b * pieces(down, each), [&](int64_t task) {
-        const int64_t first = task % pieces(down, each) * each;
-        own.b = task / pieces(down, each);
+      team_share(shape_.b * ceil_div(down, each), [&](int64_t task) {
+        const int64_t first = task % ceil_div(down, each) * each;
+        own.b = task / ceil_div(down, each);
         own.begin = first * all_.how.m;
         own.end = smaller(shape_.m, (first + each) * all_.how.m);
         all_.open(all_.self, own.b, &own, [](void* self, const AttentionOperands<U>& operands) {
@@ -220,7 +220,7 @@ class AttentionRun {
     return larger(operands.queries.room(kRows<U>, larger(depth, shape_.d)), larger(packing, few));
   }
 
-  // The thread's memory: all of it lies at one place for as long as the thread runs.
+  // The thread's memory: all of it is at one place for as long as the thread runs.
   void place(Thread& own, const AttentionOperands<U>& operands) const {
     const int64_t kept = kept_ ? blocks_ : 1, query_words = rows_ * larger(kDepth<U> * depths_, packed_depth<U>(shape_.d));
     const int64_t bytes = Rooms::bytes<Word>(query_words) + Rooms::bytes<Word>(key_words_ * kept) +
@@ -376,8 +376,8 @@ class AttentionRun {
 
   // ---- softmax --------------------------------------------------------------------------------------------------------
 
-  // Makes weights of a strip's scores: packed as rows of the next product, or (a few rows) in their place. What there is of
-  // results shrinks where the maximum has grown. Says whether there are weights but zeros: those of masked keys need no product,
+  // Makes weights of a strip's scores: packed as rows of the next matmul, or (a few rows) in their place. What there is of
+  // results shrinks where the maximum has grown. Says whether there are weights but zeros: those of masked keys need no matmul,
   // wherever the mask comes from.
   template <bool Packed>
   bool weigh(const Thread& own, Strip strip, KeySpan span, bool first) const {
@@ -629,7 +629,7 @@ KGEN_FN void attention(int threads, const AttentionShape& shape, const Attention
 
 }  // namespace kgen
 
-// As KGEN_PRODUCT, of attention.
+// As KGEN_MATMUL, of attention.
 #ifdef KGEN_OWN_LOOPS
 #define KGEN_ATTENTION(A, B)
 #else

@@ -29,7 +29,7 @@
 // loops over the registers of one value: their indices must become constants before the value can live in registers
 #define KGEN_UNROLL _Pragma("GCC unroll 64")
 // With this switch every place that leaves the vector registers and goes lane by lane says so in the assembly: see
-// tests/test_vectorisation.py.
+// tests/templates/cpp/test_vectorisation.py.
 #ifdef KGEN_MARK_LANES
 #define KGEN_LANE_BY_LANE() asm volatile("# lane by lane")
 #else

@@ -67,13 +67,13 @@ template <class To, class From, int N>
 KGEN_FN Register<To, N> narrow_integers(Register<From, N> x) {
   constexpr int S = sizeof(From), D = sizeof(To), each = 16 * D / S;
   using Bytes = Register<int8_t, 16>;
-  Bytes picks;
-  [&]<int... I>(Lanes<I...>) KGEN_INLINE { picks = Bytes{int8_t(I < each ? I / D * S + I % D : -1)...}; }(lane_numbers<16>{});
+  Bytes byte_order;
+  [&]<int... I>(Lanes<I...>) KGEN_INLINE { byte_order = Bytes{int8_t(I < each ? I / D * S + I % D : -1)...}; }(lane_numbers<16>{});
   if constexpr (sizeof(x) == 16) {
-    return register_part<N, 0>((Register<To, 16 / D>)_mm_shuffle_epi8((__m128i)x, (__m128i)picks));
+    return register_part<N, 0>((Register<To, 16 / D>)_mm_shuffle_epi8((__m128i)x, (__m128i)byte_order));
   } else {
-    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)x), (__m128i)picks);
-    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)x, 1), (__m128i)picks);
+    const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)x), (__m128i)byte_order);
+    const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)x, 1), (__m128i)byte_order);
     __m128i both;
     if constexpr (each == 8) both = _mm_unpacklo_epi64(low, high);
     if constexpr (each == 4) both = _mm_unpacklo_epi32(low, high);
@@ -157,8 +157,8 @@ KGEN_FN Vec<To, L> convert(Vec<From, L> v) {
     // through 64 bits, so that negative values wrap as a scalar conversion does
     return convert<uint32_t>(convert<int64_t>(v));
   } else {
-    return from_pieces<To, L, N>([&](auto piece) KGEN_INLINE {
-      return convert_register<To, From, N>(piece_of<N, piece.value>(v));
+    return from_subvectors<To, L, N>([&](auto part) KGEN_INLINE {
+      return convert_register<To, From, N>(subvector<N, part.value>(v));
     });
   }
 }

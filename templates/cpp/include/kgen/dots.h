@@ -1,5 +1,6 @@
-// Products of packed rows with columns whose k are neighbours, read where they lie: for more rows than bring the time of reading
-// the columns, and too few to pay for packing these. Products of rows and columns are summed lane by lane, and the lanes at the end.
+// Dot products of packed rows with columns whose k are neighbours, read where they lie: for more rows than bring the time of
+// reading the columns, and too few to pay for packing these. Dot products of rows and columns are summed lane by lane, and the
+// lanes at the end.
 #pragma once
 
 #include "pack.h"
@@ -17,7 +18,7 @@ inline constexpr int64_t kDotDepths = 3;
 inline constexpr int64_t kFilledDots = 4 * kDotColumns;
 
 // Memory that is asked for, `step` bytes at a time.
-struct Ahead {
+struct Prefetch {
   const char* from;
   int64_t step;
 };
@@ -32,7 +33,7 @@ KGEN_FN void put_sums(T* to, R sums, bool first) {
 // c[r * ldc + j] (+)= the dot products of kDotRows packed rows (word k of row r at x[k / L * kDotRows * L + r * L + k % L]) with the
 // first columns of `b`, kDotColumns of them if there are so many.
 template <class U, class T>
-[[gnu::noinline]] void dot_block(const typename U::Word* x, Words<U, T> b, typename U::Acc* c, int64_t ldc, bool first, Ahead ahead) {
+[[gnu::noinline]] void dot_block(const typename U::Word* x, Words<U, T> b, typename U::Acc* c, int64_t ldc, bool first, Prefetch prefetch) {
   constexpr int L = word_lanes<U>, E = U::elements, Rows = kDotRows, Columns = kDotColumns;
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
@@ -50,8 +51,8 @@ template <class U, class T>
   };
   int64_t k = 0;
   for (; k + L * E <= b.nk; k += L * E) {
-    __builtin_prefetch(ahead.from);
-    ahead.from += ahead.step;
+    __builtin_prefetch(prefetch.from);
+    prefetch.from += prefetch.step;
     add([&](const T* from) KGEN_INLINE { return b.words_at(from + k, Full<L * E>{}); });
   }
   if (k < b.nk) add([&](const T* from) KGEN_INLINE { return b.words_at(from + k, Tail<L * E>{b.nk - k}); });
@@ -96,8 +97,8 @@ KGEN_FN void dot_panels(const typename U::Word* x, int64_t words, int64_t rows, 
     for (int64_t r = 0, group = 0; r < rows; r += kDotRows, ++group) {
       const bool asks = group < groups * kDotColumns;
       const char* const column = next + group / groups * stride;
-      const Ahead ahead = asks ? Ahead{column + bytes * (group % groups) / groups, pieces(line, groups)} : Ahead{now, 0};
-      dot_block(x + r * words, some, c + r * ldc + n, ldc, first, ahead);
+      const Prefetch prefetch = asks ? Prefetch{column + bytes * (group % groups) / groups, ceil_div(line, groups)} : Prefetch{now, 0};
+      dot_block(x + r * words, some, c + r * ldc + n, ldc, first, prefetch);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Products of a few rows with a large matrix: bound by reading the matrix, so that it is read once, where it lies, unpacked.
+// Matmuls of a few rows with a large matrix: bound by reading the matrix, so that it is read once, in place, unpacked.
 //
 // Columns whose k are neighbours (nn.Linear's weights) become dot products, several columns at a time, each a stream. Columns that
 // are neighbours for one k become multiples of rows added to the results, which stay in L1, several rows at a time.
@@ -149,7 +149,7 @@ struct FewRows {
   }
   int64_t tile_words() const { return in_tiles ? 48 * kDepth<U> : 0; }
 
-  // c[r * ldc + j] += the products with the columns of a block that begins at k, a multiple of `depth`.
+  // c[r * ldc + j] += the dot products with the columns of a block that begins at k, a multiple of `depth`.
   template <class T>
   void multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const;
 
@@ -175,7 +175,7 @@ struct FewRows {
   }
 };
 
-// Not in the class, where it would be inline, and instantiated by every kernel (matmul.h, KGEN_PRODUCT).
+// Not in the class, where it would be inline, and instantiated by every kernel (matmul.h, KGEN_MATMUL).
 template <class U>
 template <class T>
 void FewRows<U>::multiply(Words<U, T> b, int64_t k, Acc* c, int64_t ldc) const {

@@ -1,4 +1,4 @@
-// Products of up to 16 rows of bfloat16 with a large matrix, in AMX tiles: what few_rows.h does with registers.
+// Matmuls of up to 16 rows of bfloat16 with a large matrix, in AMX tiles: what few_rows.h does with registers.
 #pragma once
 
 #include "pack.h"
@@ -13,7 +13,7 @@ inline constexpr int64_t kTileDots = 48;
 // instruction, so that their tiles are loaded as they lie; `x` has the rows as panels (pack_panels), one for each block of k.
 inline void dots_in_tiles(const int32_t* x, Words<Bfloat16Pairs, bfloat16> b, int32_t* room, float* c, int64_t ldc, int64_t rows) {
   using U = Bfloat16Pairs;
-  constexpr int64_t panel = kPanel<U>, depth = kDepth<U> * 2, ahead = 512;
+  constexpr int64_t panel = kPanel<U>, depth = kDepth<U> * 2, prefetch = 512;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -27,7 +27,7 @@ inline void dots_in_tiles(const int32_t* x, Words<Bfloat16Pairs, bfloat16> b, in
       stride = kDepth<U> * 4;
     }
     for (int64_t w = 0; w < words; w += 16) {
-      KGEN_UNROLL for (int64_t i = 0; i < kTileDots; ++i) __builtin_prefetch(from + i * stride + w * 4 + ahead);
+      KGEN_UNROLL for (int64_t i = 0; i < kTileDots; ++i) __builtin_prefetch(from + i * stride + w * 4 + prefetch);
       _tile_loadd(6, x + w * panel, panel * 4);
       _tile_loadd(3, from + w * 4, stride);
       _tile_dpbf16ps(0, 3, 6);

@@ -81,7 +81,7 @@ inline void parallel_shares(int threads, int64_t extent, int64_t step, int64_t g
 
 // One accumulator a thread, each on cache lines of its own.
 template <class A>
-struct Partials {
+struct ThreadPartials {
   struct alignas(64) Cell {
     A value;
   };
@@ -90,12 +90,12 @@ struct Partials {
     Cell* cells;
     A& operator[](int k) const { return cells[k].value; }
   } data;
-  Partials(int n, A start) : cells(static_cast<Cell*>(std::aligned_alloc(64, sizeof(Cell) * size_t(n)))), data{cells} {
+  ThreadPartials(int n, A start) : cells(static_cast<Cell*>(std::aligned_alloc(64, sizeof(Cell) * size_t(n)))), data{cells} {
     for (int k = 0; k < n; ++k) new (&cells[k]) Cell{start};
   }
-  ~Partials() { std::free(cells); }
-  Partials(const Partials&) = delete;
-  Partials& operator=(const Partials&) = delete;
+  ~ThreadPartials() { std::free(cells); }
+  ThreadPartials(const ThreadPartials&) = delete;
+  ThreadPartials& operator=(const ThreadPartials&) = delete;
 };
 
 // Calls body(i, w) for i = lo, lo + L, ...: w says that all lanes are real, but in the last call perhaps only some.

@@ -1,4 +1,4 @@
-// Matrix products: blocking, packing, threads. What is multiplied and what becomes of the results comes from generated code.
+// Matmuls: blocking, packing, threads. What is multiplied and what becomes of the results comes from generated code.
 //
 //   const Strided<float> x{p_x, 4096, 1}, w{p_w, 4096, 1};          // x[m, k] and w[n, k]: nn.Linear's layout
 //   const auto q = filled<float, Along::k>([&](int64_t n0, int64_t n, int64_t k0, int64_t k, float* to, int64_t ld) {...});
@@ -11,7 +11,7 @@
 //   };
 //   matmul(threads, M, K, Blocking{.rows = 512, .tile_columns = 128}, x, columns(N, finish, w));
 //
-// Several products with the same left operand are one call, which packs that operand once. Where an epilogue needs several
+// Several matmuls with the same left operand are one call, which packs that operand once. Where an epilogue needs several
 // results at once, `columns(N, finish, w, v)` gives `finish` a tile of each, `(m0, n0, rows, columns, tile0, tile1, ld)`; where each
 // has its own epilogue, and perhaps its own width, the call has several: `matmul(..., x, columns(N, finish, w), columns(P, end, v))`.
 //
@@ -28,42 +28,42 @@
 // `matmul(..., summed(x, end), ...)` also gives `end(m0, rows, sums)` the sums of x's rows over k, as numbers of the same type: all
 // of them once, whatever the columns, in an order that depends on k alone.
 //
-// Memory: two buffers a thread, which grow to the largest product that it has run and are reused by the next one.
+// Memory: two buffers a thread, which grow to the largest matmul that it has run and are reused by the next one.
 #pragma once
 
-#include "product.h"
+#include "matmul_operands.h"
 
 namespace kgen {
 
-// How a product is cut. What is good for which sizes: kgen/templates/cpp/blocking.py.
+// How a matmul is cut. What is good for which sizes: kgen/templates/cpp/blocking.py.
 struct Blocking {
   int64_t rows = 512;         // packed at a time, over all of k, and shared by all threads
   int64_t tile_rows = 512;    // of a rectangle of results that stays in a thread's cache
   int64_t tile_columns = 128;
   int parts = 1;              // of the sum over k, for threads that would have no rectangle
-  int64_t few_rows = 0;       // at most so many rows read the right operand where it lies, and so many columns the left one
+  int64_t few_rows = 0;       // at most so many rows read the right operand in place, and so many columns the left one
   bool whole = false;         // rectangles begin at multiples of tile_rows and tile_columns and end with them or the results
 };
 
-// Products of two numbers that are worth waking a thread for.
+// Multiplications of two numbers that are worth waking a thread for.
 inline constexpr int64_t kGrain = 1 << 17;
 
 // ---- a few rows -----------------------------------------------------------------------------------------------------
 
 template <class U>
-class FewRowsProduct {
+class FewRowsMatmul {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
   static constexpr int64_t depth = kDepth<U> * U::elements;
   static constexpr int64_t kFilledDepths = 4;  // blocks of k that are computed at a time
 
  public:
-  // Results are stored `piece` columns at a time, or as they come (0).
-  FewRowsProduct(const Products<U>& all, int64_t piece) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))), piece_(piece) {}
+  // Results are stored `store_width` columns at a time, or as they come (0).
+  FewRowsMatmul(const Matmuls<U>& all, int64_t store_width) : all_(all), x_(FewRows<U>::of(all.m, along_k(all))), store_width_(store_width) {}
 
   // From 9 rows on tiles on packed columns beat registers on columns that are neighbours, and so do dot products of more rows at
   // a time.
-  static bool wanted(const Products<U>& all, int64_t few) {
+  static bool wanted(const Matmuls<U>& all, int64_t few) {
     if (all.m > smaller(few, kFewRows)) return false;
     return all.m <= 8 || (tiles_t<U>::granted() ? along_k(all) : !all.takes_dots());
   }
@@ -71,15 +71,15 @@ class FewRowsProduct {
   void run(int threads) {
     if (all_.stores(Order::along)) threads = 1;  // what they share is columns
     const auto share = [&](int64_t n) {
-      const int64_t wide = columns_at_once(), shares = threads * pieces(n, threads * wide);
-      return round_up(pieces(n, shares), piece_ > 0 ? piece_ : 16);
+      const int64_t wide = columns_at_once(), shares = threads * ceil_div(n, threads * wide);
+      return round_up(ceil_div(n, shares), store_width_ > 0 ? store_width_ : 16);
     };
-    const auto tasks = [&](const Family<U>& family) { return family.n > 0 ? pieces(family.n, share(family.n)) : 0; };
+    const auto tasks = [&](const Family<U>& family) { return family.n > 0 ? ceil_div(family.n, share(family.n)) : 0; };
     parallel_team(threads, [&] {
       [[maybe_unused]] const tiles_t<U> registers;
       int64_t columns = 0;
       for (int i = 0; i < all_.count; ++i) columns = larger(columns, share(all_.families[i].n));
-      const int64_t depths = pieces(all_.k, depth), results_size = x_.padded * columns, rights = all_.most_rights();
+      const int64_t depths = ceil_div(all_.k, depth), results_size = x_.padded * columns, rights = all_.most_rights();
       const int64_t room_size = larger(all_.left.room(all_.m, depth), all_.room(columns, depth * kFilledDepths));
       Rooms own(scratch<1>(Rooms::bytes<Word>(x_.block * depths) + Rooms::bytes<Word>(x_.tile_words()) +
                            Rooms::bytes<Acc>(results_size * rights) + room_size));
@@ -94,9 +94,9 @@ class FewRowsProduct {
           const int64_t wide = share(family.n), n = own_task * wide, count = smaller(wide, family.n - n);
           for (int64_t i = 0; i < results_size * family.count; ++i) results[i] = Acc(0);
           for (int i = 0; i < family.count; ++i) multiply(family.rights[i], n, count, x, results + i * results_size, columns, room);
-          const int64_t piece = piece_ > 0 ? piece_ : count;
-          for (int64_t j = 0; j < count; j += piece) {
-            family.store(family.self, 0, n + j, all_.m, smaller(piece, count - j), results + j, results_size, columns);
+          const int64_t store_width = store_width_ > 0 ? store_width_ : count;
+          for (int64_t j = 0; j < count; j += store_width) {
+            family.store(family.self, 0, n + j, all_.m, smaller(store_width, count - j), results + j, results_size, columns);
           }
         });
       });
@@ -104,7 +104,7 @@ class FewRowsProduct {
   }
 
  private:
-  static bool along_k(const Products<U>& all) {
+  static bool along_k(const Matmuls<U>& all) {
     for (int i = 0; i < all.count; ++i) {
       if (!all.families[i].along_k()) return false;
     }
@@ -138,29 +138,29 @@ class FewRowsProduct {
     }
   }
 
-  const Products<U>& all_;
+  const Matmuls<U>& all_;
   FewRows<U> x_;
-  int64_t piece_;
+  int64_t store_width_;
 };
 
-// A product with a few columns is one with a few rows, turned: what stores its results turns them back.
+// A matmul with a few columns is one with a few rows, turned: what stores its results turns them back.
 template <class U>
 class FewColumns {
   using Acc = typename U::Acc;
 
  public:
-  explicit FewColumns(const Products<U>& all) : family_(all.families[0]), turned_{all.m, 1, {all.left}, this, store, turned(family_.order)} {
-    products_ = {family_.n, all.k, family_.rights[0], &turned_, 1};
+  explicit FewColumns(const Matmuls<U>& all) : family_(all.families[0]), turned_{all.m, 1, {all.left}, this, store, turned(family_.order)} {
+    matmuls_ = {family_.n, all.k, family_.rights[0], &turned_, 1};
   }
   FewColumns(const FewColumns&) = delete;
-  static bool wanted(const Products<U>& all, int64_t few) {
+  static bool wanted(const Matmuls<U>& all, int64_t few) {
     const Family<U>& first = all.families[0];
     return all.count == 1 && first.count == 1 && first.n <= few && first.n < all.m && FewColumns(all).fits(few);
   }
-  void run(int threads) { FewRowsProduct<U>(products_, 0).run(threads); }
+  void run(int threads) { FewRowsMatmul<U>(matmuls_, 0).run(threads); }
 
  private:
-  bool fits(int64_t few) const { return FewRowsProduct<U>::wanted(products_, few); }
+  bool fits(int64_t few) const { return FewRowsMatmul<U>::wanted(matmuls_, few); }
   static Order turned(Order order) {
     return order == Order::down ? Order::along : order == Order::along ? Order::down : Order::none;
   }
@@ -182,21 +182,21 @@ class FewColumns {
 
   const Family<U>& family_;
   Family<U> turned_;
-  Products<U> products_;
+  Matmuls<U> matmuls_;
 };
 
-// ---- packed products ------------------------------------------------------------------------------------------------
+// ---- packed matmuls ------------------------------------------------------------------------------------------------
 
 template <class U>
-class PackedProduct {
+class PackedMatmul {
   using Word = typename U::Word;
   using Acc = typename U::Acc;
   static constexpr int64_t P = kPanel<U>, depth = kDepth<U> * U::elements;
   static constexpr int64_t kPackRows = 48;  // a unit of packing; a multiple of every row step
 
  public:
-  PackedProduct(const Products<U>& all, const Blocking& how)
-      : all_(all), depths_(pieces(all.k, depth)), whole_(how.whole), dots_(all.takes_dots()), step_(dots_ ? kDotDepths : 1) {
+  PackedMatmul(const Matmuls<U>& all, const Blocking& how)
+      : all_(all), depths_(ceil_div(all.k, depth)), whole_(how.whole), dots_(all.takes_dots()), step_(dots_ ? kDotDepths : 1) {
     int64_t widest = 0;
     for (int i = 0; i < all.count; ++i) widest = larger(widest, all.families[i].n);
     tile_rows_ = round_up(how.tile_rows, kPackRows);
@@ -236,15 +236,15 @@ class PackedProduct {
     void* block;
   };
 
-  int64_t across(const Family<U>& family) const { return pieces(family.n, tile_columns_); }
-  int64_t tiles_of(const Family<U>& family, int64_t rows) const { return pieces(rows, tile_rows_) * across(family); }
+  int64_t across(const Family<U>& family) const { return ceil_div(family.n, tile_columns_); }
+  int64_t tiles_of(const Family<U>& family, int64_t rows) const { return ceil_div(rows, tile_rows_) * across(family); }
   int64_t tiles_of_all(int64_t rows) const {
     return all_.total([&](const Family<U>& family) { return tiles_of(family, rows); });
   }
   // Tiles that one thread stores one after the other make a run: a column of them, a row, or a tile by itself.
   int64_t runs_of(const Family<U>& family, int64_t rows) const {
     if (family.order == Order::none) return tiles_of(family, rows);
-    return family.order == Order::down ? across(family) : pieces(rows, tile_rows_);
+    return family.order == Order::down ? across(family) : ceil_div(rows, tile_rows_);
   }
 
   // The tile that is `own` of the family's, for `rows` rows. All tiles have numbers, those of the first family first.
@@ -253,10 +253,10 @@ class PackedProduct {
     for (const Family<U>* before = all_.families; before != &family; ++before) own += tiles_of(*before, rows);
     return {family, r, smaller(tile_rows_, rows - r), n, smaller(tile_columns_, family.n - n), own};
   }
-  // Calls f(tile) for each tile of a run of the products of `rows` rows, in order.
+  // Calls f(tile) for each tile of a run of the matmuls of `rows` rows, in order.
   template <class F>
   void each_of_run(const Family<U>& family, int64_t run, int64_t rows, F f) const {
-    const int64_t down = pieces(rows, tile_rows_), wide = across(family);
+    const int64_t down = ceil_div(rows, tile_rows_), wide = across(family);
     switch (family.order) {
       case Order::none: return f(tile_of(family, run, rows));
       case Order::down:
@@ -276,7 +276,7 @@ class PackedProduct {
     return first * rows * kDepth<U> + r * words_of_step(d) + (d - first) * kDotRows * kDepth<U>;
   }
   // The block with which a part of the sum begins.
-  int64_t begin_of(int64_t part) const { return smaller(depths_, pieces(depths_, step_) * part / parts_ * step_); }
+  int64_t begin_of(int64_t part) const { return smaller(depths_, ceil_div(depths_, step_) * part / parts_ * step_); }
 
   // All columns of the results of rows m, ..., m + rows - 1.
   void some_rows(int64_t m, int64_t rows) {
@@ -285,7 +285,7 @@ class PackedProduct {
                          larger(larger(all_.left.room(kPackRows, depth), all_.room(tile_columns_, depth)),
                                 all_.room(kFilledDots, depth * kDotDepths))));
     const Room room{own.take<Acc>(sheets_), own.take<Word>(tile_columns_ * kDepth<U>), own.take<char>(0)};
-    const int64_t chunks = pieces(rows, kPackRows);
+    const int64_t chunks = ceil_div(rows, kPackRows);
     team_share(chunks * depths_, [&](int64_t unit) {
       const int64_t r = unit % chunks * kPackRows, k = unit / chunks * depth;
       const Block block{m + r, smaller(kPackRows, rows - r), k, smaller(depth, all_.k - k)};
@@ -335,7 +335,7 @@ class PackedProduct {
 
   void add_parts(int64_t m, int64_t rows) {
     const int64_t strip = whole_ ? tile_rows_ : 8;  // rows that a thread adds up at a time
-    const int64_t strips = pieces(tile_rows_, strip);
+    const int64_t strips = ceil_div(tile_rows_, strip);
     const auto tasks = [&](const Family<U>& family) {
       return runs_of(family, rows) * (family.order == Order::none ? strips : 1);
     };
@@ -370,14 +370,14 @@ class PackedProduct {
     int64_t begin, end;
   };
 
-  // One rectangle of results of all products of its family, over some blocks of k.
+  // One rectangle of results of all matmuls of its family, over some blocks of k.
   void multiply_all(const Tile& tile, Depths share, int64_t block_rows, Acc* results, const Room& room) {
     for (int i = 0; i < tile.family.count; ++i) {
       multiply(tile, tile.family.rights[i], share, block_rows, results + i * tile_size_, room);
     }
   }
 
-  // One rectangle of results of one product.
+  // One rectangle of results of one matmul.
   void multiply(const Tile& tile, const Operand<U>& right, Depths share, int64_t block_rows, Acc* results, const Room& room) {
     [[maybe_unused]] const tiles_t<U> registers;
     const int64_t padded = round_up(tile.rows, U::row_step);
@@ -409,7 +409,7 @@ class PackedProduct {
     }
   }
 
-  const Products<U>& all_;
+  const Matmuls<U>& all_;
   int64_t depths_, rows_, tile_rows_, tile_columns_, tile_ld_, tile_size_, sheets_, parts_;
   bool whole_, dots_;
   int64_t step_;  // blocks of k that are multiplied at a time
@@ -420,21 +420,21 @@ class PackedProduct {
 
 // ---- entries --------------------------------------------------------------------------------------------------------
 
-// Threads worth waking for products of so many numbers.
+// Threads worth waking for so many multiplications.
 KGEN_FN int useful_threads(int threads, int64_t work) { return int(smaller<int64_t>(threads, larger<int64_t>(1, work / kGrain))); }
 
 template <class U>
-[[gnu::noinline]] void multiply(int threads, const Blocking& how, const Products<U>& all) {
+[[gnu::noinline]] void multiply(int threads, const Blocking& how, const Matmuls<U>& all) {
   const int64_t n = all.total([](const Family<U>& family) { return family.n; });
   if (all.m <= 0 || n <= 0) return;
   // a few rows are read, not multiplied: for 8 of them that takes as long
   const int useful = useful_threads(threads, larger<int64_t>(all.m, 8) * larger<int64_t>(n, 8) * all.k);
   if (how.few_rows > 0 && all.sums.store == nullptr && !all.packed()) {
-    const int64_t piece = how.whole ? how.tile_columns : 0;
-    if (FewRowsProduct<U>::wanted(all, how.few_rows)) return FewRowsProduct<U>(all, piece).run(useful);
+    const int64_t store_width = how.whole ? how.tile_columns : 0;
+    if (FewRowsMatmul<U>::wanted(all, how.few_rows)) return FewRowsMatmul<U>(all, store_width).run(useful);
     if (!how.whole && FewColumns<U>::wanted(all, how.few_rows)) return FewColumns<U>(all).run(useful);
   }
-  PackedProduct<U>(all, how).run(useful);
+  PackedMatmul<U>(all, how).run(useful);
 }
 
 // All results of a (m by k) times the right operands of `columns`. Operands are Strided or Filled.
@@ -446,13 +446,13 @@ KGEN_FN void matmul(int threads, int64_t m, int64_t k, const Blocking& how, cons
   multiply<U>(threads, how, {m, k, operand_of<U>(a, few), families, 1 + int(sizeof...(Columns)), sums_of<U>(a)});
 }
 
-// Packs the columns of `count` right operands, all n columns and k elements, one after the other, for products with a left operand
-// of type A: what `Packed` reads. `from(b)` is operand b, Strided; `to` has room for count * packed_words(n, k) words.
+// Packs the columns of `count` right operands, all n columns and k elements, one after the other, for matmuls with a left
+// operand of type A: what `Packed` reads. `from(b)` is operand b, Strided; `to` has room for count * packed_words(n, k) words.
 template <class A, class F>
 void pack_columns(int threads, int64_t count, int64_t n, int64_t k, F from, void* to) {
   using T = typename decltype(from(int64_t(0)))::Element;
   using U = unit_t<A, T>;
-  const int64_t panels = pieces(n, kPanel<U>), words = kPanel<U> * packed_depth<U>(k);
+  const int64_t panels = ceil_div(n, kPanel<U>), words = kPanel<U> * packed_depth<U>(k);
   parallel_for(threads, count * panels, 1, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t i = panel % panels * kPanel<U>;
@@ -473,7 +473,7 @@ inline void batches_in_turn(int threads, int64_t batches, F f) {
   for (int64_t b = 0; b < batches; ++b) f(b, threads);
 }
 
-// Calls f(batch, threads) for every batch of products of `work` pairs of numbers each: as many of them at a time as there are
+// Calls f(batch, threads) for every batch of matmuls of `work` pairs of numbers each: as many of them at a time as there are
 // threads, or, of a few large ones, one after the other with all threads.
 template <class F>
 inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
@@ -492,31 +492,31 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 
 // ---- loops compiled once --------------------------------------------------------------------------------------------
 
-// A unit with `KGEN_PRODUCT(A, B)` compiles no loops of products of elements of types A (left) and B (right): they are objects,
+// A unit with `KGEN_MATMUL(A, B)` compiles no matmul loops for elements of types A (left) and B (right): they are objects,
 // compiled once a machine, that the build links to it (`objects` of kgen/build/cpp.py:Unit, templates/cpp/codegen/engine.py). What is left for the unit takes a
 // tenth of the time. Their functions are the same and were never inlined. With KGEN_OWN_LOOPS it has them itself.
 #ifdef KGEN_OWN_LOOPS
-#define KGEN_PRODUCT(A, B)
+#define KGEN_MATMUL(A, B)
 #else
-#define KGEN_PRODUCT(A, B)                \
-  KGEN_LOOPS_OF_PRODUCT(extern, A, B)     \
+#define KGEN_MATMUL(A, B)                 \
+  KGEN_MATMUL_LOOPS(extern, A, B)         \
   KGEN_LOOPS_OF_PACKING(extern, A, B, A)  \
   KGEN_LOOPS_OF_PACKING(extern, A, B, B)  \
   KGEN_LOOPS_OF_FEW_ROWS(extern, A, B, A) \
   KGEN_LOOPS_OF_FEW_ROWS(extern, A, B, B)
 #endif
-// An object is one of these, with nothing for `how`: all of a product but what reads its operands, what packs or multiplies those
-// of type T, and what multiplies a few rows by them.
-#define KGEN_LOOPS_OF_PRODUCT(how, A, B)                                                         \
+// An object is one of these, with nothing for `how`: all of a matmul but what reads its operands, what packs or multiplies
+// those of type T, and what multiplies a few rows by them.
+#define KGEN_MATMUL_LOOPS(how, A, B)                                                             \
   namespace kgen {                                                                               \
-  how template void multiply<unit_t<A, B>>(int, const Blocking&, const Products<unit_t<A, B>>&); \
+  how template void multiply<unit_t<A, B>>(int, const Blocking&, const Matmuls<unit_t<A, B>>&);  \
   }
 #define KGEN_LOOPS_OF_PACKING(how, A, B, T)                                                                                 \
   namespace kgen {                                                                                                          \
   how template void pack_rows(Words<unit_t<A, B>, T>, int64_t, unit_t<A, B>::Word*, int64_t);                               \
   how template void pack_row_panels(Words<unit_t<A, B>, T>, int64_t, Panels, unit_t<A, B>::Word*);                          \
   how template void pack_panels(Words<unit_t<A, B>, T>, unit_t<A, B>::Word*);                                               \
-  how template void dot_block(const unit_t<A, B>::Word*, Words<unit_t<A, B>, T>, unit_t<A, B>::Acc*, int64_t, bool, Ahead); \
+  how template void dot_block(const unit_t<A, B>::Word*, Words<unit_t<A, B>, T>, unit_t<A, B>::Acc*, int64_t, bool, Prefetch); \
   }
 #define KGEN_LOOPS_OF_FEW_ROWS(how, A, B, T)                                                                             \
   namespace kgen {                                                                                                       \

@@ -123,10 +123,10 @@ KGEN_FN Vec<T, L> gather_raw(const T* p, Vec<int64_t, L> index, M mask) {
 #if KGEN_AVX512
   if constexpr (sizeof(T) >= 4) {
     constexpr int N = Vec<int64_t, L>::W;
-    return from_pieces<T, L, N>([&](auto piece) KGEN_INLINE {
+    return from_subvectors<T, L, N>([&](auto part) KGEN_INLINE {
       using R = Register<T, N>;
-      const auto at = index.r[piece.value];
-      const __mmask8 real = mask_bits(mask) >> (piece.value * N);
+      const auto at = index.r[part.value];
+      const __mmask8 real = mask_bits(mask) >> (part.value * N);
       if constexpr (N == 8 && sizeof(T) == 8) return (R)_mm512_mask_i64gather_epi64(__m512i{}, real, (__m512i)at, p, 8);
       if constexpr (N == 8 && sizeof(T) == 4) return (R)_mm512_mask_i64gather_epi32(__m256i{}, real, (__m512i)at, p, 4);
       if constexpr (N == 4 && sizeof(T) == 8) return (R)_mm256_mmask_i64gather_epi64(__m256i{}, real, (__m256i)at, p, 8);
@@ -183,14 +183,15 @@ KGEN_FN void prefetch_lanes(const T* p) {
   KGEN_UNROLL for (int64_t i = 0; i < L; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(p + i, 0, 2);
 }
 
-// Asks for what `rows` rows hold so many cache lines behind their present place: no processor follows the rows of a tile by itself.
+// Asks for what `rows` rows hold so many cache lines behind their present place: no hardware prefetcher follows the rows of a
+// tile by itself.
 template <int Lines, class T>
 KGEN_FN void prefetch_rows(const T* p, int64_t stride, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) __builtin_prefetch(p + i * stride + Lines * 64 / int64_t(sizeof(T)));
 }
 
 // Stride -1 is one access of all lanes, which then change places; the address is that of the first lane.
-KGEN_FN constexpr bool walks_back(int64_t stride) { return __builtin_constant_p(stride) && stride == -1; }
+KGEN_FN constexpr bool is_reversed(int64_t stride) { return __builtin_constant_p(stride) && stride == -1; }
 
 template <class T, int L>
 KGEN_FN Vec<T, L> reverse_lanes(Vec<T, L> v) {
@@ -232,14 +233,14 @@ KGEN_FN void store_back(T* p, V v, W w) {
 template <int L, class T, class W>
 KGEN_FN value_t<compute_t<T>, L> load_strided(const T* p, int64_t stride, W w) {
   if constexpr (L > 1) {
-    if (walks_back(stride)) return load_back<L>(p, w);
+    if (is_reversed(stride)) return load_back<L>(p, w);
   }
   return gather<L>(p, iota<int64_t, L>(0, stride), w);
 }
 template <int L, class T, class M, class W>
 KGEN_FN value_t<compute_t<T>, L> load_strided_masked(const T* p, int64_t stride, M mask, W w) {
   if constexpr (L > 1) {
-    if (walks_back(stride)) {
+    if (is_reversed(stride)) {
       using S = stored_t<T>;
       const auto real = reverse_lanes(coerce<Mask<L>>(mask) & w.mask());
       return decode<T>(reverse_lanes(load_raw<S, L>(reinterpret_cast<const S*>(p) - (L - 1), real)));
@@ -271,7 +272,7 @@ KGEN_FN void scatter(T* p, I index, V v, W w) {
 template <class T, class V, class W>
 KGEN_FN void store_strided(T* p, int64_t stride, V v, W w) {
   if constexpr (W::L > 1) {
-    if (walks_back(stride)) return store_back(p, v, w);
+    if (is_reversed(stride)) return store_back(p, v, w);
   }
   auto* to = reinterpret_cast<stored_t<T>*>(p);
   const auto from = spill(to_storage<T, W::L>(v));

@@ -1,4 +1,4 @@
-// Products of packed blocks: what one multiplication takes in, and the loops that keep a block of results in registers.
+// Matmuls of packed blocks: what one multiplication takes in, and the loops that keep a block of results in registers.
 //
 // A *word* is what one lane of a multiply-add instruction takes: a number, or two neighbours along k in 16 bits each. Packed
 // operands are walked through in order: rows stand in panels of kRows, with a register's words along k of each row side by side
@@ -31,7 +31,7 @@ inline constexpr int64_t kDepth = U::depth_step > 1 ? 128 : 256;
 
 // ---- what one multiplication does -----------------------------------------------------------------------------------
 
-// One number a word. The products of floats are fused into the sum where the machine can.
+// One number a word. The multiplications of floats are fused into the sum where the machine can.
 template <class T>
 struct Numbers {
   using Element = T;
@@ -177,14 +177,14 @@ template <class U, int Rows>
 KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Word* b, int64_t words, typename U::Acc* c,
                                 int64_t ldc, bool first) {
   constexpr int L = word_lanes<U>;
-  constexpr int64_t ahead = 1024 / sizeof(*a), panel_ahead = 8192 / sizeof(*b);
+  constexpr int64_t tile_prefetch = 1024 / sizeof(*a), panel_prefetch = 8192 / sizeof(*b);
   using R = Register<typename U::Word, L>;
   using S = Register<typename U::Acc, L>;
   S sums[Rows * 2] = {};
   const auto add = [&](int64_t k) KGEN_INLINE {
     const R left = register_at<R>(b), right = register_at<R>(b + L);
-    __builtin_prefetch(b + panel_ahead);
-    __builtin_prefetch(b + panel_ahead + L);
+    __builtin_prefetch(b + panel_prefetch);
+    __builtin_prefetch(b + panel_prefetch + L);
     KGEN_UNROLL for (int r = 0; r < Rows; ++r) {
       const R row = splat_register<R>(a[r * L + k]);
       sums[2 * r] = U::step(sums[2 * r], row, left);
@@ -195,7 +195,7 @@ KGEN_FN void multiply_registers(const typename U::Word* a, const typename U::Wor
   KGEN_UNROLL for (int i = 0; i < 2 * Rows; ++i) __builtin_prefetch(c + i / 2 * ldc + i % 2 * L);
   int64_t k = 0;
   for (; k + L <= words; k += L, a += Rows * L) {
-    KGEN_UNROLL for (int r = 0; r < Rows; ++r) __builtin_prefetch(a + r * L + ahead);
+    KGEN_UNROLL for (int r = 0; r < Rows; ++r) __builtin_prefetch(a + r * L + tile_prefetch);
     for (int64_t i = 0; i < L; ++i) add(i);
   }
   for (int64_t i = 0; i < words - k; ++i) add(i);

@@ -5,7 +5,7 @@
 
 namespace kgen {
 
-// The integer type in which a storage type lies in memory.
+// The integer type in which a storage type is kept in memory.
 template <class T>
 using stored_t =
     std::conditional_t<std::is_same_v<T, bool> || (is_narrow_float<T> && sizeof(T) == 1), uint8_t,
@@ -99,8 +99,8 @@ KGEN_FN value_t<compute_t<T>, lanes_of<X>> decode(X stored) {
 #if KGEN_X86
   } else if constexpr (std::is_same_v<T, half> && L >= 8) {
     constexpr int N = Vec<float, L>::W;
-    return from_pieces<float, L, N>([&](auto piece) KGEN_INLINE {
-      const auto x = piece_of<N, piece.value>(stored);
+    return from_subvectors<float, L, N>([&](auto part) KGEN_INLINE {
+      const auto x = subvector<N, part.value>(stored);
 #if KGEN_AVX512
       if constexpr (N == 16) return (Register<float, N>)_mm512_cvtph_ps((__m256i)x);
       else
@@ -122,8 +122,8 @@ KGEN_FN value_t<stored_t<T>, lanes_of<X>> encode(X value) {
 #if KGEN_X86
   } else if constexpr (std::is_same_v<T, half> && L >= 8) {
     constexpr int N = Vec<float, L>::W, nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return from_pieces<uint16_t, L, N>([&](auto piece) KGEN_INLINE {
-      const auto x = piece_of<N, piece.value>(value);
+    return from_subvectors<uint16_t, L, N>([&](auto part) KGEN_INLINE {
+      const auto x = subvector<N, part.value>(value);
 #if KGEN_AVX512
       if constexpr (N == 16) return (Register<uint16_t, N>)_mm512_cvtps_ph(x, nearest);
       else

@@ -1,7 +1,7 @@
-// Operands of a matrix product, and how their values come into packed words (microkernel.h).
+// Operands of a matmul, and how their values come into packed words (microkernel.h).
 //
-// Both operands are seen alike: element (i, k), where i is a row of the left operand or a column of the right one, and k is summed
-// over. An operand is either memory with strides (Strided) or a function that computes a block of values (Filled).
+// Both operands are seen in one way: element (i, k), where i is a row of the left operand or a column of the right one, and k
+// is summed over. An operand is either memory with strides (Strided) or a function that computes a block of values (Filled).
 #pragma once
 
 #include "microkernel.h"
@@ -9,7 +9,7 @@
 
 namespace kgen {
 
-// Element (i, k) lies at data[i * i_stride + k * k_stride]; any strides, zero and negative ones too.
+// Element (i, k) is at data[i * i_stride + k * k_stride]; any strides, zero and negative ones too.
 template <class T>
 struct Strided {
   using Element = T;
@@ -48,7 +48,7 @@ KGEN_FN Filled<T, A, F> filled(F fill) {
   return {fill};
 }
 
-// Elements that a view of ni by nk needs as room: whichever way round it lies.
+// Elements that a view of ni by nk needs as room: in either orientation.
 KGEN_FN constexpr int64_t room_of(int64_t ni, int64_t nk) { return (ni + 63) / 64 * 64 * ((nk + 63) / 64 * 64); }
 
 // Columns of a right operand that were packed before the call (pack_columns), all `k` elements of each; T is the type they had.

@@ -8,7 +8,7 @@
 
 namespace kgen {
 
-// The product of the low 32 bits of each 64-bit lane.
+// Multiplies the low 32 bits of each 64-bit lane.
 KGEN_FN uint64_t multiply_low(uint64_t x, uint64_t y) { return uint64_t(uint32_t(x)) * uint32_t(y); }
 template <class R>
 KGEN_FN R multiply_low(R x, R y) {
@@ -41,7 +41,7 @@ KGEN_FN auto philox_(S seed, U block) {
   const auto high = [](U x) KGEN_INLINE { return lanewise([](auto a) KGEN_INLINE { return a >> 32; }, x); };
   auto key = cast_<uint64_t>(seed);
   U c0 = block, c1 = high(block), c2 = splat<lanes_of<U>>(uint64_t(0)), c3 = c2;
-  // only the low 32 bits of each word count: a product ignores the others, and the last step drops them
+  // only the low 32 bits of each word count: a multiplication ignores the others, and the last step drops them
   auto k0 = key, k1 = lanewise([](auto a) KGEN_INLINE { return a >> 32; }, key);
   KGEN_UNROLL for (int round = 0; round < 10; ++round) {
     const U p0 = product(c0, 0xD2511F53), p1 = product(c2, 0xCD9E8D57);
@@ -78,7 +78,7 @@ KGEN_FN U joined(PhiloxPair<U> pair) {
 
 // Whether lane i has the number of lane 0, a multiple of 4, plus i.
 template <int L>
-KGEN_FN bool are_neighbours(Vec<uint64_t, L> numbers) {
+KGEN_FN bool are_adjacent(Vec<uint64_t, L> numbers) {
   const uint64_t first = numbers[0];
   return first % 4 == 0 && none_of(ne_(numbers, iota<uint64_t, L>(first)));
 }
@@ -92,13 +92,13 @@ KGEN_FN Vec<uint64_t, L> neighbouring_pairs(S seed, uint64_t first) {
     return joined(random_pair(seed, iota<uint64_t, L>(first)));
   }
 }
-// The lanes' elements by `of_neighbours(first number)` where that is possible, else by `of_each(numbers)`.
+// The lanes' elements by `of_adjacent(first number)` where that is possible, else by `of_each(numbers)`.
 template <class S, class N, class F, class G>
-KGEN_FN auto random_lanes(S seed, N counter, F of_neighbours, G of_each) {
+KGEN_FN auto random_lanes(S seed, N counter, F of_adjacent, G of_each) {
   constexpr int L = lanes_of<S, N>;
   const auto numbers = coerce<value_t<uint64_t, L>>(cast_<uint64_t>(counter));
   if constexpr (lanes_of<S> == 1 && L >= 8) {
-    if (are_neighbours(numbers)) return of_neighbours(numbers[0]);
+    if (are_adjacent(numbers)) return of_adjacent(numbers[0]);
   }
   return of_each(numbers);
 }
@@ -127,10 +127,10 @@ KGEN_FN auto rand_(S seed, N counter) {
     const auto pair = random_pair(seed, halved(numbers));
     return unit_interval(by_parity(numbers, pair.low, pair.high));
   };
-  const auto of_neighbours = [&](auto first) KGEN_INLINE {
+  const auto of_adjacent = [&](auto first) KGEN_INLINE {
     return unit_interval(words_of(neighbouring_pairs<L / 2>(seed, first / 2)));
   };
-  return random_lanes(seed, counter, of_neighbours, of_each);
+  return random_lanes(seed, counter, of_adjacent, of_each);
 }
 
 // Box and Muller (1958): two numbers of each pair, by the cosine and by the sine.
@@ -154,20 +154,20 @@ KGEN_FN auto randn_(S seed, N counter) {
     if constexpr (L == 1) return is_odd ? made.odd() : made.even();
     else return where_(is_odd, made.odd(), made.even());
   };
-  const auto of_neighbours = [&](auto first) KGEN_INLINE {
+  const auto of_adjacent = [&](auto first) KGEN_INLINE {
     const auto pairs = neighbouring_pairs<L / 2>(seed, first / 2);
     const BoxMuller made(PhiloxPair{pairs, lanewise([](auto a) KGEN_INLINE { return a >> 32; }, pairs)});
     return interleaved(made.even(), made.odd());
   };
-  return random_lanes(seed, counter, of_neighbours, of_each);
+  return random_lanes(seed, counter, of_adjacent, of_each);
 }
 
 template <class S, class N>
 KGEN_FN auto randbits_(S seed, N counter) {
   constexpr int L = lanes_of<S, N>;
   const auto of_each = [&](auto numbers) KGEN_INLINE { return cast_<int64_t>(joined(random_pair(seed, numbers))); };
-  const auto of_neighbours = [&](auto first) KGEN_INLINE { return cast_<int64_t>(neighbouring_pairs<L>(seed, first)); };
-  return random_lanes(seed, counter, of_neighbours, of_each);
+  const auto of_adjacent = [&](auto first) KGEN_INLINE { return cast_<int64_t>(neighbouring_pairs<L>(seed, first)); };
+  return random_lanes(seed, counter, of_adjacent, of_each);
 }
 
 }  // namespace kgen

@@ -90,8 +90,8 @@ KGEN_FN V beyond(V size, I low, I high) {
 }
 
 // Whether combining in a tree gives what going from lane to lane gives, up to rounding. Where it may not: a sum of two neighbours
-// can overflow although the sum of all before them does not; a product of neighbours can over- or underflow, and then
-// 0 * inf is NaN where a running product would have stayed 0. From a carry of 0, infinity or NaN no product comes back.
+// can overflow although the sum of all before them does not; a running product of neighbours can over- or underflow, and then
+// 0 * inf is NaN where a running product would have stayed 0. From a carry of 0, infinity or NaN no running product comes back.
 template <class Op, class V>
 KGEN_FN bool tree_is_safe(V carry, V v, V results) {
   using T = lane_t<V>;
@@ -188,7 +188,7 @@ struct RunningExtreme {
 
 // From the scans of shares of one row to what stands before each share.
 template <class R>
-inline void chain(Partials<R>& parts, int count, R so_far) {
+inline void chain(ThreadPartials<R>& parts, int count, R so_far) {
   for (int k = 0; k < count; ++k) {
     const R share = parts.data[k];
     parts.data[k] = so_far;

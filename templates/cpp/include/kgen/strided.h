@@ -29,8 +29,8 @@ KGEN_FN R even_lanes(R low, R high) {
 template <class T, int L>
 KGEN_FN Vec<T, L / 2> even_lanes(Vec<T, L> v) {
   constexpr int N = Vec<T, L / 2>::W;
-  return from_pieces<T, L / 2, N>([&](auto piece) KGEN_INLINE {
-    return even_lanes(piece_of<N, 2 * piece.value>(v), piece_of<N, 2 * piece.value + 1>(v));
+  return from_subvectors<T, L / 2, N>([&](auto part) KGEN_INLINE {
+    return even_lanes(subvector<N, 2 * part.value>(v), subvector<N, 2 * part.value + 1>(v));
   });
 }
 
@@ -38,9 +38,9 @@ KGEN_FN Vec<T, L / 2> even_lanes(Vec<T, L> v) {
 template <class T, int L>
 KGEN_FN Vec<T, 2 * L> interleaved(Vec<T, L> a, Vec<T, L> b) {
   constexpr int N = Vec<T, L>::W;
-  return from_pieces<T, 2 * L, N>([&](auto piece) KGEN_INLINE {
-    const auto x = piece_of<N, piece.value / 2>(a), y = piece_of<N, piece.value / 2>(b);
-    constexpr int first = piece.value % 2 * (N / 2);
+  return from_subvectors<T, 2 * L, N>([&](auto part) KGEN_INLINE {
+    const auto x = subvector<N, part.value / 2>(a), y = subvector<N, part.value / 2>(b);
+    constexpr int first = part.value % 2 * (N / 2);
     return [&]<int... I>(Lanes<I...>) KGEN_INLINE {
       return __builtin_shufflevector(x, y, (first + I / 2 + I % 2 * N)...);
     }(lane_numbers<N>{});
@@ -51,9 +51,9 @@ KGEN_FN Vec<T, 2 * L> interleaved(Vec<T, L> a, Vec<T, L> b) {
 template <int S, class T, int L>
 KGEN_FN Vec<T, L * S> spread_lanes(Vec<T, L> v) {
   constexpr int N = Vec<T, L>::W;
-  return from_pieces<T, L * S, N>([&](auto piece) KGEN_INLINE {
-    const auto from = piece_of<N, piece.value / S>(v);
-    constexpr int first = piece.value % S * (N / S);
+  return from_subvectors<T, L * S, N>([&](auto part) KGEN_INLINE {
+    const auto from = subvector<N, part.value / S>(v);
+    constexpr int first = part.value % S * (N / S);
     return [&]<int... I>(Lanes<I...>) KGEN_INLINE {
       return __builtin_shufflevector(from, from, (first + I / S)...);
     }(lane_numbers<N>{});
@@ -65,7 +65,7 @@ template <int S, int L, class T>
 inline constexpr bool by_shuffles = KGEN_AVX512 && L* S <= 64 && L * sizeof(T) >= 16;
 
 // The L * S elements from p on, the last S - 1 of them undefined: nothing is read behind the last one that is wanted, and nothing
-// by a mask, which takes twice as long on some processors. Of several registers.
+// by a mask, which takes twice as long on some CPUs. Of several registers.
 template <int S, int L, class U>
 KGEN_FN Vec<U, L * S> load_through(const U* p) {
   using V = Vec<U, L * S>;

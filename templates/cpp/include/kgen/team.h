@@ -1,4 +1,4 @@
-// What the loops of matrix products share: sizes, memory that threads keep, teams of threads.
+// What the loops of matmuls share: sizes, memory that threads keep, teams of threads.
 #pragma once
 
 #include "loops.h"
@@ -72,6 +72,6 @@ inline void team_wait() {
 }
 
 KGEN_FN constexpr int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-KGEN_FN constexpr int64_t pieces(int64_t x, int64_t size) { return (x + size - 1) / size; }
+KGEN_FN constexpr int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
 }  // namespace kgen

@@ -261,22 +261,22 @@ KGEN_FN auto widen_register(R r) {
   }
 }
 
-// Lanes [Piece * N, (Piece + 1) * N) as a GCC vector of exactly N lanes.
-template <int N, int Piece, class T, int L>
-KGEN_FN Register<T, N> piece_of(Vec<T, L> v) {
-  constexpr int W = Vec<T, L>::W, first = Piece * N;
+// Lanes [Nth * N, (Nth + 1) * N) as a GCC vector of exactly N lanes.
+template <int N, int Nth, class T, int L>
+KGEN_FN Register<T, N> subvector(Vec<T, L> v) {
+  constexpr int W = Vec<T, L>::W, first = Nth * N;
   if constexpr (N == W) {
-    return v.r[Piece];
+    return v.r[Nth];
   } else if constexpr (N < W) {
     return register_part<N, first % W>(v.r[first / W]);
   } else {
-    return join_registers(piece_of<N / 2, 2 * Piece>(v), piece_of<N / 2, 2 * Piece + 1>(v));
+    return join_registers(subvector<N / 2, 2 * Nth>(v), subvector<N / 2, 2 * Nth + 1>(v));
   }
 }
 
-// A Vec from `make(integral_constant<piece>)`, which gives N lanes each.
+// A Vec from `make(integral_constant<part>)`, which gives N lanes each.
 template <class T, int L, int N, class F>
-KGEN_FN Vec<T, L> from_pieces(F make) {
+KGEN_FN Vec<T, L> from_subvectors(F make) {
   using V = Vec<T, L>;
   V out;
   [&]<int... I>(Lanes<I...>) KGEN_INLINE {
@@ -287,7 +287,7 @@ KGEN_FN Vec<T, L> from_pieces(F make) {
         return join_registers(self(self, Lanes<Count / 2, First>{}), self(self, Lanes<Count / 2, First + Count / 2>{}));
       }
     };
-    constexpr int each = larger(1, smaller(V::W, L) / N);  // pieces in one register
+    constexpr int each = larger(1, smaller(V::W, L) / N);  // parts in one register
     ((out.r[I] = widen_register<V::W>(build(build, Lanes<each, I * each>{}))), ...);
   }(lane_numbers<V::K>{});
   return out;

@@ -1,0 +1,255 @@
+"""Matmuls with fused work on a CPU: eager, Inductor (default, max-autotune), kgen, and kgen with the template forced.
+
+python -m bench.cpu_matmuls --json out.json
+python -m bench.cpu_matmuls --only gelu_8 gate_up_64 --dtype float32 --contenders eager kgen forced --seconds 1
+python -m bench.cpu_matmuls --only linear_64 --contenders kgen frozen inductor inductor-frozen
+
+All contenders of a matmul take turns, each with several sets of arguments, so that weights come from memory as they do in
+models. `forced` is kgen with every matmul left to the C++ template. `frozen` and `inductor-frozen` have weights and biases
+as parameters of a module, one for each set, and the option freezing. Of matmuls with at most 8 rows the rate of reading their
+arguments stands beside that of summing a large tensor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from bench.contenders import copy_of, failure
+from bench.matmuls import Given, gate_up, linear_residual, shorter, weight
+from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
+from kgen.only import only
+
+Function = Callable[..., Any]
+TEMPLATE = "cpp_matmul"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Positions of arguments that are no weights; of other functions the first only.
+DATA = {linear_residual: (0, 3)}
+# Bytes of arguments that calls go through, and the most sets of them.
+COLD, MAX_SETS = 300e6, 5
+
+
+def gelu_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
+
+
+def mm(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """`rows` by `inner`, times one or more weights of `columns` by `inner`, and what else `fn` takes."""
+
+    fn: Function
+    rows: int
+    inner: int
+    columns: int
+
+    def given(self, dtype: torch.dtype) -> list[Given]:
+        x, w = Given((self.rows, self.inner), dtype), weight(self.columns, self.inner, inner=self.inner, dtype=dtype)
+        bias, residual = Given((self.columns,), dtype), Given((self.rows, self.columns), dtype)
+        more = {gelu_linear: [bias], gate_up: [w], linear_residual: [bias, residual], linear: [], mm: []}
+        if self.fn is mm:
+            w = weight(self.inner, self.columns, inner=self.inner, dtype=dtype)
+        return [x, w, *more[self.fn]]
+
+    def shrunk(self, by: int) -> Matmul:
+        """The same with lengths divided by about `by`."""
+        return replace(self, rows=shorter(self.rows, by), inner=shorter(self.inner, by), columns=shorter(self.columns, by))
+
+    def sets(self, dtype: torch.dtype) -> list[list[Tensor]]:
+        given = self.given(dtype)
+        count = max(2, min(MAX_SETS, math.ceil(COLD / sum(one.nbytes for one in given))))
+        return [[one.make("cpu", 100 * seed + k) for k, one in enumerate(given)] for seed in range(count)]
+
+
+MATMULS: dict[str, Matmul] = {
+    "gelu_512": Matmul(gelu_linear, 512, 1024, 4096),
+    "gelu_64": Matmul(gelu_linear, 64, 4096, 4096),
+    "gelu_8": Matmul(gelu_linear, 8, 4096, 4096),
+    "gelu_1": Matmul(gelu_linear, 1, 4096, 11008),
+    "linear_512": Matmul(linear, 512, 1024, 4096),
+    "linear_64": Matmul(linear, 64, 4096, 4096),
+    "linear_32": Matmul(linear, 32, 4096, 4096),
+    "gate_up_64": Matmul(gate_up, 64, 1024, 4096),
+    "gate_up_1": Matmul(gate_up, 1, 4096, 11008),
+    "residual_512": Matmul(linear_residual, 512, 1024, 1024),
+    "mm_1024": Matmul(mm, 1024, 1024, 1024),
+}
+CONTENDERS: dict[str, Callable[[Function], Function]] = {
+    "eager": lambda fn: fn,
+    "eager-again": lambda fn: fn,
+    "inductor": lambda fn: torch.compile(copy_of(fn), fullgraph=True),
+    "max-autotune": lambda fn: torch.compile(copy_of(fn), mode="max-autotune", fullgraph=True),
+    "kgen": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
+    "forced": lambda fn: torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options={"cache": False}),
+}
+# What freezes, compiled anew for each set of arguments or not, as it pleases. Of Inductor, Dynamo asks the global option.
+FREEZERS: dict[str, Callable[[Module], Function]] = {
+    "frozen": lambda model: torch.compile(model, backend="kgen", fullgraph=True, options={"cache": False, "freezing": True}),
+    "inductor-frozen": lambda model: torch.compile(model, fullgraph=True),
+}
+PEERS = ("max-autotune", "inductor", "inductor-frozen", "eager")
+OURS = ("kgen", "forced", "frozen")
+
+
+class Model(Module):
+    """A function with those of its arguments that are weights as parameters."""
+
+    def __init__(self, fn: Function, args: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.fn, self.data = fn, DATA.get(fn, (0,))
+        for k, one in enumerate(args):
+            if k not in self.data:
+                self.register_parameter(f"weight{k}", Parameter(one, requires_grad=False))
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.fn(*(one if k in self.data else self.get_parameter(f"weight{k}") for k, one in enumerate(args)))
+
+
+def calls_of(name: str, fn: Function, sets: Sequence[list[Tensor]]) -> list[Callable[[], Any]]:
+    """A contender's calls, one for each of the sets."""
+    if name in FREEZERS:
+        return [partial(FREEZERS[name](Model(fn, args)), *args) for args in sets]
+    compiled = CONTENDERS[name](fn)
+    return [partial(compiled, *args) for args in sets]
+
+
+def settings(name: str) -> AbstractContextManager[Any]:
+    """What a contender is compiled under."""
+    if name == "forced":
+        return only(TEMPLATE, lambda configs: configs[0])
+    return torch._inductor.config.patch(freezing=True) if name == "inductor-frozen" else nullcontext()
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    endless = itertools.cycle(calls)
+
+    def call() -> Any:
+        return next(endless)()
+
+    return call
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def measure(matmul: Matmul, dtype: torch.dtype, options: argparse.Namespace) -> dict[str, Any]:
+    """All contenders on one matmul."""
+    torch._dynamo.reset()
+    sets = matmul.sets(dtype)
+    want = matmul.fn(*(a.double() for a in sets[0]))
+    row: dict[str, Any] = {"failed": {}, "errors": {}}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in options.contenders:
+        try:
+            with settings(name):
+                own = calls_of(name, matmul.fn, sets)
+                results = [call() for call in own]
+                row["errors"][name] = relative_error(results[0], want)
+        except Exception as cause:
+            row["failed"][name] = failure(cause)
+            continue
+        calls[name] = in_turn(own)
+    if matmul.rows <= 8:
+        calls["read"] = torch.ones(2**26).sum
+    row["times"] = as_json(
+        interleave(calls, seconds=options.seconds, clock=time.process_time if options.cpu_time else time.perf_counter)
+    )
+    row["bytes"] = sum(t.nbytes for t in sets[0])
+    return row
+
+
+def ratios(row: dict[str, Any], ours: str) -> dict[str, float]:
+    """The peers' times over ours."""
+    times = {name: one["median"] for name, one in row["times"].items()}
+    return {peer: times[peer] / times[ours] for peer in PEERS if peer in times and ours in times}
+
+
+def share_of_read(row: dict[str, Any], ours: str) -> float:
+    """Of the bandwidth of summing a large tensor."""
+    times = row["times"]
+    return (row["bytes"] / times[ours]["median"]) / (2**28 / times["read"]["median"])
+
+
+def show(title: str, row: dict[str, Any], console: Console) -> None:
+    times = "  ".join(f"{name} {one['median'] * 1e3:.3f}" for name, one in row["times"].items())
+    console.print(f"[bold]{title}[/]: {times}", highlight=False)
+    for name, cause in row["failed"].items():
+        console.print(f"    {name} failed: {cause}", highlight=False, markup=False)
+
+
+def summarise(rows: dict[str, dict[str, Any]], console: Console) -> None:
+    ours, peers = ([name for name in names if any(name in row["times"] for row in rows.values())] for names in (OURS, PEERS))
+    table = Table(title="milliseconds of eager, itself again over it, and the peers' times over ours")
+    table.add_column("matmul", no_wrap=True)
+    for column in ("eager", "again", *(f"{peer}/{name}" for name in ours for peer in peers), "of reading", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    found: dict[tuple[str, str], list[float]] = {}
+    for title, row in rows.items():
+        times = {name: one["median"] for name, one in row["times"].items()}
+        cells = [f"{times['eager'] * 1e3:.3f}"] if "eager" in times else ["-"]
+        cells += [f"{times['eager-again'] / times['eager']:.2f}" if {"eager", "eager-again"} <= times.keys() else "-"]
+        for name in ours:
+            faster = ratios(row, name)
+            cells += [f"{faster[peer]:.2f}" if peer in faster else "-" for peer in peers]
+            for peer, value in faster.items():
+                found.setdefault((name, peer), []).append(value)
+        last = next((name for name in reversed(ours) if name in times), None)
+        cells.append(f"{100 * share_of_read(row, last):.0f}%" if last and "read" in times else "-")
+        cells.append(f"{row['errors'][last]:.0e}" if last else "-")
+        table.add_row(title, *cells)
+    console.print(table)
+    for (name, peer), values in found.items():
+        console.print(f"geomean of {peer} / {name}: {geomean(values):.3f}, lowest {min(values):.3f}, of {len(values)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(MATMULS), default=list(MATMULS))
+    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS, *FREEZERS], default=list(CONTENDERS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each matmul")
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
+    console = Console(width=200)
+    rows: dict[str, dict[str, Any]] = {}
+    with torch.no_grad(), thread_count(options.threads):
+        for dtype, name in itertools.product(options.dtype, options.only):
+            title = f"{name} {dtype}"
+            rows[title] = measure(MATMULS[name], DTYPES[dtype], options)
+            show(title, rows[title], console)
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+    summarise(rows, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Repairs of PTX: without them ptxas assembles something else, and says nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kgen.only
+from kgen.build import triton
+from kgen.build.ptx import with_scalar_adds
+from kgen.templates import registry
+from tests.matmuls import compiled, forced
+
+pytestmark = pytest.mark.ptx
+
+HALF_OF_A_SUM = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry half(.param .u64 p, .param .u64 q){
+\t.reg .b64 %rd<3>; .reg .b32 %r<4>; .reg .b16 %rs<3>;
+\tld.param.u64 %rd1, [p];
+\tld.param.u64 %rd2, [q];
+\tld.global.u16 %rs1, [%rd1];
+\tmov.b32 %r1, {%rs1, %rs1};
+\tmov.b32 %r2, -458755;
+\tadd.s16x2 %r3, %r1, %r2;
+\tmov.b32 {%rs2, _}, %r3;
+\tst.global.u16 [%rd2], %rs2;
+\tret;
+}
+"""
+
+
+def _small(configs):
+    return [next(c for c in configs if (c.BLOCK_M, c.BLOCK_N, c.BLOCK_K, c.STAGES) == (64, 64, 64, 4))]
+
+
+def _assembled(ptx: str, folder: Path) -> str:
+    source, cubin = folder / "half.ptx", folder / "half.cubin"
+    source.write_text(ptx)
+    ptxas = triton._require_package() / "backends" / "nvidia" / "bin" / "ptxas"
+    subprocess.run([str(ptxas), "-arch=sm_90a", str(source), "-o", str(cubin)], check=True)
+    return triton.dumped(cubin.read_bytes(), "-sass")
+
+
+def test_half_of_a_packed_sum_keeps_its_constant(tmp_path):
+    assert "0xfffffffd" in _assembled(with_scalar_adds(HALF_OF_A_SUM), tmp_path), "-3, the lower half of the constant"
+
+
+def test_packed_sums_are_split_and_floats_are_not():
+    repaired = with_scalar_adds("\tadd.s16x2 \t%r3, %r1, 65535;\n\tadd.rn.bf16x2 %r4, %r3, %r3;\n")
+    assert "s16x2" not in repaired
+    assert "mov.b32 kg_b, 65535;" in repaired
+    assert "add.rn.bf16x2 %r4, %r3, %r3;" in repaired
+
+
+@pytest.mark.parametrize("line", ["add.sat.s16x2 %r3, %r1, %r2;", "@!%p3 add.s16x2 %r3, %r1, %r2;"])
+def test_an_unknown_form_is_refused(line):
+    with pytest.raises(ValueError, match="form that is not known"):
+        with_scalar_adds(f"\t{line}\n")
+
+
+def test_bounds_checks_of_padded_convolutions_are_repaired():
+    """Of two taps of the window in a pipelined loop LLVM packs the checks of neighbouring rows."""
+    x, w = torch.randn(4, 64, 112, 112).bfloat16(), torch.randn(64, 64, 3, 3).bfloat16()
+    x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    with forced("triton_matmul_tiles", _small, runs=False) as made, torch.no_grad():
+        compiled(lambda x, w: F.relu(F.conv2d(x, w, padding=1)), x, w)
+    assert made.matmuls
+    built = triton.compile_kernels(made.kernels, 90)
+    assert not any("VIADD.16x2" in triton.dumped(kernel.cubin, "-sass") for kernel in built)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("images", "channels", "filters", "size", "stride"),
+    [(4, 64, 64, 112, 1), (16, 64, 64, 56, 1), (4, 64, 128, 57, 2), (2, 32, 64, 30, 1)],
+)
+def test_padded_convolutions_under_every_configuration(images, channels, filters, size, stride):
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def made(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").bfloat16()
+
+    x = made(images, channels, size, size).to(memory_format=torch.channels_last)
+    w = (made(filters, channels, 3, 3) * 0.05).to(memory_format=torch.channels_last)
+    b = made(filters)
+
+    def f(x, w, b):
+        return F.relu(F.conv2d(x, w, b, stride, 1))
+
+    want = f(x.double(), w.double(), b.double())
+    wrong, tried = [], 0
+    for template in registry.every("cuda"):
+        number, count = 0, 1
+        while number < count:
+            seen = []
+
+            def pick(configs, number=number, seen=seen):
+                seen.append(configs)
+                return configs[number]
+
+            torch._dynamo.reset()
+            with kgen.only.only(template.name, pick), torch.no_grad():
+                got = torch.compile(f, backend="kgen")(x, w, b)
+            if not seen:
+                break  # the template does not take it
+            count, number, tried = len(seen[0]), number + 1, tried + 1
+            if not torch.allclose(got.double(), want, rtol=0.02, atol=0.05):
+                wrong.append((template.name, str(seen[0][number - 1])))
+    assert tried
+    assert not wrong

@@ -1,0 +1,109 @@
+"""Matmuls that estimates of templates were never compared with measurements on: windows, which the library computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kgen.cost import model
+from kgen.ir.plan import Schedule, members
+from kgen.only import only
+from kgen.report.record import Record, recording
+from kgen.scheduler import Options
+from kgen.verdict import FusionDemand, Reason
+from tests.kernels import plans
+
+OPTIONS = {"cpp": Options(), "triton": Options(gpu_everywhere=True)}
+TEMPLATES = {"cpp": "cpp_matmul", "triton": "triton_matmul"}
+IN_ONE_KERNEL = FusionDemand("aten.convolution", "aten.relu", True)
+
+pytestmark = pytest.mark.parametrize("back_end", OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the estimates alone, templates would win."""
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1e9)
+
+
+def r(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def convolution(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, w, padding=1))
+
+
+IMAGE = (r(2, 8, 10, 10), r(16, 8, 3, 3))
+WINDOWS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "convolution": (convolution, IMAGE),
+    "without padding": (lambda x, w: F.relu(F.conv2d(x, w)), IMAGE),
+    "along one dimension": (lambda x, w: F.relu(F.conv1d(x, w, stride=2)), (r(2, 8, 40), r(16, 8, 3))),
+    "unfolded rows": (lambda x, w: F.relu(x.unfold(1, 32, 1).reshape(-1, 32) @ w), (r(4, 63), r(32, 16))),
+}
+MATRICES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "matmul": (lambda x, w: F.relu(x @ w), (r(64, 32), r(32, 48))),
+    "a slice of columns": (lambda x, w: F.relu(x[:, 3:35] @ w[:, ::2]), (r(64, 40), r(32, 96))),
+    "gathered rows": (lambda x, w, i: F.relu(x[i] @ w), (r(90, 32), r(32, 48), torch.arange(64))),
+    "one tap": (lambda x, w: F.relu(F.conv2d(x, w)), (IMAGE[0].to(memory_format=torch.channels_last), r(16, 8, 1, 1))),
+}
+
+
+def matmuls(plan: Schedule) -> int:
+    """Kernels of matmuls that templates compute."""
+    return sum(one.contracts for step in plan.kernels for one in members(step))
+
+
+def uncalibrated(plan: Schedule) -> list[str | None]:
+    return [v.detail for v in plan.verdicts if v.reason is Reason.UNCALIBRATED]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_the_library_has_matmuls_of_windows(name: str, back_end: str) -> None:
+    f, args = WINDOWS[name]
+    plan = plans(f, *args, options=OPTIONS[back_end]).forward
+    (why,) = uncalibrated(plan)
+    assert why is not None
+    assert "no matrix in memory" in why
+    assert not matmuls(plan)
+    assert len(plan.calls) == 1
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_are_no_windows(name: str, back_end: str) -> None:
+    f, args = MATRICES[name]
+    plan = plans(f, *args, options=OPTIONS[back_end]).forward
+    assert not uncalibrated(plan)
+    assert matmuls(plan) == 1
+    assert not plan.calls
+
+
+@pytest.mark.parametrize("how", [{"demands": (IN_ONE_KERNEL,)}, {"stable": True}], ids=["demanded", "stable"])
+def test_who_asks_gets_a_template(how: dict[str, Any], back_end: str) -> None:
+    options = Options(gpu_everywhere=back_end == "triton", **how)
+    plan = plans(convolution, *IMAGE, options=options).forward
+    assert (len(plan.kernels), len(plan.calls), matmuls(plan)) == (1, 0, 1)
+    assert not uncalibrated(plan)
+
+
+@pytest.mark.cpu
+@pytest.mark.interpret
+@pytest.mark.parametrize("forced", [False, True], ids=["the library", "a template"])
+def test_results(forced: bool, back_end: str) -> None:
+    options = {"cache": False, "gpu_interpreter": back_end == "triton"}
+    with (
+        recording() as seen,
+        only(TEMPLATES[back_end], lambda configs: configs[0]) if forced else nullcontext(),
+        torch.no_grad(),
+    ):
+        found = torch.compile(convolution, backend="kgen", fullgraph=True, options=options)(*IMAGE)
+    torch.testing.assert_close(found, convolution(*IMAGE), rtol=1e-5, atol=1e-5)
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    assert (matmuls(graph.plan), len(graph.plan.calls)) == (forced, not forced)

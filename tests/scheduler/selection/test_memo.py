@@ -1,0 +1,63 @@
+"""Equal matmuls are searched once while a graph is scheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.cost import model
+from kgen.ir.plan import Kernel
+from kgen.scheduler import Options
+from kgen.scheduler.selection import choose
+from kgen.scheduler.selection.size_buckets import Best
+from kgen.templates.problem import Problem
+from tests.kernels import plans
+
+pytestmark = pytest.mark.none
+
+
+def layers(*functions: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def f(x: Tensor, *weights: Tensor) -> Tensor:
+        x = x + 1
+        for function, w in zip(functions, weights, strict=True):
+            x = function(x @ w)
+        return x + x.flip(0)  # which no template's epilogue holds
+
+    return f
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The matmuls that were searched."""
+    made: list[Any] = []
+    here = choose._best_here
+
+    def noted(problems: Sequence[Problem], *more: Any) -> Best | None:
+        made.append(problems[0].kernel.name)
+        return here(problems, *more)
+
+    monkeypatch.setattr(choose, "_best_here", noted)
+    monkeypatch.setattr(model, "vendor_seconds", lambda problem: 1.0)
+    return made
+
+
+def searched(searches: list[Any], *functions: Callable[[Tensor], Tensor]) -> int:
+    searches.clear()
+    args = (torch.randn(64, 64), *(torch.randn(64, 64) for _ in functions))
+    plan = plans(layers(*functions), *args, options=Options()).forward
+    matmuls = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+    assert len(matmuls) == len(functions)
+    assert all(step.choice is not None for step in matmuls)
+    return len(searches)
+
+
+def test_equal_layers_are_searched_once(searches: list[Any]) -> None:
+    relu, tanh = torch.relu, torch.tanh
+    few, many = searched(searches, relu, relu), searched(searches, relu, relu, relu, relu)
+    assert few == many
+    assert searched(searches, relu, relu, tanh, tanh) > many
+    assert searched(searches, relu, relu) == few  # nothing is left for the next graph

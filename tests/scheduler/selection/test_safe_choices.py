@@ -1,0 +1,124 @@
+"""The default mode's choices: the library where templates were never measured, and the side on which elementwise work runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from codegen import options_for, plan_of
+from torch import Tensor
+from torch._functorch.aot_autograd import aot_function
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+import kgen
+from kgen.capture.decompositions import TABLE
+from kgen.ir import values as vs
+from kgen.ir.plan import Call, Kernel, Schedule
+from kgen.verdict import DEMANDS, Outcome, Reason
+
+
+def planned(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> Schedule:
+    """The schedule of a forward graph on tensors without data."""
+    plans: list[Schedule] = []
+
+    def keep(gm: Any, _: Any) -> Any:
+        with _disable_current_modes():  # reading constants needs real tensors
+            plans.append(plan_of(gm, replace(options_for(gpu=gpu), demands=DEMANDS.get())))
+        return gm
+
+    compiled = aot_function(fn, keep, decompositions=TABLE, keep_inference_input_mutations=True)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        compiled(*args)
+    [plan] = plans
+    return plan
+
+
+def t(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+def image(*shape: int) -> Tensor:
+    return t(*shape).to(memory_format=torch.channels_last)
+
+
+def matmuls(plan: Schedule) -> list[Kernel]:
+    return [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
+
+
+def operations(kernel: Kernel) -> set[str]:
+    return {value.op for s in kernel.statements for value in vs.topological(s.roots)}
+
+
+def linear_relu_linear(x: Tensor, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    return F.linear(F.relu(F.linear(x, w, b)), v, c)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(512, 1024, 4096), (4096, 4096, 16384)])
+def test_an_activation_between_two_matmuls_is_the_epilogue_of_the_first(m: int, k: int, n: int) -> None:
+    plan = planned(linear_relu_linear, t(m, k), t(n, k), t(n), t(k, n), t(k))
+    first, second = matmuls(plan)
+    assert len(plan.steps) == 2
+    assert operations(first) >= {"maximum"}
+    assert "maximum" not in operations(second)
+    assert any(v.outcome is Outcome.STORED and v.reason is Reason.OPERAND_STORED for v in plan.verdicts)
+
+
+def test_an_activation_that_others_need_stays_right() -> None:
+    """The result before the activation is returned as well: it is stored besides."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w
+        return y, F.relu(y) @ v
+
+    x, w, v = torch.randn(64, 48), torch.randn(48, 80), torch.randn(80, 32)
+    got = torch.compile(f, backend="kgen", options={"gpu_interpreter": True, "cache": False})(x, w, v)
+    torch.testing.assert_close(got, f(x, w, v), atol=1e-3, rtol=1e-3)
+
+
+def test_a_softmax_before_a_matmul_is_stored_in_16_bits() -> None:
+    """And not its exponentials in float32, to be divided tile by tile in the kernel of the second matmul."""
+    plan = planned(lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v, *(t(8, 12, 1024, 64) for _ in range(3)))
+    last = matmuls(plan)[-1]
+    [statement] = [s for s in last.statements if s.kind == "contraction"]
+    assert statement.value.op == "load"
+    assert plan.graph.buffers[statement.value.attr[0]].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_windows_go_to_the_library(gpu: bool) -> None:
+    x, w = (image(8, 64, 56, 56), image(64, 64, 3, 3)) if gpu else (t(2, 16, 28, 28), t(16, 16, 3, 3))
+    x, w = (x, w) if gpu else (x.float(), w.float())
+    plan = planned(lambda x, w: F.relu(F.conv2d(x, w, padding=1)), x, w, gpu=gpu)
+    assert any(isinstance(step, Call) for step in plan.steps)
+    assert [v for v in plan.verdicts if v.reason is Reason.UNCALIBRATED]
+    assert not matmuls(plan)
+
+
+def test_1x1_convolutions_are_matmuls() -> None:
+    plan = planned(
+        lambda x, w, r: F.relu(F.conv2d(x, w) + r), image(32, 256, 56, 56), image(256, 256, 1, 1), image(32, 256, 56, 56)
+    )
+    assert len(matmuls(plan)) == len(plan.steps) == 1
+
+
+def test_a_demand_wins_over_calibration() -> None:
+    with kgen.require_fused("aten.convolution", "aten.relu"):
+        plan = planned(lambda x, w: F.relu(F.conv2d(x, w, padding=1)), image(8, 64, 56, 56), image(64, 64, 3, 3))
+    assert len(matmuls(plan)) == 1
+
+
+def test_channels_last_statistics_are_spread_over_the_gpu() -> None:
+    """64 channels that are neighbours in memory are two programs: their sums are made in parts, apart from their consumers."""
+
+    def norm(x: Tensor, g: Tensor, b: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(x, None, None, g, b, True))
+
+    plan = planned(norm, image(16, 64, 56, 56), t(64), t(64))
+    assert len(plan.steps) == 3
+    assert any(v.reason is Reason.PARALLELISM for v in plan.verdicts)
+    assert len(planned(norm, t(4, 512, 7, 7), t(512), t(512)).steps) == 1
