@@ -74,7 +74,7 @@ class KernelTemplate:
     epilogue_cost: ClassVar[int] = 100
 
     # In C++, which of the engine's loops are linked where `multiplies` says so: "matmul", or "attention".
-    engine: ClassVar[str] = "product"
+    engine: ClassVar[str] = "matmul"
 
     def refuse(self, problem: Problem) -> str | None:
         """Why the template cannot take a problem, for people to read; None where it can."""

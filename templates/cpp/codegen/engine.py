@@ -5,17 +5,17 @@ from __future__ import annotations
 __all__ = ["declaration", "objects"]
 
 # By what a kernel computes: loops whose objects it links, those that take longest first.
-LOOPS = {"product": ("FEW_ROWS", "PACKING", "MATMUL"), "attention": ("ATTENTION", "PACKING")}
+LOOPS = {"matmul": ("FEW_ROWS", "PACKING", "MATMUL"), "attention": ("ATTENTION", "PACKING")}
 # Loops of which there is one object for each type of elements.
 OF_ELEMENTS = ("FEW_ROWS", "PACKING")
 
 
-def declaration(left: str, right: str, kind: str = "product") -> str:
+def declaration(left: str, right: str, kind: str = "matmul") -> str:
     """The line by which a unit leaves the loops of matmuls of these types to the objects that it links."""
     return f"KGEN_{kind.upper()}({left}, {right})"
 
 
-def objects(left: str, right: str, kind: str = "product") -> tuple[str, ...]:
+def objects(left: str, right: str, kind: str = "matmul") -> tuple[str, ...]:
     """The texts of these objects, each once."""
     return tuple(text for part in LOOPS[kind] for text in _texts(part, left, right))
 

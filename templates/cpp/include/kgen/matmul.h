@@ -499,7 +499,7 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 #define KGEN_MATMUL(A, B)
 #else
 #define KGEN_MATMUL(A, B)                 \
-  KGEN_MATMUL_LOOPS(extern, A, B)         \
+  KGEN_LOOPS_OF_MATMUL(extern, A, B)         \
   KGEN_LOOPS_OF_PACKING(extern, A, B, A)  \
   KGEN_LOOPS_OF_PACKING(extern, A, B, B)  \
   KGEN_LOOPS_OF_FEW_ROWS(extern, A, B, A) \
@@ -507,7 +507,7 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 #endif
 // An object is one of these, with nothing for `how`: all of a matmul but what reads its operands, what packs or multiplies
 // those of type T, and what multiplies a few rows by them.
-#define KGEN_MATMUL_LOOPS(how, A, B)                                                             \
+#define KGEN_LOOPS_OF_MATMUL(how, A, B)                                                             \
   namespace kgen {                                                                               \
   how template void multiply<unit_t<A, B>>(int, const Blocking&, const Matmuls<unit_t<A, B>>&);  \
   }
