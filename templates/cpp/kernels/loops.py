@@ -398,7 +398,7 @@ def _split_slot(section: Section, nest: Nest, emitter: Emitter) -> RowSplit:
     declare, keep, join = [line for line in section.before if not _is_accumulator(line)], list[str](), list[str]()
     for line, name in accumulators:
         start = line.split(" = ", 1)[1].rstrip(";") if " = " in line else f"{line.rsplit(' ', 1)[0]}{{}}"
-        declare.append(f"Partials parts_{name}(threads, {start});")
+        declare.append(f"ThreadPartials parts_{name}(threads, {start});")
         keep.append(f"parts_{name}.data[part] = {name};")
         join += [line, f"for (int part = 0; part < threads; ++part) {_join_call(name, nest, emitter)}"]
     before = [line for line, _ in accumulators]

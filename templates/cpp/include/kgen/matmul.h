@@ -493,13 +493,14 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 // ---- loops compiled once --------------------------------------------------------------------------------------------
 
 // A unit with `KGEN_MATMUL(A, B)` compiles no matmul loops for elements of types A (left) and B (right): they are objects,
-// compiled once a machine, that the build links to it (`objects` of kgen/build/cpp.py:Unit, templates/cpp/codegen/engine.py). What is left for the unit takes a
-// tenth of the time. Their functions are the same and were never inlined. With KGEN_OWN_LOOPS it has them itself.
+// compiled once a machine, that the build links to it (`objects` of kgen/build/cpp.py:Unit, templates/cpp/codegen/engine.py).
+// What is left for the unit takes a tenth of the time. Their functions are the same and were never inlined. With KGEN_OWN_LOOPS
+// it has them itself.
 #ifdef KGEN_OWN_LOOPS
 #define KGEN_MATMUL(A, B)
 #else
 #define KGEN_MATMUL(A, B)                 \
-  KGEN_LOOPS_OF_MATMUL(extern, A, B)         \
+  KGEN_LOOPS_OF_MATMUL(extern, A, B)      \
   KGEN_LOOPS_OF_PACKING(extern, A, B, A)  \
   KGEN_LOOPS_OF_PACKING(extern, A, B, B)  \
   KGEN_LOOPS_OF_FEW_ROWS(extern, A, B, A) \
@@ -507,7 +508,7 @@ inline void share_batches(int threads, int64_t batches, int64_t work, F f) {
 #endif
 // An object is one of these, with nothing for `how`: all of a matmul but what reads its operands, what packs or multiplies
 // those of type T, and what multiplies a few rows by them.
-#define KGEN_LOOPS_OF_MATMUL(how, A, B)                                                             \
+#define KGEN_LOOPS_OF_MATMUL(how, A, B)                                                          \
   namespace kgen {                                                                               \
   how template void multiply<unit_t<A, B>>(int, const Blocking&, const Matmuls<unit_t<A, B>>&);  \
   }
