@@ -136,9 +136,9 @@ class Tuner:
     def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
         """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
         keys = {q.step.name: self._keys(q, graph) for q in questions if q.problems}
-        for device, key in ((_device(q), key) for q in questions for key in keys.get(q.step.name, ())):
+        for q, key in ((q, key) for q in questions for key in keys.get(q.step.name, ())):
             if key not in self.known:
-                self.known[key] = self._found(key, device) if self.config.measurements else None
+                self.known[key] = self._found(key, q) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
             requests = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
@@ -159,8 +159,8 @@ class Tuner:
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
-    def _found(self, key: Key, device: str) -> TuningResult | None:
-        known = self.chain.find(key, _versions(device))
+    def _found(self, key: Key, question: TuningQuery) -> TuningResult | None:
+        known = self.chain.find(key, _versions(_device(question), question.apart))
         if known is None:
             return None
         knobs = dict(known.config)
@@ -279,7 +279,7 @@ class Tuner:
         cut = ((SUM_PARTS, winner.parts),) if winner.parts > 1 else ()
         copied = ((COPIES, winner.copies),) if winner.copies else ()
         config = (*winner.config, *cut, *copied)
-        versions = _versions(_device(benchmark.question))
+        versions = _versions(_device(benchmark.question), benchmark.question.apart)
         made = Entry(
             benchmark.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
             entry.now(), _software(),
@@ -359,9 +359,11 @@ def _device(question: TuningQuery) -> str:
     return question.problems[0][0].device.kind
 
 
-def _versions(device: str) -> dict[str, str]:
-    """Those of the templates of a device; under "" what stands for all that the library was compared with."""
-    versions = {t.name: t.version for t in registry.every(device)}
+def _versions(device: str, programs: bool = False) -> dict[str, str]:
+    """Those of the templates of a device; under "" what stands for all that the library was compared with. A program has others
+    against it than a contraction has."""
+    known = [t for t in registry.every(device) if programs or t.implements.program is None]
+    versions = {t.name: t.version for t in known}
     everything = entry.digest({**versions, LIBRARY: "with and without what follows"})
     return {**versions, "": everything, APART: everything}
 

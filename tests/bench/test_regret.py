@@ -102,7 +102,7 @@ def test_answers_are_for_one_matmul() -> None:
     with settled(job), _disable_current_modes():
         graph = MatmulGraph(job, traced(job.problem, job.device))
         matmuls = graph.matmuls()
-        first = matmuls[0]
+        first = next(one for one in matmuls if one.outs == ("bmm",))
         forced = {first.outs: TuningResult(None, (), 1, first.library, first.library)}
         config = next(ways(matmuls, 1)).config
         plain = [way for way in ways(matmuls, 1) if way.name == CHOSEN]

@@ -44,6 +44,7 @@ def plan_with(monkeypatch: pytest.MonkeyPatch, templates_win: None) -> Callable[
 
     def plan(f: Callable[..., Any], *args: Tensor, gpu: bool = True, **attributes: Any) -> Schedule:
         every = [told(template, **attributes) for template in known]
+        monkeypatch.setattr(registry, "_refusals", {})
         monkeypatch.setattr(registry, "every", lambda device=None: [t for t in every if device in (None, t.device)])
         with torch.no_grad():
             return plans(f, *args, options=Options(gpu_everywhere=gpu)).forward

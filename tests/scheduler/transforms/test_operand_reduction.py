@@ -352,7 +352,7 @@ def test_a_declaration_has_to_store_its_sums() -> None:
         @template(
             implements=contraction("b,m,k", "b,k,n -> b,m,n"),
             device="cuda",
-            source="../templates/triton/kernels/matvec.py.jinja",
+            source="../../../templates/triton/kernels/matvec.py.jinja",
             name="sums_nothing",
         )
         class _Matmul(kgen.KernelTemplate):

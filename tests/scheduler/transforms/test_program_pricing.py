@@ -51,7 +51,9 @@ class Unknown(type(PLAIN.author)):  # type: ignore[misc]
 
 @pytest.fixture
 def attention() -> Iterator[Any]:
-    """Registers the plain template with another author."""
+    """Registers the plain template with another author, where no built-in one competes with it."""
+    built_in = registry.find("cpp_attention")
+    registry.remove(built_in.name)
 
     def register(author: Any = PLAIN.author) -> Template:
         made = replace(PLAIN, author=author)
@@ -60,6 +62,7 @@ def attention() -> Iterator[Any]:
 
     yield register
     registry.remove(PLAIN.name)
+    registry.add(built_in)
 
 
 def reasons(options: Options = OPTIONS, f: Any = written_out, args: Sequence[Tensor] = ()) -> tuple[set[Reason], bool]:

@@ -32,17 +32,17 @@ def test_graphs(name: str) -> None:
         assert ran.loops == graph.loops
 
 
-@pytest.mark.parametrize("name", ["softmax", "statistics", "columns", "places"])
+@pytest.mark.parametrize("name", ["softmax", "statistics", "columns", "arg_reductions"])
 def test_rows_that_two_kernels_share(name: str) -> None:
     """The reductions of `GRAPHS` again, cut in shares of 16 points, the last one ragged."""
     graph = GRAPHS[name]
     with short_shares():
         ran = run(graph.fn, *graph.inputs(Maker()), gpu_interpreter=True)
-    assert ("partial" in ran.kinds) == (name in ("columns", "places"))  # statistics have a mean, whose shares must be equal
+    assert ("partial" in ran.kinds) == (name in ("columns", "arg_reductions"))  # statistics have a mean, whose shares must be equal
 
 
 @pytest.mark.parametrize(
-    "name", ["chain", "transposed", "gathers", "softmax", "places", "long_softmax", "long_places", "long_scans"]
+    "name", ["chain", "transposed", "gathers", "softmax", "arg_reductions", "long_softmax", "long_arg_reductions", "long_scans"]
 )
 def test_wide_indices(name: str) -> None:
     with wide_indices():
@@ -90,7 +90,7 @@ DYNAMIC: dict[str, Callable[..., Any]] = {
     "points": lambda x: (x * 2 + x.mean()).relu(),
     "plane": lambda x: x + x.t().contiguous().t().flip(0),
     "rows": lambda x: (x.softmax(-1), x.sum(0), *torch.var_mean(x, 1)),
-    "places": lambda x: (x.argmax(1), x.argmin(), *x.max(0)),
+    "arg_reductions": lambda x: (x.argmax(1), x.argmin(), *x.max(0)),
     "scans": lambda x: (x.cumsum(1), x.cumsum(0)),
     "concatenation": lambda x: torch.cat([x, x.exp(), x[:, 1:]], 1),
     "indices": lambda x: (

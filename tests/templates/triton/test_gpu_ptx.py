@@ -76,9 +76,9 @@ TELLING = (
     "transposed",
     "scatters",
     "statistics",
-    "places",
+    "arg_reductions",
     "long_layer_norm",
-    "long_places",
+    "long_arg_reductions",
     "long_scans",
     "split_columns",
 )

@@ -165,7 +165,7 @@ def test_a_matrix_is_read_twice_by_one_descriptor() -> None:
     assert prefetch
     for source in prefetch:
         assert len(set(re.findall(r"ws.fetch\(\w+, (\[.*\]), arrived", source))) == 2
-        assert len(set(re.findall(r"(held_\w+)\.index\(.*load\(layout\)", source))) == 2
+        assert len(set(re.findall(r"(epilogue_tile_\w+)\.index\(.*load\(layout\)", source))) == 2
 
 
 @pytest.mark.ptx
