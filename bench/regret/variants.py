@@ -316,7 +316,7 @@ class FixedResults:
     def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
         found: dict[str, Mapping[Place, TuningResult]] = {}
         for question in questions:
-            if question.apart:  # a program, whose contractions are asked about by themselves as well
+            if question.is_program:  # its contractions are asked about by themselves as well
                 continue
             outs = tuple(contraction_of(one) for one in members(question.step))
             if outs not in self.asked:

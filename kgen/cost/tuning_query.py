@@ -58,6 +58,11 @@ class TuningQuery:
     copies: Mapping[str, tuple[float, Sequence[Problem]]] = field(default_factory=dict)
     apart: bool = False
 
+    @property
+    def is_program(self) -> bool:
+        """Whether it is of several contractions with work between them."""
+        return any(problem.template.implements.program is not None for problems in self.problems for problem in problems)
+
 
 Place = frozenset[tuple["Size", int]]
 # By the results of contractions.

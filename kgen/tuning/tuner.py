@@ -160,7 +160,7 @@ class Tuner:
     # ---- what is known ----------------------------------------------------------------------------------------------
 
     def _found(self, key: Key, question: TuningQuery) -> TuningResult | None:
-        known = self.chain.find(key, _versions(_device(question), question.apart))
+        known = self.chain.find(key, _versions(_device(question), question.is_program))
         if known is None:
             return None
         knobs = dict(known.config)
@@ -279,7 +279,7 @@ class Tuner:
         cut = ((SUM_PARTS, winner.parts),) if winner.parts > 1 else ()
         copied = ((COPIES, winner.copies),) if winner.copies else ()
         config = (*winner.config, *cut, *copied)
-        versions = _versions(_device(benchmark.question), benchmark.question.apart)
+        versions = _versions(_device(benchmark.question), benchmark.question.is_program)
         made = Entry(
             benchmark.key, winner.template, versions[winner.template or ""], config, seconds[best], library, len(seconds),
             entry.now(), _software(),
