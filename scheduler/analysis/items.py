@@ -107,7 +107,18 @@ class Item:
         store = tuple(ix.substitute(e, mapping, memo, lambda v: vs.substitute(v, mapping)) for e in self.store)
         rank = None if self.rank is None else ix.substitute(self.rank, mapping, memo)
         return Item(
-            self.node, self.position, outer, inner, value, store, mask, rank, self.in_order, tuple(rest), axes, self.made,
+            self.node,
+            self.position,
+            outer,
+            inner,
+            value,
+            store,
+            mask,
+            rank,
+            self.in_order,
+            tuple(rest),
+            axes,
+            self.made,
             self.second,
         )
 

@@ -38,7 +38,9 @@ def test_rows_that_two_kernels_share(name: str) -> None:
     graph = GRAPHS[name]
     with short_shares():
         ran = run(graph.fn, *graph.inputs(Maker()), gpu_interpreter=True)
-    assert ("partial" in ran.kinds) == (name in ("columns", "arg_reductions"))  # statistics have a mean, whose shares must be equal
+    assert ("partial" in ran.kinds) == (
+        name in ("columns", "arg_reductions")
+    )  # statistics have a mean, whose shares must be equal
 
 
 @pytest.mark.parametrize(
