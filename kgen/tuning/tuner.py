@@ -136,9 +136,9 @@ class Tuner:
     def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
         """Answers by the names of the steps and by hints; a question without one is left to the cost model."""
         keys = {q.step.name: self._keys(q, graph) for q in questions if q.problems}
-        for q, key in ((q, key) for q in questions for key in keys.get(q.step.name, ())):
+        for question, key in ((q, key) for q in questions for key in keys.get(q.step.name, ())):
             if key not in self.known:
-                self.known[key] = self._found(key, q) if self.config.measurements else None
+                self.known[key] = self._found(key, question) if self.config.measurements else None
         if self.config.autotune and not self.config.gpu_interpreter:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
             requests = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
