@@ -72,7 +72,7 @@ class Builder:
     def new_version(self, target: str) -> Buffer:
         """The buffer that `target`'s storage becomes after a mutation."""
         old = self.graph.buffers[target]
-        strides = old.strides or dense_strides(old)
+        strides = old.strides or ir.dense_strides(old)
         if old.strides is None:
             self.graph.buffers[target] = old = replace(old, strides=strides)
         made = replace(old, name=self.fresh(target), alias_of=target, kind="intermediate", parts=())
@@ -84,7 +84,7 @@ class Builder:
         """Fixes a flexible layout, by default to the dense one its hint prefers."""
         old = self.graph.buffers[name]
         if old.strides is None:
-            old = self.graph.buffers[name] = replace(old, strides=strides or dense_strides(old))
+            old = self.graph.buffers[name] = replace(old, strides=strides or ir.dense_strides(old))
         return old
 
     def load(self, buffer: Buffer) -> Tensor:
@@ -227,7 +227,7 @@ class Builder:
         if all(_is_forward(ix.stride_of(e, v)) for e in index for v in tensor.axes):
             return arg
         buffer = self.graph.buffers[name]
-        linear = ix.linearize(index, buffer.strides or dense_strides(buffer))
+        linear = ix.linearize(index, buffer.strides or ir.dense_strides(buffer))
         if all(_is_forward(ix.stride_of(linear, v)) for v in tensor.axes):
             self.freeze(name)
             return arg
@@ -300,19 +300,6 @@ def stride_order(strides: Sizes, sizes: Sizes) -> tuple[int, ...]:
 def _symbolic_weight(expr: Expr) -> int:
     """Orders symbolic strides by a large sample value of every size symbol."""
     return int(ix.evaluate(expr, lambda atom: 1009 if getattr(atom, "hi", 0) > 1009 else getattr(atom, "lo", 2)))
-
-
-def dense_strides(buffer: Buffer) -> Sizes:
-    """Strides of a dense layout in the buffer's preferred order."""
-    if buffer.strides is not None:
-        return buffer.strides
-    order = buffer.hint or tuple(range(len(buffer.sizes)))
-    strides: list[Expr] = [ix.ONE] * len(order)
-    total = ix.ONE
-    for k in reversed(order):
-        strides[k] = total
-        total = total * (ix.ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
-    return tuple(strides)
 
 
 def is_storable(sizes: Sizes, strides: Sizes) -> bool:

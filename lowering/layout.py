@@ -11,8 +11,8 @@ from torch.fx import Node
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.nodes import Sizes, TensorArg
-from kgen.lowering.builder import Builder, dense_strides, is_dense, is_storable, without
+from kgen.ir.nodes import Sizes, TensorArg, dense_strides
+from kgen.lowering.builder import Builder, is_dense, is_storable, without
 from kgen.lowering.tensor import Tensor, axes
 
 # Their results do not depend on how the operands lie, and a copy to eager's strides would be for nothing.

@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 from kgen.capture.operators import owner_of
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
-from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
-from kgen.lowering.builder import Builder, dense_strides, is_storable
+from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg, dense_strides
+from kgen.lowering.builder import Builder, is_storable
 from kgen.lowering.layout import fix_strides, store_with
 from kgen.lowering.mutation import newest, plain_load, root_of
 from kgen.lowering.tensor import Tensor, axes, indices

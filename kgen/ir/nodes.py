@@ -78,7 +78,7 @@ import torch
 from typing_extensions import TypeIs
 
 from kgen.ir import ops
-from kgen.ir.index import Expr, Indirect, Size, Var, free_atoms, indirects
+from kgen.ir.index import ONE, Expr, Indirect, Size, Var, free_atoms, indirects
 from kgen.ir.program import Program
 from kgen.ir.values import Index, Value, index_exprs, loads, topological
 
@@ -399,6 +399,19 @@ class Graph:
     def seen_sizes(self) -> dict[Size, int]:
         """The sizes of the example inputs."""
         return self.size_hints if self.seen is None else self.seen
+
+
+def dense_strides(buffer: Buffer) -> Sizes:
+    """The buffer's strides; where these are not settled, those of a dense layout in the order that it prefers."""
+    if buffer.strides is not None:
+        return buffer.strides
+    order = buffer.hint or tuple(range(len(buffer.sizes)))
+    strides: list[Expr] = [ONE] * len(order)
+    total = ONE
+    for k in reversed(order):
+        strides[k] = total
+        total = total * (ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
+    return tuple(strides)
 
 
 def own_copy(graph: Graph) -> Graph:

@@ -20,17 +20,7 @@ def freeze_layouts(graph: ir.Graph) -> None:
     """Gives every flexible buffer a dense layout in the order its hint prefers (eager's order)."""
     for name, buffer in graph.buffers.items():
         if buffer.strides is None:
-            graph.buffers[name] = replace(buffer, strides=_dense(buffer))
-
-
-def _dense(buffer: ir.Buffer) -> ir.Sizes:
-    order = buffer.hint or tuple(range(len(buffer.sizes)))
-    strides: list[Expr] = [ix.ONE] * len(order)
-    total = ix.ONE
-    for k in reversed(order):
-        strides[k] = total
-        total = total * (ix.ONE if buffer.sizes[k] == 0 else buffer.sizes[k])
-    return tuple(strides)
+            graph.buffers[name] = replace(buffer, strides=ir.dense_strides(buffer))
 
 
 def plan_memory(schedule: Schedule) -> Schedule:
