@@ -11,15 +11,12 @@ F.scaled_dot_product_attention for it, where there is one; `inductor` and `kgen`
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +25,8 @@ from rich.console import Console
 from torch import Tensor
 
 from bench.contenders import copy_of, failure
-from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
+from bench.cpu_runs import measured, options_of
+from bench.measure import as_json, geomean, interleave
 from kgen.only import only
 
 Function = Callable[..., Tensor]
@@ -215,26 +213,9 @@ def show(title: str, row: dict[str, Any], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(PATTERNS), default=list(PATTERNS))
-    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each pattern")
-    parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.cpu_time:
-        options.threads = 1
+    options = options_of(__doc__, "pattern", PATTERNS, DTYPES, CONTENDERS, CONTENDERS)
     console = Console(width=200)
-    rows: dict[str, dict[str, Any]] = {}
-    with torch.no_grad(), thread_count(options.threads):
-        for dtype, name in itertools.product(options.dtype, options.only):
-            title = f"{name} {dtype}"
-            rows[title] = measure(PATTERNS[name], DTYPES[dtype], options)
-            show(title, rows[title], console)
-            if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+    rows = measured(PATTERNS, DTYPES, measure, show, options, console)
     known = [value for value in map(ratio, rows.values()) if not math.isnan(value)]
     if known:
         console.print(f"geomean of the best peer over kgen: {geomean(known):.3f}, lowest {min(known):.3f}, of {len(known)}")

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,8 +31,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from bench.contenders import copy_of, failure
+from bench.cpu_runs import measured, options_of
 from bench.matmuls import Given, gate_up, linear_residual, shorter, weight
-from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
+from bench.measure import as_json, geomean, interleave
 from kgen.only import only
 
 Function = Callable[..., Any]
@@ -228,26 +227,9 @@ def summarise(rows: dict[str, dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(MATMULS), default=list(MATMULS))
-    parser.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--contenders", nargs="+", choices=[*CONTENDERS, *FREEZERS], default=list(CONTENDERS))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, for each matmul")
-    parser.add_argument("--cpu-time", action="store_true", help="of one thread, for a machine that others use")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    if options.cpu_time:
-        options.threads = 1
+    options = options_of(__doc__, "matmul", MATMULS, DTYPES, [*CONTENDERS, *FREEZERS], CONTENDERS)
     console = Console(width=200)
-    rows: dict[str, dict[str, Any]] = {}
-    with torch.no_grad(), thread_count(options.threads):
-        for dtype, name in itertools.product(options.dtype, options.only):
-            title = f"{name} {dtype}"
-            rows[title] = measure(MATMULS[name], DTYPES[dtype], options)
-            show(title, rows[title], console)
-            if options.json:
-                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+    rows = measured(MATMULS, DTYPES, measure, show, options, console)
     summarise(rows, console)
 
 

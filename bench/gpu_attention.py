@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.attention import BY_NAME, PATTERNS, Pattern
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet, scratch
-from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, take_turns
+from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed
 from bench.measure import machine_facts, synchronize
 from kgen.only import Pick, only
 from kgen.templates.contract import Config
@@ -165,10 +165,7 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
     want = small.written(*wide(sets[0], torch.float32))
     entries = prepared(small, contenders_of(configs, options), sets, want, row["failed"])
     del want
-    if entries:
-        take_turns(entries, options.seconds, options.device == "cuda")
-    row["results"] = {entry.name: entry.summary() for entry in entries}
-    row["samples"] = {entry.name: entry.samples for entry in entries}
+    row |= timed(entries, options.seconds, options.device == "cuda")
     del entries, sets
     if options.device == "cuda":
         torch.cuda.empty_cache()

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from bench.contenders import copy_of, failure
 from bench.cublas import through_cupy
-from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, machine_rates, prepare, take_turns
+from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, machine_rates, prepare, timed
 from bench.matmuls import BY_NUMBER, MATMULS, Matmul
 from bench.measure import machine_facts, synchronize
 from bench.report import markdown
@@ -146,10 +146,7 @@ def measure(matmul: Matmul, contenders: Mapping[str, Contender], settings: Setti
             continue
         entries.append(entry)
     del want
-    if entries:
-        take_turns(entries, settings.seconds, settings.device == "cuda")
-    row["results"] = {entry.name: entry.summary() for entry in entries}
-    row["samples"] = {entry.name: entry.samples for entry in entries}
+    row |= timed(entries, settings.seconds, settings.device == "cuda")
     del entries, sets
     if settings.device == "cuda":
         torch.cuda.empty_cache()

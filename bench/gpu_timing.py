@@ -104,6 +104,16 @@ def take_turns(entries: Sequence[Entry], budget: float, on_gpu: bool) -> None:
         turn += 1
 
 
+def timed(entries: Sequence[Entry], budget: float, on_gpu: bool) -> dict[str, Any]:
+    """The columns `results` and `samples` of a row, by contenders, after `budget` seconds of taking turns."""
+    if entries:
+        take_turns(entries, budget, on_gpu)
+    return {
+        "results": {entry.name: entry.summary() for entry in entries},
+        "samples": {entry.name: entry.samples for entry in entries},
+    }
+
+
 def _calls(fn: Function, order: Sequence[list[Tensor]]) -> Function:
     """One call after the other, none of whose results lives on: for those, CUDA graphs would be recorded anew."""
 
