@@ -134,10 +134,7 @@ class _Expansion:
             if isinstance(result, Node):
                 user.replace_all_uses_with(result)
                 self.graph.erase_node(user)
-            elif result is None:
-                user.replace_all_uses_with(None)  # type: ignore[arg-type]
-                self.graph.erase_node(user)
-            else:
+            else:  # a tuple, or what nobody reads
                 self._replace(user, result)
         self.graph.erase_node(node)
 
