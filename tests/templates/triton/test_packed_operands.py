@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
     ),
     "eighths of integers": (
         lambda x, w, s: x @ by_shifts(w, s),
-        (r(24, 176), packed(22, 72, dtype=torch.int32, bits=31), torch.arange(0, 32, 4, dtype=torch.int32)),
+        (r(24, 176), packed(22, 72, dtype=torch.int32, bits=31), torch.arange(0, 32, 4, dtype=torch.uint8)),
     ),
     "scales of groups": (
         lambda x, w, s: x @ (numbers(w, 4, 0).unflatten(0, (11, 16)) * s.unsqueeze(1)).flatten(0, 1),
@@ -78,10 +78,9 @@ def test_neighbours_come_from_one_load(name: str, template: str) -> None:
     pointers = re.search(r"def \w+\((.*?)\):", kernel.source)
     assert pointers is not None
     kinds = dict(zip(pointers[1].split(", "), kernel.signature, strict=True))
-    packed_or_shifts = [name for name, kind in kinds.items() if kind == {torch.uint8: "*u8", torch.int32: "*i32"}[stored]]
+    [pointer, *_] = (name for name, kind in kinds.items() if kind == {torch.uint8: "*u8", torch.int32: "*i32"}[stored])
     assert "tl.join(" in kernel.source
-    counts = [len(re.findall(rf"tl\.load\({pointer}\b", kernel.source)) for pointer in packed_or_shifts]
-    assert 1 in counts  # the shifts, which are int32 as well, are read one by one, and come before or after
+    assert len(re.findall(rf"tl\.load\({pointer}\b", kernel.source)) == 1
 
 
 @pytest.mark.ptx
