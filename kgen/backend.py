@@ -198,7 +198,9 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     """Whether templates make one kernel of a softmax between contractions, and one of contractions whose elements meet."""
     if config.recompute_scores == "on":
         return True
-    programs = registry.programs("cuda" if config.gpu_interpreter else device.type) if config.templates and config.fusion else []
+    programs = (
+        registry.programs("cuda" if config.gpu_interpreter else device.type) if config.templates and config.fusion else []
+    )
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 

@@ -42,8 +42,8 @@ class Config:
     other, no combo kernels; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
     when the one before has ended.
 
-    `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores and
-    one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
+    `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
+    and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
@@ -105,8 +105,8 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter",
-    "poison",
+    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
+    "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

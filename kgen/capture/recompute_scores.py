@@ -1,14 +1,15 @@
 """Backward graphs compute the weights of a softmax between two contractions again, instead of reading them from memory.
 
-Where one contraction makes scores that are larger than its operands, and another one reduces the axis of the softmax away, forward
-saves one number of each row, and backward gets
+Where one contraction makes scores that are larger than its operands, and another one reduces the axis of the softmax away,
+forward saves one number of each row, and backward gets
 
     weights = exp(scores - lse)    with lse = max(scores) + log(sum(exp(scores - max(scores))))
 
-In front of the softmax and behind it may be any elementwise work; all of it that is as large as the scores is computed again. The
-row sum in the gradient of a softmax needs no scores at all (Dao et al., 2022, arXiv:2205.14135, appendix B.2):
+In front of the softmax and behind it may be any elementwise work; all of it that is as large as the scores is computed again.
+The row sum in the gradient of a softmax needs no scores at all (Dao et al., 2022, arXiv:2205.14135, appendix B.2):
 
-    sum over n of dA[n] A[n] = sum over v of g[v] O[v]    where O[v] = sum over n of A[n] V[n, v], dA[n] = sum over v of g[v] V[n, v]
+    sum over n of dA[n] A[n] = sum over v of g[v] O[v]
+    where O[v] = sum over n of A[n] V[n, v] and dA[n] = sum over v of g[v] V[n, v]
 
 A are the weights with all factors, such as those of dropout. These sums are in float32, of O as it was saved.
 
@@ -45,7 +46,6 @@ OTHERS = {
     aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default, torch.ops.kgen.rand.default,
     torch.ops.prims.iota.default,
 }  # fmt: skip
-TRANSPOSED = {aten.permute.default, aten.transpose.int, aten.t.default}
 # Of a log-sum-exp below, log(sum) is lost whole, for the spacing of float32 is 16 there: such a row has been filled with one
 # large number, as masks of finite numbers do, and its weights are all equal.
 FILLED = -(2.0**27)
@@ -105,27 +105,45 @@ def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
 
 def _softmax_of(node: Node) -> Softmax | None:
     """The softmax whose weights a node is; None where its parts are read by others, which would need them again."""
-    if node.target is not aten.div.Tensor or not all(isinstance(arg, Node) for arg in node.args):
+    if not _calls(node, aten.div.Tensor):
         return None
-    power, total = node.args
-    shifted = power.args[0] if power.target is aten.exp.default else None
-    if shifted is None or shifted.target is not aten.sub.Tensor or shifted.kwargs or total.target is not aten.sum.dim_IntList:
+    power, total = _args(node)
+    if not _calls(power, aten.exp.default) or not _calls(total, aten.sum.dim_IntList):
         return None
-    scores, top = shifted.args
-    if not isinstance(scores, Node) or not isinstance(top, Node) or top.target is not aten.amax.default:
+    [shifted] = _args(power)
+    if not _calls(shifted, aten.sub.Tensor):
         return None
-    value = scores.meta["val"]
-    fits = value.dim() > 1 and value.dtype is torch.float32 and all(isinstance(size, int) for size in value.shape)
-    along = all(len(one.args) > 2 and one.args[0] is of and _is_last(one) for one, of in ((total, power), (top, scores)))
+    scores, top = _args(shifted)
+    if not _calls(top, aten.amax.default) or not _is_sum_of(total, power) or not _is_sum_of(top, scores):
+        return None
     alone = set(power.users) == {total, node} and set(total.users) == {node} and set(shifted.users) == {power}
-    return Softmax(scores, top, total, node) if fits and along and alone and not total.kwargs else None
+    return Softmax(scores, top, total, node) if alone and _fits(scores) else None
+
+
+def _fits(scores: Node) -> bool:
+    """Scores of other types have another log-sum-exp; sizes at run time are not compared."""
+    value = scores.meta["val"]
+    return value.dim() > 1 and value.dtype is torch.float32 and _is_static(scores)
+
+
+def _args(node: Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _calls(value: Any, target: Any) -> bool:
+    """Whether a value is a plain call of an operator."""
+    return isinstance(value, Node) and value.target is target and not value.kwargs
+
+
+def _is_sum_of(reduction: Node, of: Node) -> bool:
+    return reduction.args[0] is of and _is_last(reduction)
 
 
 def _is_last(reduction: Node) -> bool:
     """Whether a reduction goes along the last axis and keeps it."""
-    axes, keep = reduction.args[1:3]
+    _, axes, keep = (*_args(reduction), None, None)[:3]
     rank = reduction.meta["val"].dim()
-    return keep is True and [axis % rank for axis in axes] == [rank - 1]  # type: ignore[union-attr, operator]
+    return keep is True and [axis % rank for axis in axes] == [rank - 1]
 
 
 def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
@@ -143,7 +161,9 @@ def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
             else:
                 return None
     reduced = [one for one in contractions if _elements(one) < _elements(softmax.scores)]
-    return Attention(softmax, tuple(sorted(after)), tuple(contractions)) if reduced and len(reduced) == len(contractions) else None
+    return (
+        Attention(softmax, tuple(sorted(after)), tuple(contractions)) if reduced and len(reduced) == len(contractions) else None
+    )
 
 
 def _is_contraction(node: Node) -> bool:
@@ -277,25 +297,26 @@ class _Rewrite:
         gradient, result = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
-            wide = (self._call(aten._to_copy.default, one, dtype=torch.float32) for one in (gradient, result))
-            total = self._call(aten.sum.dim_IntList, self._call(aten.mul.Tensor, *wide), [-1], True)
-            made = self._call(aten.view.default, total, list(value.shape))
-            made = made if value.dtype is torch.float32 else self._call(aten._to_copy.default, made, dtype=value.dtype)
+            products = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
+            total = self._call(aten.sum.dim_IntList, products, [-1], True)
+            made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
         node.replace_all_uses_with(made)
-        self.backward |= {total, made, *total.all_input_nodes, *gradient.users}
         self.graph.erase_node(node)
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
 
 
 def _asks_for_scores(node: Node, scores: Node) -> bool:
     """Whether a node is ``any(scores != -inf)`` along the last axis."""
-    if node.target is not aten.any.dim or len(node.args) < 3 or node.args[2] is not True:
+    if not _calls(node, aten.any.dim):
         return False
-    inside, axis = node.args[:2]
-    unequal = inside.target is aten.logical_not.default and inside.args[0].target is aten.eq.Scalar  # type: ignore[union-attr]
-    compared = inside.args[0] if unequal else inside  # type: ignore[union-attr]
-    known = unequal or compared.target is aten.ne.Scalar  # type: ignore[union-attr]
-    is_last = axis in (-1, scores.meta["val"].dim() - 1)
-    return known and is_last and compared.args == (scores, -math.inf)  # type: ignore[union-attr]
+    inside, axis, keep = (*_args(node), None)[:3]
+    negated = _calls(inside, aten.logical_not.default)
+    compared = inside.args[0] if negated else inside
+    wanted = aten.eq.Scalar if negated else aten.ne.Scalar
+    is_last = keep is True and axis in (-1, scores.meta["val"].dim() - 1)
+    return is_last and _calls(compared, wanted) and compared.args == (scores, -math.inf)
 
 
 def _recomputed(node: Node) -> None:
@@ -315,51 +336,53 @@ class Factors:
 
 def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node] | None:
     """A gradient g and the result O of a contraction with ``node = sum over v of g O``, see the head of this file."""
-    weights, values = contraction.args
-    if len(node.args) < 3 or not _is_last(node) or node.kwargs or not isinstance(node.args[0], Node):
+    weights, values = _args(contraction)
+    if node.kwargs or not _is_last(node):
         return None
     size = softmax.scores.meta["val"].shape[-1]
-    inside, whole = _factors(node.args[0], size), _factors(weights, size)  # type: ignore[arg-type]
+    inside, whole = _factors(_args(node)[0], size), _factors(weights, size)
     if whole.tensors - inside.tensors or not math.isclose(inside.number, whole.number, rel_tol=1e-5):
         return None
-    [*rest] = (inside.tensors - whole.tensors).elements()
-    gradient = rest[0] if len(rest) == 1 and isinstance(rest[0], Node) else None
-    if gradient is None or gradient.target is not contraction.target or _elements(gradient) != _elements(softmax.scores):
+    rest = list((inside.tensors - whole.tensors).elements())
+    if len(rest) != 1 or not _calls(rest[0], contraction.target) or _elements(rest[0]) != _elements(softmax.scores):
         return None
-    factor, turned = gradient.args
-    is_transposed = isinstance(turned, Node) and turned.target in TRANSPOSED and _exchanges_last(turned)
-    return (factor, contraction) if is_transposed and turned.args[0] is values else None  # type: ignore[union-attr, return-value]
+    gradient, turned = _args(rest[0])
+    return (gradient, contraction) if _exchanges_last(turned) and turned.args[0] is values else None
 
 
 def _exchanges_last(node: Node) -> bool:
+    """Whether a node is the transpose of matrices."""
     rank = node.meta["val"].dim()
-    wanted = [*range(rank - 2), rank - 1, rank - 2]
-    if node.target is aten.permute.default:
-        return [axis % rank for axis in node.args[1]] == wanted  # type: ignore[union-attr, operator]
-    return node.target is aten.t.default or sorted(axis % rank for axis in node.args[1:]) == wanted[-2:][::-1]  # type: ignore[operator]
+    if _calls(node, aten.permute.default):
+        return [axis % rank for axis in _args(node)[1]] == [*range(rank - 2), rank - 1, rank - 2]
+    exchanged = _calls(node, aten.transpose.int) and {axis % rank for axis in _args(node)[1:]} == {rank - 1, rank - 2}
+    return exchanged or _calls(node, aten.t.default)
 
 
-def _factors(node: Node, size: int, shape: Sequence[int] = ()) -> Factors:
-    """Of what has `size` elements in its last axis. What does not is not looked into."""
-    args = node.args
-    own = tuple(node.meta["val"].shape)
-    if node.target in SAME and node.meta["val"].dtype.is_floating_point:
-        return _factors(args[0], size, shape)  # type: ignore[arg-type]
-    if node.target in IN_ORDER and _keeps_rows(node, size):
-        return _factors(args[0], size, shape)  # type: ignore[arg-type]
+def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
+    """Of what has `size` elements in its last axis; `shape` is that of the product which the node is multiplied in."""
+    args, own = _args(node), tuple(node.meta["val"].shape)
+    if _is_transparent(node, size):
+        return _factors(args[0], size, shape)
     if node.target is aten.neg.default:
-        return _times(_factors(args[0], size, shape), Factors(-1.0, Counter()))  # type: ignore[arg-type]
+        return _times(Factors(-1.0, Counter()), _factors(args[0], size, shape))
     if node.target in (aten.mul.Tensor, aten.mul.Scalar):
-        one, other = (_factors(a, size, own) if isinstance(a, Node) else Factors(float(a), Counter()) for a in args)  # type: ignore[arg-type]
+        one, other = (_factors(a, size, own) if isinstance(a, Node) else Factors(float(a), Counter()) for a in args)
         return _times(one, other)
-    if node.target in (aten.div.Tensor, aten.div.Scalar) and not isinstance(args[1], Node):
-        return _times(_factors(args[0], size, own), Factors(1 / float(args[1]), Counter()))  # type: ignore[arg-type]
+    if node.target in (aten.div.Tensor, aten.div.Scalar) and not isinstance(args[1], Node) and not node.kwargs:
+        return _times(Factors(1 / float(args[1]), Counter()), _factors(args[0], size, shape))
     return Factors(1.0, Counter([node if _elements(node) == math.prod(shape or own) else (node, shape)]))
 
 
-def _keeps_rows(node: Node, size: int) -> bool:
-    before, after = (one.meta["val"].shape for one in (node.args[0], node))  # type: ignore[union-attr]
-    return math.prod(before) == math.prod(after) and before[-1] == after[-1] == size
+def _is_transparent(node: Node, size: int) -> bool:
+    """Whether a node has the elements of another one, in order, but for rounding."""
+    if node.target in SAME:
+        return bool(node.meta["val"].dtype.is_floating_point)
+    return node.target in IN_ORDER and _keeps_rows(_args(node)[0].meta["val"].shape, node.meta["val"].shape, size)
+
+
+def _keeps_rows(before: Sequence[int], after: Sequence[int], size: int) -> bool:
+    return math.prod(before) == math.prod(after) and bool(before) and bool(after) and before[-1] == after[-1] == size
 
 
 def _times(one: Factors, other: Factors) -> Factors:

@@ -13,7 +13,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 import kgen
+from kgen import backend
 from kgen.capture import torch_adapter
+from kgen.config import Config
+from kgen.only import only
+from kgen.templates import registry
 
 B, H, M, N, D = 2, 2, 24, 40, 4
 MATRIX = M * N  # of scores; no other tensor has as many elements
@@ -122,12 +126,14 @@ class Split:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forward: list[GraphModule] = []
+        self.backward: list[GraphModule] = []
         self.results: list[int] = []
         split = torch_adapter.min_cut_rematerialization_partition
 
         def noted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
             made = split(joint, inputs, **settings)
             self.forward.append(made[0])
+            self.backward.append(made[1])
             self.results.append(settings["num_fwd_outputs"])
             return made
 
@@ -138,6 +144,11 @@ class Split:
         [results] = self.forward[-1].graph.output_node().args
         saved = [node for node in results[self.results[-1] :] if node.op != "placeholder"]
         return {node.name: node.meta["val"].numel() for node in saved if isinstance(node.meta["val"], Tensor)}
+
+    def sums_of_scores(self) -> list[Any]:
+        """Backward's sums of matrices along the last axis."""
+        sums = self.backward[-1].graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList)
+        return [n for n in sums if n.args[1] == [-1] and n.args[0].meta["val"].numel() >= MATRIX]
 
 
 @pytest.fixture
@@ -184,3 +195,146 @@ def test_in_bfloat16(name, split):
     got = gradients(f, [*args, *more])
     assert max(split.saved().values()) < MATRIX, split.saved()
     assert_close(got, gradients(f, wide([*args, *more]), None), 4e-2)
+
+
+def test_forward_is_one_kernel_that_stores_the_log_sum_exp(split):
+    args = [a.clone().requires_grad_() for a in QKV]
+    torch._dynamo.reset()
+    with only("cpp_attention", lambda configs: configs[0]), kgen.config.override(cache=False, recompute_scores="on"):
+        report = kgen.explain(window, *args, print_report=False)
+    assert len(report.graphs[0].kernels) == 1, report
+    assert any("cpp_attention" in v.detail for v in report.verdicts), report
+
+
+def test_rows_without_keys():
+    """Zeros in the library's softmax, NaN in others; where a large number stands for a mask, all keys alike."""
+    mask = r(M, N) > -0.5
+    mask[5] = False
+    assert_close(gradients(by_math_masked, [*QKV, mask]), gradients(by_math_masked, wide([*QKV, mask]), None), 1e-5)
+    for number in (-math.inf, -1e9, torch.finfo(torch.float32).min):
+        f = lambda q, k, v, mask, number=number: scores(q, k).masked_fill(~mask, number).softmax(-1) @ v  # noqa: E731
+        added = lambda q, k, v, mask, n=number: (scores(q, k) + torch.where(mask, 0.0, n)).softmax(-1) @ v  # noqa: E731
+        assert_close(gradients(f, [*QKV, mask]), gradients(f, wide([*QKV, mask]), None), 1e-5)
+        assert_close(gradients(added, [*QKV, mask]), gradients(added, [*QKV, mask], None), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout(dtype, split):
+    """Gradients are those of the mask that forward has used: with values of ones, rows of results are sums of weights."""
+
+    def f(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(scores(q, k).softmax(-1), 0.3) @ v
+
+    q, k = (a.to(dtype) for a in QKV[:2])
+    eye = torch.eye(N, dtype=dtype).expand(B, H, N, N).contiguous().requires_grad_()
+    q.requires_grad_()
+    k.requires_grad_()
+    torch._dynamo.reset()
+    with kgen.config.override(cache=False, recompute_scores="on"):
+        made = torch.compile(f, backend="kgen")(q, k, eye)  # the weights themselves
+    weights = r(*made.shape, seed=7).to(dtype)
+    got = torch.autograd.grad((made * weights).sum(), (q, k, eye))
+    kept = (made.detach() != 0).double() / 0.7
+    wq, wk, we = (a.detach().double().requires_grad_() for a in (q, k, eye))
+    want = (scores(wq, wk).softmax(-1) * kept) @ we
+    expected = torch.autograd.grad((want * weights.double()).sum(), (wq, wk, we))
+    assert_close(list(got), list(expected), 1e-5 if dtype is torch.float32 else 4e-2)
+
+
+def test_dropout_saves_nothing_large(split):
+    f = lambda q, k, v: F.dropout(scores(q, k).softmax(-1), 0.3) @ v  # noqa: E731
+    gradients(f, QKV)
+    assert max(split.saved().values()) < MATRIX, split.saved()
+    assert not split.sums_of_scores()
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_backward_adds_up_no_scores_along_keys(name, split):
+    f, more = SPELLINGS[name]
+    gradients(f, [*QKV, *more])
+    assert not split.sums_of_scores()
+
+
+def test_a_layer_of_cross_attention(split):
+    x, y = r(B, M, 4), r(B, N, 4)
+    weights = [r(H, 4, D, seed=k) * 0.3 for k in range(3)]
+    f = lambda x, y, *w: projected(x[:, None], y[:, None], *w)  # noqa: E731
+    args = [x, y, *weights, r(H * D, 8) * 0.3]
+    got = gradients(f, args)
+    assert max(split.saved().values()) < MATRIX, split.saved()
+    assert_close(got, gradients(f, wide(args), None), 1e-5)
+
+
+# ---- what is left as it is ------------------------------------------------------------------------------------------
+
+
+def with_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Somebody else reads the weights, which are in memory then."""
+    weights = scores(q, k).softmax(-1)
+    return weights @ v + weights.sum(-2)[..., :1, None]
+
+
+def of_few_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores are no more than what they were made of."""
+    return scores(q[..., :1], k[..., :1])[..., :2].softmax(-1) @ v[..., :2, :]
+
+
+def of_no_contraction(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).relu().cumsum(-1).softmax(-1) @ v
+
+
+def over_batches(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """No contraction reduces the axis of the softmax."""
+    return scores(q, k).softmax(1) @ v
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Its gradient is another one: it goes through the maximum and the sum."""
+    s = scores(q, k)
+    power = (s - s.amax(-1, keepdim=True)).exp()
+    return (power / power.sum(-1, keepdim=True)) @ v
+
+
+@pytest.mark.parametrize("f", [with_weights, of_few_scores, of_no_contraction, over_batches, by_hand])
+def test_others_are_left_alone(f, split):
+    got = gradients(f, QKV)
+    one = str(split.forward[-1].graph)
+    gradients(f, QKV, "off")
+    assert str(split.forward[-1].graph) == one
+    assert_close(got, gradients(f, wide(QKV), None), 1e-4)
+
+
+def test_it_needs_templates_of_both_directions(split):
+    """By default; there may be none yet."""
+    device = torch.device("cpu")
+    programs = registry.programs("cpu")
+    wanted = any(one.seconds for one in programs) and any(one.joins for one in programs)
+    assert backend._takes_recomputed(Config(), device) == wanted
+    assert backend._takes_recomputed(Config(recompute_scores="on"), device)
+    assert not backend._takes_recomputed(Config(templates=False), device)
+
+
+def differential(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Weights of two softmaxes meet before the values."""
+    return (scores(q, k).softmax(-1) - 0.3 * scores(q.flip(-1), k).softmax(-1)) @ v
+
+
+def test_two_softmaxes_before_one_contraction(split):
+    got = gradients(differential, QKV)
+    assert max(split.saved().values()) < MATRIX, split.saved()
+    assert_close(got, gradients(differential, wide(QKV), None), 1e-5)
+
+
+def in_a_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two layers with one mask."""
+    rows, columns = places()
+    mask = columns > rows + 3
+    for _ in range(2):
+        q = q + scores(q, k).masked_fill(mask, -math.inf).softmax(-1) @ v
+    return q
+
+
+def test_layers_share_a_mask(split):
+    got = gradients(in_a_row, QKV)
+    assert max(split.saved().values()) < MATRIX, split.saved()
+    assert_close(got, gradients(in_a_row, wide(QKV), None), 1e-5)
