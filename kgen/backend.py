@@ -195,12 +195,15 @@ def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
 
 
 def _takes_recomputed(config: Config, device: torch.device) -> bool:
-    """Whether templates make one kernel of a softmax between contractions, and one of contractions whose elements meet."""
+    """Whether templates make one kernel of a softmax between contractions, and one of contractions whose elements meet.
+
+    The default mode may leave to the library what templates without measurements make: then nothing is computed again."""
     if config.recompute_scores == "on":
         return True
-    programs = (
-        registry.programs("cuda" if config.gpu_interpreter else device.type) if config.templates and config.fusion else []
-    )
+    if not config.templates or not config.fusion:
+        return False
+    kind = "cuda" if config.gpu_interpreter else device.type
+    programs = registry.programs(kind) if config.autotune else registry.calibrated_programs(kind)
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 

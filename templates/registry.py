@@ -159,6 +159,11 @@ def programs(device: str | None = None) -> list[Program]:
     return list(found.values())
 
 
+def calibrated_programs(device: str) -> list[Program]:
+    """The programs of templates whose estimates have all been compared with measurements."""
+    return [t.implements.program for t in every(device) if t.implements.program is not None and t.is_calibrated]
+
+
 def find(name: str) -> Template:
     """The template of that name; raises UnknownTemplate."""
     _load()

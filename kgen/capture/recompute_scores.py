@@ -297,8 +297,8 @@ class _Rewrite:
         gradient, result = found
         value = node.meta["val"]
         with self.graph.inserting_before(node):
-            products = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
-            total = self._call(aten.sum.dim_IntList, products, [-1], True)
+            terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
+            total = self._call(aten.sum.dim_IntList, terms, [-1], True)
             made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
@@ -328,7 +328,7 @@ def _recomputed(node: Node) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A product: a number, and elements of tensors. Of a tensor that is smaller than the product, also how it is broadcast."""
+    """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast."""
 
     number: float
     tensors: Counter[Any]
@@ -360,7 +360,7 @@ def _exchanges_last(node: Node) -> bool:
 
 
 def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
-    """Of what has `size` elements in its last axis; `shape` is that of the product which the node is multiplied in."""
+    """Of what has `size` elements in its last axis; `shape` is that of the multiplication which reads the node."""
     args, own = _args(node), tuple(node.meta["val"].shape)
     if _is_transparent(node, size):
         return _factors(args[0], size, shape)

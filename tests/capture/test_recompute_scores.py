@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 import kgen
-from kgen import backend
+from kgen import backend, contraction, program
+from kgen import softmax as softmax_of
 from kgen.capture import torch_adapter
 from kgen.config import Config
 from kgen.only import only
@@ -29,7 +30,7 @@ def r(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
 
 
-def places() -> tuple[Tensor, Tensor]:
+def positions() -> tuple[Tensor, Tensor]:
     return torch.arange(M)[:, None], torch.arange(N)
 
 
@@ -42,7 +43,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def gpt2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = places()
+    rows, columns = positions()
     s = scores(q, k)
     return torch.where(columns <= rows + 3, s, torch.finfo(s.dtype).min).softmax(-1) @ v
 
@@ -52,14 +53,14 @@ def bert(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
 
 
 def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = places()
+    rows, columns = positions()
     slopes = 2.0 ** -torch.arange(1, H + 1).to(q.dtype)[:, None, None]
     return (scores(q, k) + slopes * (columns - rows)).masked_fill(columns > rows, -math.inf).softmax(-1) @ v
 
 
 def t5(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
     """The bias has a gradient."""
-    rows, columns = places()
+    rows, columns = positions()
     bias = F.embedding((columns - rows).clamp(-5, 5) + 5, table).permute(2, 0, 1)
     return (q @ k.mT + bias).softmax(-1) @ v
 
@@ -69,7 +70,7 @@ def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = places()
+    rows, columns = positions()
     return scores(q, k).masked_fill((columns - rows).abs() >= 9, -math.inf).softmax(-1) @ v
 
 
@@ -130,8 +131,8 @@ class Split:
         self.results: list[int] = []
         split = torch_adapter.min_cut_rematerialization_partition
 
-        def noted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
-            made = split(joint, inputs, **settings)
+        def noted(graph: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+            made = split(graph, inputs, **settings)
             self.forward.append(made[0])
             self.backward.append(made[1])
             self.results.append(settings["num_fwd_outputs"])
@@ -207,7 +208,7 @@ def test_forward_is_one_kernel_that_stores_the_log_sum_exp(split):
 
 
 def test_rows_without_keys():
-    """Zeros in the library's softmax, NaN in others; where a large number stands for a mask, all keys alike."""
+    """Zeros in the library's softmax, NaN in others; where a large number stands for a mask, all keys weigh the same."""
     mask = r(M, N) > -0.5
     mask[5] = False
     assert_close(gradients(by_math_masked, [*QKV, mask]), gradients(by_math_masked, wide([*QKV, mask]), None), 1e-5)
@@ -304,12 +305,22 @@ def test_others_are_left_alone(f, split):
     assert_close(got, gradients(f, wide(QKV), None), 1e-4)
 
 
-def test_it_needs_templates_of_both_directions(split):
-    """By default; there may be none yet."""
+def test_it_needs_templates_of_both_directions(monkeypatch):
+    """By default, and in the default mode those whose estimates are known to be right."""
     device = torch.device("cpu")
-    programs = registry.programs("cpu")
-    wanted = any(one.seconds for one in programs) and any(one.joins for one in programs)
-    assert backend._takes_recomputed(Config(), device) == wanted
+    softmax = program(
+        s=contraction("b,m,d", "b,n,d -> b,m,n"), p=softmax_of("s", over="n", logsumexp=True),
+        o=contraction("p", "b,n,v -> b,m,v"),
+    ).program  # fmt: skip
+    meeting = program(
+        s=contraction("m,d", "d,n -> m,n"), t=contraction("n,e", "e,l -> n,l"), o=contraction("s", "t -> m,l"),
+    ).program  # fmt: skip
+    for found, wanted in (([], False), ([softmax], False), ([meeting], False), ([softmax, meeting], True)):
+        monkeypatch.setattr(registry, "calibrated_programs", lambda _, found=found: found)
+        monkeypatch.setattr(registry, "programs", lambda _, found=found: found)
+        for mode in ("default", "max-autotune"):
+            assert backend._takes_recomputed(Config(mode=mode), device) == wanted
+    assert not backend._takes_recomputed(Config(fusion=False), device)
     assert backend._takes_recomputed(Config(recompute_scores="on"), device)
     assert not backend._takes_recomputed(Config(templates=False), device)
 
@@ -327,7 +338,7 @@ def test_two_softmaxes_before_one_contraction(split):
 
 def in_a_row(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Two layers with one mask."""
-    rows, columns = places()
+    rows, columns = positions()
     mask = columns > rows + 3
     for _ in range(2):
         q = q + scores(q, k).masked_fill(mask, -math.inf).softmax(-1) @ v
