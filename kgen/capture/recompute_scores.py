@@ -143,7 +143,7 @@ def _is_last(reduction: Node) -> bool:
     """Whether a reduction goes along the last axis and keeps it."""
     _, axes, keep = (*_args(reduction), None, None)[:3]
     rank = reduction.meta["val"].dim()
-    return keep is True and [axis % rank for axis in axes] == [rank - 1]
+    return keep is True and [axis % rank for axis in axes or ()] == [rank - 1]
 
 
 def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
@@ -340,7 +340,10 @@ def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Nod
     if node.kwargs or not _is_last(node):
         return None
     size = softmax.scores.meta["val"].shape[-1]
-    inside, whole = _factors(_args(node)[0], size), _factors(weights, size)
+    added = _args(node)[0]
+    if _elements(added) != _elements(softmax.scores) or added.meta["val"].shape[-1] != size:
+        return None
+    inside, whole = _factors(added, size), _factors(weights, size)
     if whole.tensors - inside.tensors or not math.isclose(inside.number, whole.number, rel_tol=1e-5):
         return None
     rest = list((inside.tensors - whole.tensors).elements())
@@ -361,6 +364,8 @@ def _exchanges_last(node: Node) -> bool:
 
 def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
     """Of what has `size` elements in its last axis; `shape` is that of the multiplication which reads the node."""
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return Factors(1.0, Counter([node]))
     args, own = _args(node), tuple(node.meta["val"].shape)
     if _is_transparent(node, size):
         return _factors(args[0], size, shape)

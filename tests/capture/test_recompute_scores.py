@@ -349,3 +349,9 @@ def test_layers_share_a_mask(split):
     got = gradients(in_a_row, QKV)
     assert max(split.saved().values()) < MATRIX, split.saved()
     assert_close(got, gradients(in_a_row, wide(QKV), None), 1e-5)
+
+
+def test_sums_of_everything_are_no_softmax():
+    """A sum over all axes that keeps them."""
+    f = lambda q, k, v: ((p := scores(q, k).exp()) / p.sum((0, 1, 2, 3), keepdim=True)) @ v  # noqa: E731
+    assert_close(gradients(f, QKV), gradients(f, wide(QKV), None), 1e-5)
