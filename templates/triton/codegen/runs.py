@@ -80,11 +80,11 @@ class Runs:
 
 
 @memoised
-def runs_of(problem: Problem, step: str, config: Config) -> Runs:
-    """The runs of tiles of a step's result along the axis that the softmax goes along."""
+def runs_of(problem: Problem, step: str, config: Config, height: int = 0) -> Runs:
+    """The runs of tiles of a step's result along the axis that the softmax goes along, for so many rows, or those of a block."""
     middle, template = problem.middles[step], problem.template
     rows, columns = middle.axes[-2:]
-    height, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
-    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height))
+    own, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
+    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own))
     nothing = Span(end=ix.ZERO)
     return Runs(problem.extent(columns), block, found.may or nothing, found.must)

@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kgen.templates.triton.device.intrinsics import approximate_exp2
+
 
 @gluon.constexpr_function
 def accumulator(columns, warps, size):
@@ -255,3 +257,61 @@ def chosen(byte, a, b):
 def in_rows(warps):
     """How warps hold a tile so that each stores neighbours of one row."""
     return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def left_operand(columns, warps):
+    """How warps hold what is multiplied out of their registers by a matrix of 16-bit numbers that has so many columns."""
+    return gl.DotOperandLayout(0, accumulator(columns, warps, 2), 2)
+
+
+@gluon.jit
+def scores(left, right, warps: gl.constexpr):
+    """left right, which will be there after a `settle`. Nothing is added to it."""
+    rows: gl.constexpr = left.shape[0]
+    columns: gl.constexpr = right.shape[1]
+    nothing = gl.zeros([rows, columns], gl.float32, accumulator(columns, warps, 2))
+    return warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def settled(acc, pending: gl.constexpr):
+    """The sum, when no more than `pending` multiplications are under way that were asked for later."""
+    return warpgroup_mma_wait(pending, deps=(acc,))
+
+
+@gluon.jit
+def weights(p, kind: gl.constexpr, columns: gl.constexpr, warps: gl.constexpr):
+    """A tile of weights as the left operand of a matrix of that type with so many columns."""
+    return gl.convert_layout(p.to(kind), left_operand(columns, warps))
+
+
+@gluon.jit
+def rescaled(acc, factors):
+    """The rows of a sum, each times its factor."""
+    return acc * of_rows(factors, acc.type.layout)[:, None]
+
+
+@gluon.jit
+def shift_of(highest, scale: gl.constexpr):
+    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far."""
+    return gl.where(highest == float("-inf"), 0.0, highest) * scale
+
+
+@gluon.jit
+def power_of(numbers, shift, scale: gl.constexpr):
+    """2^(scale * numbers - shift), rounded once before the power is taken."""
+    return approximate_exp2(gl.fma(numbers, scale, -shift))
+
+
+@gluon.jit
+def turn_wait(order, group: gl.constexpr, count, groups: gl.constexpr):
+    """Of warp groups that take turns, waits until the one before has passed the turn; the first group's first turn is
+    nobody's to pass. `count`: the group's turns before this one."""
+    mbarrier.wait(order.index(group), (count & 1) ^ (group == 0))
+
+
+@gluon.jit
+def turn_pass(order, group: gl.constexpr, groups: gl.constexpr):
+    """Passes the turn to the next of the warp groups."""
+    mbarrier.arrive(order.index((group + 1) % groups))
