@@ -93,10 +93,10 @@ class Attention(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
         for m, n, warps, stages in _tiles(problem):
             yield {
-                "BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": padded_length(problem.size("d")), "BLOCK_V": padded_length(problem.size("v")),
-                "GROUP": heads_together(problem), "WARPS": warps, "STAGES": stages,
+                "BLOCK_M": m, "BLOCK_N": n, **lengths, "GROUP": heads_together(problem), "WARPS": warps, "STAGES": stages,
             }  # fmt: skip
 
     def resources(self, problem: Problem, config: Config) -> Resources:

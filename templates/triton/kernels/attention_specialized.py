@@ -1,5 +1,5 @@
-"""Attention on Hopper GPUs by warps with parts of their own, in Gluon: one warp issues the TMA loads of queries, keys and values,
-and each of two or three warp groups has a tile of rows. After Shah and others, FlashAttention-3 (arXiv:2407.08608).
+"""Attention on Hopper GPUs by warps with parts of their own, in Gluon: one warp issues the TMA loads of queries, keys and
+values, and each of two or three warp groups has a tile of rows. After Shah and others, FlashAttention-3 (arXiv:2407.08608).
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ GAIN = 0.85
 # result, by the longest head that they are for.
 CONFIGS = {
     64: (
-        (128, 3, 2, True, False, True), (128, 3, 2, True, True, True), (128, 3, 2, False, True, True), (128, 3, 3, True, False, True),
-        (128, 2, 2, True, False, True), (128, 2, 3, True, True, True), (64, 3, 4, True, False, True), (128, 2, 3, False, True, True),
+        (128, 3, 2, True, False, True), (128, 3, 2, True, True, True), (128, 3, 2, False, True, True),
+        (128, 3, 3, True, False, True), (128, 2, 2, True, False, True), (128, 2, 3, True, True, True),
+        (64, 3, 4, True, False, True), (128, 2, 3, False, True, True),
     ),
     128: (
-        (128, 2, 2, True, False, True), (128, 2, 2, True, True, True), (128, 2, 2, False, True, True), (128, 2, 2, False, False, True),
-        (64, 2, 4, True, False, True), (64, 2, 3, True, True, True), (64, 2, 3, False, True, True), (64, 3, 3, False, False, True),
+        (128, 2, 2, True, False, True), (128, 2, 2, True, True, True), (128, 2, 2, False, True, True),
+        (128, 2, 2, False, False, True), (64, 2, 4, True, False, True), (64, 2, 3, True, True, True),
+        (64, 2, 3, False, True, True), (64, 3, 3, False, False, True),
     ),
     256: (
         (64, 2, 2, False, True, False), (64, 2, 2, False, False, False), (64, 2, 2, True, False, False),
@@ -85,12 +87,11 @@ class SpecializedAttention(KernelTemplate):
         names = ("BLOCK_N", "PROGRAMS", "STAGES", "PIPELINED", "TURNS", "TMA_STORE")
         head = next(most for most in CONFIGS if max(problem.size("d"), problem.size("v")) <= most)
         boxed = bool(_boxed(problem))
+        lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
         for row in CONFIGS[head]:
             values = dict(zip(names, row, strict=True))
-            yield {
-                **values, "BLOCK_M": ROWS, "BLOCK_D": padded_length(problem.size("d")), "BLOCK_V": padded_length(problem.size("v")),
-                "GROUP": heads_together(problem), "WARPS": WARPS, "TMA_STORE": values["TMA_STORE"] and boxed,
-            }  # fmt: skip
+            values["TMA_STORE"] = values["TMA_STORE"] and boxed
+            yield {**values, **lengths, "BLOCK_M": ROWS, "GROUP": heads_together(problem), "WARPS": WARPS}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         if not suits(problem, config):
