@@ -51,19 +51,19 @@ class Case:
         return made.transpose(1, 2).contiguous().transpose(1, 2) if self.apart and len(shape) == 4 else made
 
 
-def places(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def positions(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(q.shape[-2], device=q.device)[:, None], torch.arange(k.shape[-2], device=q.device)
 
 
 def near(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    rows, columns = places(q, k)
+    rows, columns = positions(q, k)
     keep = (columns <= rows) & (rows - columns < 100)
     return attention.scaled(q, k).masked_fill(~keep, -torch.inf).softmax(-1) @ v
 
 
 def early(q: Tensor, k: Tensor) -> Tensor:
     """Rows from 200 on see nothing."""
-    rows, columns = places(q, k)
+    rows, columns = positions(q, k)
     return (columns < 200) & (columns >= rows)
 
 

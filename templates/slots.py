@@ -134,6 +134,11 @@ class StepSlot:
         """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
         return "\n".join(self.filler.edges(self.name, stem, row, self.rows))
 
+    @property
+    def last_edge(self) -> int:
+        """The number of the edge behind all tiles."""
+        return int(self.runs[-1].last)
+
     def of_rows(self, rows: int) -> StepSlot:
         """The step whose runs are those of so many rows, where that is not the length of a block."""
         return replace(self, rows=rows)

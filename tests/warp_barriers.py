@@ -29,7 +29,7 @@ BITS = re.compile(r"tensordesc<[a-z]+(\d+)\w*\[([\d, ]+)\]>")
 PROTOCOL = (
     "barriers", "await_free", "await_ready", "pingpong_wait", "pingpong_arrive", "release", "release_read", "expect", "fetch",
     "write",
-    "send", "written", "turn_wait", "turn_pass",
+    "send", "written",
 )  # fmt: skip
 
 

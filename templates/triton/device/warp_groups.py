@@ -81,17 +81,17 @@ def release_read(free, stage):
 
 @gluon.jit
 def pingpong_wait(order, group: gl.constexpr, count, groups: gl.constexpr):
-    """Of two warp groups, waits until the other one has asked for all MMAs of the tile before; the first tile's group
-    waits for nobody. `count`: the group's tiles before this one."""
+    """Of warp groups that ping-pong, waits until the one before has asked for all MMAs of the tile before; the first tile's
+    group waits for nobody. `count`: the group's tiles before this one."""
     if groups > 1:
-        mbarrier.wait(order.index(group), (count & 1) ^ (1 - group))
+        mbarrier.wait(order.index(group), (count & 1) ^ (0 if group > 0 else 1))
 
 
 @gluon.jit
 def pingpong_arrive(order, group: gl.constexpr, groups: gl.constexpr):
     """All MMAs of this tile have been asked for."""
     if groups > 1:
-        mbarrier.arrive(order.index(1 - group))
+        mbarrier.arrive(order.index((group + 1) % groups))
 
 
 @gluon.jit
@@ -302,16 +302,3 @@ def shift_of(highest, scale: gl.constexpr):
 def power_of(numbers, shift, scale: gl.constexpr):
     """2^(scale * numbers - shift), rounded once before the power is taken."""
     return approximate_exp2(gl.fma(numbers, scale, -shift))
-
-
-@gluon.jit
-def turn_wait(order, group: gl.constexpr, count, groups: gl.constexpr):
-    """Of warp groups that take turns, waits until the one before has passed the turn; the first group's first turn is
-    nobody's to pass. `count`: the group's turns before this one."""
-    mbarrier.wait(order.index(group), (count & 1) ^ (group == 0))
-
-
-@gluon.jit
-def turn_pass(order, group: gl.constexpr, groups: gl.constexpr):
-    """Passes the turn to the next of the warp groups."""
-    mbarrier.arrive(order.index((group + 1) % groups))

@@ -30,7 +30,7 @@ OTHER_REGISTERS = 40
 # What is left of the time of a kernel whose warps all do the same.
 GAIN = 0.85
 
-# Keys of a tile, warp groups that multiply, stages, whether they are pipelined, and take turns, and whether TMA stores the
+# Keys of a tile, warp groups that multiply, stages, whether they are pipelined, and ping-pong, and whether TMA stores the
 # result, by the longest head that they are for.
 CONFIGS = {
     64: (
@@ -52,17 +52,19 @@ CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`scale` is what scores are multiplied by for powers of two; then warps and registers of those beside the first group."""
+    """`rows` of a program; `scale` is what scores are multiplied by for powers of two; then warps and registers of those beside
+    the first group."""
 
+    rows: int
     scale: float
     warps: list[int]
     registers: list[int]
 
 
 @template(
-    implements=ATTENTION, device="cuda", source="attention_specialized.py.jinja", name="triton_attention_warp_specialized"
+    implements=ATTENTION, device="cuda", source="attention_warp_specialized.py.jinja", name="triton_attention_warp_specialized"
 )
-class SpecializedAttention(KernelTemplate):
+class WarpSpecializedAttention(KernelTemplate):
     """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
 
     Q, K, V, O = (  # noqa: E741
@@ -75,7 +77,7 @@ class SpecializedAttention(KernelTemplate):
     BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
     GROUP, WARPS, STAGES = knob(1, 2, 4, 8, 16, 32, 64), knob(4), knob(2, 3, 4)
     PROGRAMS = knob(2, 3, 1)  # warp groups that multiply
-    PIPELINED, TURNS, TMA_STORE = knob(True, False), knob(False, True), knob(True, False)
+    PIPELINED, PINGPONG, TMA_STORE = knob(True, False), knob(False, True), knob(True, False)
     language = "gluon"
     longest: ClassVar = {"d": LONGEST, "v": LONGEST}
     reductions: ClassVar = frozenset()
@@ -84,7 +86,7 @@ class SpecializedAttention(KernelTemplate):
         return _refuse_device(problem) or _refuse_operands(problem) or _refuse_epilogue(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        names = ("BLOCK_N", "PROGRAMS", "STAGES", "PIPELINED", "TURNS", "TMA_STORE")
+        names = ("BLOCK_N", "PROGRAMS", "STAGES", "PIPELINED", "PINGPONG", "TMA_STORE")
         head = next(most for most in CONFIGS if max(problem.size("d"), problem.size("v")) <= most)
         boxed = bool(_boxed(problem))
         lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
@@ -112,7 +114,7 @@ class SpecializedAttention(KernelTemplate):
         multiplying, loading = REGISTERS[config.PROGRAMS]
         others = config.PROGRAMS - 1
         scale = problem.middles["scores"].factor * math.log2(math.e)
-        return Facts(scale, [config.WARPS] * others + [1], [multiplying] * others + [loading])
+        return Facts(config.PROGRAMS * config.BLOCK_M, scale, [config.WARPS] * others + [1], [multiplying] * others + [loading])
 
     def seconds(self, problem: Problem, config: Config) -> float:
         """As if all warp groups were warps of one tile of rows."""
