@@ -18,6 +18,7 @@ from torch import Tensor
 from bench import attention
 from bench.contenders import copy_of, failure
 from bench.gpu_timing import relative_error
+from bench.matmuls import Given
 from kgen.only import only
 from kgen.templates.contract import Config
 
@@ -39,15 +40,14 @@ class Case:
     apart: bool = False
     bias: bool = False
 
-    def make(self) -> list[Tensor]:
+    def make(self, device: str = "cuda") -> list[Tensor]:
         batch, heads, shared, rows, keys, size, values = self.sizes
         shapes = (batch, heads, rows, size), (batch, shared, keys, size), (batch, shared, keys, values)
-        args = [self._tensor(shape, seed) for seed, shape in enumerate(shapes)]
-        return [*args, self._tensor((heads, rows, keys), 3)] if self.bias else args
+        args = [self._tensor(shape, device, seed) for seed, shape in enumerate(shapes)]
+        return [*args, self._tensor((heads, rows, keys), device, 3)] if self.bias else args
 
-    def _tensor(self, shape: tuple[int, ...], seed: int) -> Tensor:
-        generator = torch.Generator("cuda").manual_seed(seed)
-        made = torch.randn(shape, generator=generator, device="cuda").to(self.dtype)
+    def _tensor(self, shape: tuple[int, ...], device: str, seed: int) -> Tensor:
+        made = Given(shape, self.dtype).make(device, seed)
         return made.transpose(1, 2).contiguous().transpose(1, 2) if self.apart and len(shape) == 4 else made
 
 
