@@ -21,7 +21,7 @@ from kgen.templates.triton.kernels import attention_estimate
 
 ATTENTION = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-    weights=softmax("scores", over="n"),
+    weights=softmax("scores", over="n", logsumexp=True),
     out=contraction("weights", "b,n,v -> b,m,v"),
 )
 # Types that the matrix units multiply, from a compute capability on.
@@ -66,12 +66,16 @@ SCRATCH = 3072
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Where the parts of a head begin, and how long they are: of queries and keys, and of values. `scale` is what scores are
-    multiplied by for powers of two."""
+    """Where the parts of a head begin, and how long they are: of queries and keys, and of values. Scores are
+    multiplied by `factor`, and by `scale` for powers of two."""
 
     d: tuple[tuple[int, int], ...]
     v: tuple[tuple[int, int], ...]
-    scale: float
+    factor: float
+
+    @property
+    def scale(self) -> float:
+        return self.factor * math.log2(math.e)
 
 
 @template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
@@ -79,6 +83,7 @@ class Attention(KernelTemplate):
     """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
     BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 128, 32)
     BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
     GROUP, WARPS, STAGES = knob(1, 2, 4, 8, 16, 32, 64), knob(4, 8), knob(3, 2, 4)
@@ -106,7 +111,7 @@ class Attention(KernelTemplate):
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
-        return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor * math.log2(math.e))
+        return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         widths = _width(problem, "d"), _width(problem, "v")

@@ -193,6 +193,35 @@ def test_rows_without_keys_follow_eager():
         torch.testing.assert_close(got, function(q, k, v, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+LOG_SUM_EXPS: dict[str, Function] = {
+    "plain": lambda s: s,
+    "softcap": softcap,
+    "masked": lambda s: causal(s).masked_fill(places(s)[0] % 7 == 3, -math.inf),
+}
+
+
+def with_log_sum_exp(score: Function) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = score((q @ k.mT).to(torch.promote_types(q.dtype, f32)) * 0.3)
+        return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)
+
+    return both
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("dtype", [f32, pytest.param(bf16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LOG_SUM_EXPS)
+def test_the_log_sum_exp_of_rows(name, dtype):
+    f, args = with_log_sum_exp(LOG_SUM_EXPS[name]), inputs(40, 70, 16, 16, dtype)
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[0]), kgen.config.override(gpu_interpreter=True, cache=False):
+        report = kgen.explain(f, *args, print_report=False)
+        got = torch.compile(f, backend="kgen")(*args)
+    assert len(report.kernels) == 1, report
+    for mine, theirs in zip(got, f(*(a.double() for a in args)), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
+
+
 # ---- the conformance kit --------------------------------------------------------------------------------------------
 
 
@@ -364,6 +393,16 @@ def test_matrix_units_are_fed_asynchronously(arch):
     assert made.stack == 0
     assert re.search(r"HGMMA\.64x64" if arch == 90 else r"HMMA\.16816", text)
     assert "LDGSTS" in text, "keys and values come past registers"
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_log_sum_exp_compiles(arch):
+    f, args = with_log_sum_exp(causal), inputs(256, 256, 64, 64, bf16)
+    problem, configs = problem_of(f, *args, gpu=ARCHES[arch])
+    [made] = triton.compile_kernels([kernel_of(f, args, configs[0])], arch)
+    assert made.stack == 0
+    assert made.shared <= problem.template.resources(problem, configs[0]).shared
 
 
 @pytest.mark.ptx
