@@ -34,7 +34,7 @@ class Case:
     values. `apart`: heads lie side by side in memory, as a projection makes them."""
 
     name: str
-    function: Callable[..., Tensor]
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
     sizes: tuple[int, int, int, int, int, int, int]
     dtype: torch.dtype = torch.bfloat16
     apart: bool = False
@@ -89,6 +89,11 @@ def zeros_for_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, early(q, k))
 
 
+def with_log_sum_exp(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    s = attention.causal_scores((q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * 0.3)
+    return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)
+
+
 CASES = (
     Case("plain", attention.plain, (2, 3, 3, 384, 512, 128, 128)),
     Case("causal odd", attention.causal, (2, 3, 3, 333, 333, 128, 128)),
@@ -100,6 +105,7 @@ CASES = (
     Case("gated", gated, (2, 2, 2, 300, 300, 64, 64)),
     Case("nothing seen", nothing_seen, (1, 2, 2, 700, 300, 64, 64)),
     Case("nothing seen, zeros", zeros_for_nothing, (1, 2, 2, 700, 300, 128, 128)),
+    Case("log-sum-exp", with_log_sum_exp, (2, 2, 2, 300, 300, 64, 64)),
     Case("long head", attention.causal, (1, 2, 2, 260, 260, 256, 256)),
     Case("short head", attention.causal, (1, 2, 2, 260, 260, 32, 16), torch.float16),
 )
@@ -114,6 +120,10 @@ class Progress:
     config: str = ""
     checks: int = 0
     wrong: int = 0
+
+
+def results(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
 
 
 def check(templates: Sequence[str]) -> int:
@@ -159,7 +169,7 @@ def _work(link: Connection, template: str, case: int, number: int) -> None:
     with torch.no_grad():
         for at in range(case, len(CASES)):
             args = CASES[at].make()
-            want = CASES[at].function(*(one.double() for one in args))
+            want = results(CASES[at].function(*(one.double() for one in args)))
             configs: list[Config] = [Config(())]
             number = number if at == case else 0
             while number < len(configs):
@@ -169,7 +179,9 @@ def _work(link: Connection, template: str, case: int, number: int) -> None:
     link.send(("end",))
 
 
-def _check_one(link: Connection, template: str, place: tuple[int, int], args: list[Tensor], want: Tensor) -> list[Config]:
+def _check_one(
+    link: Connection, template: str, place: tuple[int, int], args: list[Tensor], want: tuple[Tensor, ...]
+) -> list[Config]:
     """Checks the configuration of a number, and gives all of them."""
     seen: list[Config] = []
 
@@ -186,7 +198,8 @@ def _check_one(link: Connection, template: str, place: tuple[int, int], args: li
                 copy_of(CASES[place[0]].function), backend="kgen", fullgraph=True, options={"cache": False}
             )
             got = function(*args)
-        message = _difference(got.double(), want) if seen else "it is not used"
+        wrong = (_difference(one.double(), other) for one, other in zip(results(got), want, strict=True))
+        message = "; ".join(filter(None, wrong)) if seen else "it is not used"
     except Exception as cause:
         message = failure(cause)
     if message:

@@ -360,7 +360,7 @@ def _index_of(value: Value) -> Expr | None:
 
 def _sum_of_indices(value: Value) -> Expr | None:
     if value.op == "index":
-        return value.attr if value.dtype is torch.int64 else None  # type: ignore[no-any-return]
+        return value.attr if value.dtype is torch.int64 else None
     if value.op not in ("add", "sub") or value.dtype is not torch.int64:
         return None
     left, right = map(_sum_of_indices, value.args)

@@ -52,13 +52,17 @@ CONFIGS = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """`rows` of a program; `scale` is what scores are multiplied by for powers of two; then warps and registers of those beside
-    the first group."""
+    """`rows` of a program; scores are multiplied by `factor`, and by `scale` for powers of two; then warps and registers of
+    those beside the first group."""
 
     rows: int
-    scale: float
+    factor: float
     warps: list[int]
     registers: list[int]
+
+    @property
+    def scale(self) -> float:
+        return self.factor * math.log2(math.e)
 
 
 @template(
@@ -73,6 +77,7 @@ class WarpSpecializedAttention(KernelTemplate):
         operand("b", "n", "v", access="tma"),
         result("b", "m", "v", access="tma"),
     )
+    L = result("b", "m")
     BLOCK_M, BLOCK_N = knob(64), knob(128, 64, 32)
     BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
     GROUP, WARPS, STAGES = knob(1, 2, 4, 8, 16, 32, 64), knob(4), knob(2, 3, 4)
@@ -113,8 +118,10 @@ class WarpSpecializedAttention(KernelTemplate):
         [problem] = problems
         multiplying, loading = REGISTERS[config.PROGRAMS]
         others = config.PROGRAMS - 1
-        scale = problem.middles["scores"].factor * math.log2(math.e)
-        return Facts(config.PROGRAMS * config.BLOCK_M, scale, [config.WARPS] * others + [1], [multiplying] * others + [loading])
+        factor = problem.middles["scores"].factor
+        return Facts(
+            config.PROGRAMS * config.BLOCK_M, factor, [config.WARPS] * others + [1], [multiplying] * others + [loading]
+        )
 
     def seconds(self, problem: Problem, config: Config) -> float:
         """As if all warp groups were warps of one tile of rows."""

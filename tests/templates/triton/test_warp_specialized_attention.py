@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.attention_smoke import CASES, Case, nothing_seen
+from bench.attention_smoke import CASES, Case, nothing_seen, with_log_sum_exp
 from kgen.build import triton
 from kgen.device import Device
 from kgen.ir.plan import Kernel
@@ -27,7 +27,7 @@ from tests.warp_barriers import run
 
 NAME = "triton_attention_warp_specialized"
 f16, bf16 = torch.float16, torch.bfloat16
-Function = Callable[..., Tensor]
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def problem_of(function: Function, args: Sequence[Tensor]) -> tuple[Problem, list[Config]]:
@@ -112,6 +112,15 @@ def _between_waits(text: str) -> Iterator[str]:
     """The instructions between a wait that leaves products under way and the next one."""
     parts = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", text)
     return (part for pending, part in zip(parts[1::2], parts[2::2], strict=True) if pending == "1")
+
+
+@pytest.mark.ptx
+def test_the_log_sum_exp_compiles() -> None:
+    args = inputs(256, 300, 64, 64, bf16)
+    problem, configs = problem_of(with_log_sum_exp, args)
+    [made] = triton.compile_kernels([kernel_of(with_log_sum_exp, args, configs[0])], 90)
+    assert made.stack == 0
+    assert made.shared <= problem.template.resources(problem, configs[0]).shared
 
 
 @pytest.mark.ptx
