@@ -94,8 +94,8 @@ def test_all_configurations_fit(head: int) -> None:
 
 
 @pytest.mark.ptx
-def test_exponentials_run_beside_products() -> None:
-    """Pipelined, those of a tile stand between the wait for its scores and the wait for the products of the tile before."""
+def test_exponentials_run_beside_matmuls() -> None:
+    """Pipelined, those of a tile stand between the wait for its scores and the wait for the matmul of the tile before."""
     args = inputs(512, 512, 128, 128, bf16)
     _, configs = problem_of(scored(lambda s: s), args)
     config = next(c for c in configs if c.PIPELINED)
@@ -109,7 +109,7 @@ def test_exponentials_run_beside_products() -> None:
 
 
 def _between_waits(text: str) -> Iterator[str]:
-    """The instructions between a wait that leaves products under way and the next one."""
+    """The instructions between a wait that leaves MMAs under way and the next one."""
     parts = re.split(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", text)
     return (part for pending, part in zip(parts[1::2], parts[2::2], strict=True) if pending == "1")
 
