@@ -289,7 +289,8 @@ def weights(p, kind: gl.constexpr, columns: gl.constexpr, warps: gl.constexpr):
 @gluon.jit
 def rescaled(acc, factors):
     """The rows of a sum, each times its factor."""
-    return acc * of_rows(factors, acc.type.layout)[:, None]
+    layout: gl.constexpr = acc.type.layout
+    return acc * of_rows(factors, layout)[:, None]
 
 
 @gluon.jit
