@@ -98,14 +98,14 @@ class Attention(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
         for m, n, warps, stages in _tiles(problem):
             yield {
-                "BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": _whole(problem.size("d")), "BLOCK_V": _whole(problem.size("v")),
-                "GROUP": _heads_together(problem), "WARPS": warps, "STAGES": stages,
+                "BLOCK_M": m, "BLOCK_N": n, **lengths, "GROUP": heads_together(problem), "WARPS": warps, "STAGES": stages,
             }  # fmt: skip
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        if not _suits(problem, config):
+        if not suits(problem, config):
             return Resources(shared=problem.device.shared + 1)
         return Resources(_shared(problem, config), _registers(problem, config))
 
@@ -129,14 +129,14 @@ def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
 
 
-def _whole(length: int) -> int:
+def padded_length(length: int) -> int:
     """The power of two that a head's elements fit in."""
     return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
-def _suits(problem: Problem, config: Config) -> bool:
+def suits(problem: Problem, config: Config) -> bool:
     """Whether a head is one tile, whichever problem the configuration was made for."""
-    return all(_whole(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
+    return all(padded_length(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
 
 
 def _is_asynchronous(problem: Problem, config: Config) -> bool:
@@ -189,16 +189,16 @@ def _bytes_of_slot(problem: Problem) -> int:
 def parts_of(problem: Problem, axis: str) -> tuple[tuple[int, int], ...]:
     """A head in one part, or in two where that wastes less: 96 is 64 and 32. What reduces a row of results needs all of it."""
     length = problem.size(axis)
-    whole = _whole(length)
+    whole = padded_length(length)
     first = whole // 2
-    second = _whole(length - first) if length > first else whole
+    second = padded_length(length - first) if length > first else whole
     if first < SHORTEST or first + second >= whole or (axis == "v" and problem.reduces_tiles):
         return ((0, whole),)
     return (0, first), (first, second)
 
 
 @memoised_at_sizes
-def _heads_together(problem: Problem) -> int:
+def heads_together(problem: Problem) -> int:
     """How many heads run side by side, a power of two: neighbours may share keys and values."""
     each = (problem.bytes_read("K") + problem.bytes_read("V")) / problem.size("b")
     count = max(1, min(MOST_HEADS, problem.size("b"), int(SHARED_BY_HEADS // max(1, each))))

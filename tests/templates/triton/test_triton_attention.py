@@ -324,6 +324,27 @@ def test_a_positive_factor_is_told_apart(name):
     assert middle.function() is value
 
 
+def source_of(dtype: torch.dtype) -> str:
+    """The kernel of a function of scores with a tanh, and with a difference of indices."""
+    score = lambda s: alibi(3 * torch.tanh(s / 3))  # noqa: E731
+    args = inputs(64, 64, 16, 16, dtype)
+    _, [config, *_] = problem_of(scored(score), *args)
+    return kernel_of(scored(score), args, config).source
+
+
+@pytest.mark.none
+def test_functions_of_scores_are_as_exact_as_what_comes_of_them():
+    """Weights that are multiplied in 16 bits do not need more than the hardware's functions; those of float32 do."""
+    assert "lib.fast_tanh(" in source_of(bf16)
+    assert "lib.tanh(" in source_of(f32)
+
+
+@pytest.mark.none
+def test_differences_of_indices_are_not_widened_before():
+    text = source_of(bf16)
+    assert re.search(r"= \(-?\w+_scores [+-] \w+_scores\)\.to\(tl\.int64\)", text), text
+
+
 def test_heads_are_cut_where_that_wastes_less():
     wanted = {16: [16], 20: [32], 40: [32, 16], 64: [64], 72: [64, 16], 96: [64, 32], 100: [128], 160: [128, 32], 256: [256]}
     for length, parts in wanted.items():
