@@ -3,7 +3,8 @@
 The length is one number, the product of the lengths of the dynamic axes of the results (of the sum, where nothing else is
 dynamic). It is cut into *buckets* by powers of two, within what is known of the sizes. Whether a template or the library
 computes a matmul is decided once for all buckets, which count equally; everything else in a graph with matmuls is decided at
-sizes in the middle. So it does not matter which size came first.
+sizes in the middle. So it does not matter which size came first. Several sizes grow together, in the proportions of those that
+came first as powers of two: rows of 8 sequences of 8 words say nothing of a softmax over 1,024.
 """
 
 from __future__ import annotations
@@ -177,12 +178,14 @@ def _dynamic(extents: Iterable[Expr]) -> Expr | None:
 
 def buckets_of(length: Expr, graph: ir.Graph) -> tuple[Bucket, ...]:
     """The buckets of a length. Where it depends on several sizes, these grow together."""
-    symbols = _symbols(length, graph.derived)
+    shape = _shape(length, graph)
+
+    def sized(own: Mapping[Size, int]) -> tuple[int, Hints]:
+        hints = with_derived({**graph.size_hints, **{s: min(max(n, s.lo), s.hi) for s, n in own.items()}}, graph.derived)
+        return Sizes(hints).of(length), hints
 
     def at(n: int) -> tuple[int, Hints]:
-        own = {s: min(max(n, s.lo), s.hi) for s in symbols}
-        hints = with_derived({**graph.size_hints, **own}, graph.derived)
-        return Sizes(hints).of(length), hints
+        return sized({s: n * size // shape.mean for s, size in shape.first.items()})
 
     marks = [(*at(1), at(1)[1])]
     for power in range(1, LONGEST.bit_length() + 1):
@@ -192,7 +195,27 @@ def buckets_of(length: Expr, graph: ir.Graph) -> tuple[Bucket, ...]:
     least = max(SHORTEST, marks[0][0] + 1)  # the shortest length of all needs no bucket of its own
     useful = [mark for mark in marks if mark[0] >= least] or marks[-1:]
     inside = [mark for mark in useful[:-1] if mark[0] <= LONGEST]
-    return (*(Bucket(*mark) for mark in inside), Bucket(None, *useful[len(inside)][1:]))
+    last = Bucket(None, *useful[len(inside)][1:])
+    first, hints = sized(shape.first)
+    if len(shape.first) > 1 and first > LONGEST:
+        last = Bucket(None, hints, hints)
+    return (*(Bucket(*mark) for mark in inside), last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The first sizes that a length depends on, as powers of two, and their geometric mean; of a single one, 1."""
+
+    first: Mapping[Size, int]
+    mean: int
+
+
+def _shape(length: Expr, graph: ir.Graph) -> _Shape:
+    symbols = _symbols(length, graph.derived)
+    if len(symbols) < 2:
+        return _Shape(dict.fromkeys(symbols, 1), 1)
+    powers = {s: max(0, graph.seen_sizes.get(s, 1) - 1).bit_length() for s in symbols}
+    return _Shape({s: 1 << power for s, power in powers.items()}, 1 << sum(powers.values()) // len(powers))
 
 
 def _symbols(expr: Expr, derived: Mapping[Size, Expr]) -> list[Size]:
@@ -203,17 +226,21 @@ def _symbols(expr: Expr, derived: Mapping[Size, Expr]) -> list[Size]:
 
 
 def forget_first_sizes(graph: ir.Graph, matmuls: Iterable[ir.TemplateNode]) -> None:
-    """Puts sizes in the middle of what may come in the place of those that came first, where matmuls depend on them: all that
-    is decided of the graph, matmuls or not, is then the same whatever came first."""
-    settled: dict[Size, int] = {}
-    for node in matmuls:
-        for loops in (node.out_vars, node.reduced if ir.is_contraction(node) else node.inner):
-            length = _dynamic(v.extent for v in loops)
-            if length is not None:
-                buckets = buckets_of(length, graph)
-                middle = buckets[len(buckets) // 2].hints
-                for symbol in _symbols(length, graph.derived):
-                    settled.setdefault(symbol, middle[symbol])
-    if settled:
-        graph.seen = graph.seen_sizes
-        graph.size_hints = with_derived({**graph.size_hints, **settled}, graph.derived)
+    """Puts sizes in the middle of what may come in the place of those that came first, where matmuls depend on one of them: all
+    that is decided of the graph, matmuls or not, is then the same whatever came first. Of several, powers of two."""
+    lengths = dict.fromkeys(
+        length
+        for node in matmuls
+        for loops in (node.out_vars, node.reduced if ir.is_contraction(node) else node.inner)
+        if (length := _dynamic(v.extent for v in loops)) is not None
+    )
+    if not lengths:
+        return
+    settled: Mapping[Size, int] = _shape(sum(lengths, ix.ZERO), graph).first
+    if len(settled) == 1:
+        buckets = buckets_of(next(iter(lengths)), graph)
+        middle = buckets[len(buckets) // 2].hints
+        settled = {symbol: middle[symbol] for symbol in settled}
+    graph.seen = graph.seen_sizes
+    within = {symbol: min(max(size, symbol.lo), symbol.hi) for symbol, size in settled.items()}
+    graph.size_hints = with_derived({**graph.size_hints, **within}, graph.derived)

@@ -297,6 +297,21 @@ def test_reports_are_of_the_sizes_that_came() -> None:
     assert list(graph.size_hints.values()) != [7]
 
 
+def test_several_dynamic_sizes_are_about_as_long_as_those_that_came_first() -> None:
+    """The row of a softmax is as long as it was, and not one of 8 because batch, heads and rows together are 4,096."""
+
+    def f(q: Tensor, k: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1)
+
+    with recording() as recorder:
+        compiled(f, CPP, dynamic=True)(r(3, 2, 70, 24), r(3, 2, 70, 24))
+    graph = only_graph(recorder).plan.graph
+    first = {size.name: n for size, n in graph.seen_sizes.items()}
+    assert {size.name: n for size, n in graph.size_hints.items()} == {
+        name: 1 << (n - 1).bit_length() for name, n in first.items()
+    }
+
+
 # ---- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +338,15 @@ def test_the_last_bucket_ends_with_the_range() -> None:
     size = ix.size("rows", 2, 100)
     graph = ir.Graph("g", size_hints={size: 7})
     assert [bucket.hints[size] for bucket in buckets_of(size.expr(), graph)] == [16, 32, 64, 100]
+
+
+def test_several_sizes_keep_their_proportions() -> None:
+    batch, length = ix.size("batch", 2), ix.size("length", 2)
+    graph = ir.Graph("g", size_hints={batch: 30, length: 500})
+    buckets = buckets_of(batch.expr() * length.expr(), graph)
+    assert [bucket.limit for bucket in buckets] == sorted(bucket.limit for bucket in buckets[:-1]) + [None]
+    assert (buckets[-1].hints[batch], buckets[-1].hints[length]) == (32, 512)
+    assert all(bucket.hints[length] >= 8 * bucket.hints[batch] for bucket in buckets if bucket.hints[batch] > 2)
 
 
 def test_a_table_says_what_it_picks() -> None:
