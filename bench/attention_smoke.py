@@ -36,7 +36,8 @@ TOLERANCE, ELEMENT = 0.01, 0.03
 @dataclass(frozen=True)
 class Case:
     """A function of q, k, v and more, and the lengths: batch, heads, heads of keys, rows, keys, elements of keys and of
-    values. `apart`: heads lie side by side in memory, as a projection makes them."""
+    values. `apart`: heads lie side by side in memory, as a projection makes them. `own`: the result is compared with eager in
+    its own type, and not in float64: back ends of the library disagree on what it means."""
 
     name: str
     function: Callable[..., Tensor | tuple[Tensor, ...]]
@@ -44,6 +45,7 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
     apart: bool = False
     bias: bool = False
+    own: bool = False
 
     def make(self, device: str = "cuda") -> list[Tensor]:
         batch, heads, shared, rows, keys, size, values = self.sizes
@@ -90,7 +92,7 @@ def gated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (attention.causal(q, k, v) * torch.sigmoid(q)).transpose(1, 2).contiguous()
 
 
-def zeros_for_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def call_with_nothing_seen(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, early(q, k))
 
 
@@ -109,7 +111,7 @@ CASES = (
     Case("bias", capped_and_biased, (2, 2, 2, 200, 330, 80, 48), bias=True),
     Case("gated", gated, (2, 2, 2, 300, 300, 64, 64)),
     Case("nothing seen", nothing_seen, (1, 2, 2, 700, 300, 64, 64)),
-    Case("nothing seen, zeros", zeros_for_nothing, (1, 2, 2, 700, 300, 128, 128)),
+    Case("nothing seen, by the library", call_with_nothing_seen, (1, 2, 2, 700, 300, 128, 128), own=True),
     Case("log-sum-exp", with_log_sum_exp, (2, 2, 2, 300, 300, 64, 64)),
     Case("long head", attention.causal, (1, 2, 2, 260, 260, 256, 256)),
     Case("short head", attention.causal, (1, 2, 2, 260, 260, 32, 16), torch.float16),
@@ -180,7 +182,8 @@ def _work(link: Connection, template: str, case: int, number: int) -> None:
     """All checks of a case from a configuration on."""
     with torch.no_grad():
         args = CASES[case].make()
-        want = results(CASES[case].function(*(one.double() for one in args)))
+        exact = args if CASES[case].own else [one.double() for one in args]
+        want = tuple(one.double() for one in results(CASES[case].function(*exact)))
         count = number + 1
         while number < count:
             link.send(("begin", number, ""))

@@ -1,5 +1,5 @@
 """What attention takes on a GPU, tile by tile of scores: dots on the matrix units, exponentials and the rest of the softmax
-on the others, and memory. A roofline of what the machine has; none of its shares was fitted to a measurement yet.
+on the others, and memory. Templates multiply it by what they were found to take (H100, 2026-11-25, bench.gpu_attention).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ BESIDE = {4: 1.0, 8: 0.6, 12: 0.45, 16: 0.4}
 # Tiles of rows at which the tiles of scores are counted.
 SAMPLES = 8
 HOPPER = 90
+# What was measured: padded heads, and the fewest rows of queries, and keys.
+MEASURED, FEWEST = (64, 128), 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,17 @@ class Counts:
     masked: float
     whole: float
     longest: float
+
+
+def unmeasured(problem: Problem, head: int) -> str | None:
+    """Why nothing is known of a problem with heads padded to so many elements."""
+    if problem.device.arch // 10 != HOPPER // 10 or any(one.dtype.itemsize != 2 for one in problem.inputs.values()):
+        return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
+    if head not in MEASURED or min(problem.size("m"), problem.size("n")) < FEWEST:
+        return f"no GPU has measured it on other heads than {MEASURED}, or on fewer than {FEWEST} rows or keys"
+    if any(one.load is None for one in problem.inputs.values()):
+        return "no GPU has measured it on operands that are computed"
+    return None
 
 
 def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
