@@ -186,7 +186,7 @@ def kgen_backend(
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
     """The joint graph of forward and backward, as it is split."""
-    gm = rng.replace_random(gm)
+    gm = _laid_out(rng.replace_random(gm), config)
     if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
         return gm
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
@@ -207,6 +207,16 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
+def _laid_out(gm: GraphModule, config: Config, constant: frozenset[int] = frozenset()) -> GraphModule:
+    """The graph with a layout chosen for each tensor around its convolutions."""
+    if config.layouts == "off" or torch.ops.aten.convolution.default not in {node.target for node in gm.graph.nodes}:
+        return gm
+    from kgen.capture.layouts import choose_layouts  # noqa: PLC0415  only where something is a convolution
+    from kgen.cost import layouts  # noqa: PLC0415
+
+    return choose_layouts(gm, layouts, constant)
+
+
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
         return compile_graph(gm, info, config)
@@ -216,6 +226,8 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
     """The graph without what depends on its module's tensors alone: further inputs bring that.
 
     Raises FreezingInTraining."""
+    if info.role == "inference":
+        gm = _laid_out(gm, config, info.static_inputs if config.freezing else frozenset())
     if not config.freezing:
         return gm, info
     if info.role != "inference":
