@@ -25,6 +25,7 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from kgen.capture.as_slices import as_slices
 from kgen.capture.min_cut import INFINITE, SINK, SOURCE, min_cut
 from kgen.capture.operators import operator_name, owner_of
 from kgen.capture.torch_adapter import fake_result
@@ -70,15 +71,19 @@ def choose_layouts(gm: GraphModule, costs: Costs, constant: frozenset[int] = fro
     """The graph with layouts chosen: a copy, or itself where nothing changes. `constant` are the positions of inputs of which
     copies are made once."""
     convolutions = [node for node in gm.graph.nodes if node.target in _IMAGES]
-    if not convolutions or any(_name(node).startswith(_MEMORY) for node in gm.graph.nodes):
+    if not convolutions:
         return gm
     if not all(map(_is_known, gm.graph.nodes)):
         return _noted(gm, {n.name: _verdict(n, Outcome.LAYOUT_KEPT, Reason.SYMBOLIC) for n in convolutions})
+    given, gm = gm, as_slices(gm)
+    if any(_name(node).startswith(_MEMORY) for node in gm.graph.nodes):
+        return given
+    convolutions = [node for node in gm.graph.nodes if node.target in _IMAGES]
     network = _Network(gm, costs, _constants(gm, constant))
     last = network.channels_last()
     notes = {n.name: note for n in convolutions if (note := network.note(n, last)) is not None}
     if all((tensor in last) == network.is_last[tensor] for tensor in network.tensors):
-        return _noted(gm, notes)
+        return _noted(given, notes)
     return _noted(_Rewriting(network, last).run(), notes)
 
 
@@ -142,7 +147,7 @@ class _Network:
         owners = [owner_of(node) for node in self.gm.graph.output_node().all_input_nodes]
         shared = {owner for owner in owners if owners.count(owner) > 1} if len(set(owners)) < len(owners) else set()
         for node in self.gm.graph.nodes:
-            if node in self.made_by and (not self.has_choice(node) or owner_of(node) in shared):
+            if node in self.made_by and (_is_copy(node) or not self.has_choice(node) or owner_of(node) in shared):
                 yield self.made_by[node]
             if _may_write(node):
                 yield from (self.made_by[one] for one in node.all_input_nodes if one in self.made_by)
@@ -154,7 +159,7 @@ class _Network:
             return node.args[0] in self.made_by
         if node.target in _IMAGES:
             return node in self.made_by and all(node.args[k] in self.made_by for k in _IMAGES[node.target])
-        return _computes_either(node)
+        return _computes_either(node) or _is_copy(node)
 
     def channels_last(self) -> frozenset[Node]:
         """The tensors that a least cut has with channels last."""
@@ -197,7 +202,13 @@ class _Network:
         """The tensor whose layout a node wants the source to have; whether it wants channels last; None if it does not mind."""
         if node in self.made_by and self.has_choice(node):
             return self.made_by[node]
-        return None if _computes_either(node) and _is_small(node) else self.is_last[source]
+        reads_any = _is_copy(node) or (_computes_either(node) and self._is_small(node))
+        return None if reads_any else self.is_last[source]
+
+    def _is_small(self, node: Node) -> bool:
+        """Whether results have any layout: rows, or one number for each channel or for each point."""
+        roles = self.roles.get(node, ())
+        return all(one.dim() < 2 or (one.dim() == len(roles) and _has_one_axis(one, roles)) for one in _values(node))
 
     def _copy(self, tensor: Node) -> int:
         return 1 if tensor in self.constants else sum(map(self.costs.copy, _images(tensor, self.roles[tensor])))
@@ -223,8 +234,8 @@ def _roles(gm: GraphModule) -> dict[Node, Roles]:
     pending: list[tuple[Node, Roles]] = []
     for node in gm.graph.nodes:
         if node.target in _IMAGES:
-            rank = node.args[_WEIGHT[node.target]].meta["val"].dim()
-            pending += [(one, tuple(range(rank))) for one in (node, *_tensors_of(node))]
+            rank = _rank(node.args[_WEIGHT[node.target]])
+            pending += [(one, tuple(range(rank))) for one in (node, *_tensors_of(node)) if rank in _FORMATS]
     while pending:
         node, roles = pending.pop()
         if node not in found and _rank(node) == len(roles):
@@ -238,12 +249,12 @@ def _tensors_of(node: Node) -> Iterator[Node]:
 
 
 def _neighbours(node: Node, roles: Roles) -> Iterator[tuple[Node, Roles]]:
-    if _is_part(node) or _computes_either(node):
+    if _passes_on(node):
         order = _permuted(node)
         inner = roles if order is None else tuple(order[k] for k in roles)
         yield from ((one, inner) for one in node.all_input_nodes)
     for user in node.users:
-        if _is_part(user) or _computes_either(user):
+        if _passes_on(user):
             order = _permuted(user)
             yield user, roles if order is None else tuple(order.index(k) for k in roles)
 
@@ -293,7 +304,7 @@ class _Rewriting:
 
     def _operand(self, node: Node, source: Node) -> Node:
         """What stands for the source as an argument of a node."""
-        if source not in self.network.made_by or _is_part(node):
+        if source not in self.network.made_by or _is_part(node) or _is_copy(node):
             return self.made[source]
         reader = self.network.reader(node, source)
         wanted = reader in self.last if isinstance(reader, Node) else reader
@@ -304,8 +315,8 @@ class _Rewriting:
         return self.copies[source, wanted]
 
     def _settle(self, node: Node) -> None:
-        """Has a node whose operands have changed say what it makes of them. Where that is not in the layout chosen (of the first
-        operand, say, whose layout is neither) stands a copy, which for kernels is none."""
+        """Has a node whose operands have changed say what it makes of them. Where that is not in the layout chosen (it is that
+        of an operand, say, with neither layout) stands a copy, which for kernels is none."""
         made = self.made[node]
         if node.target is operator.getitem:
             made.meta["val"] = made.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr, index]
@@ -329,23 +340,19 @@ class _Rewriting:
         return made
 
     def _clone(self, source: Node, of: Node, last: bool) -> Node:
+        """A copy of a node of the new graph, which stands for `of`, with its dimensions in the order of images meanwhile."""
         roles = self.network.roles[of]
+        form = _FORMATS[len(roles)] if last else torch.contiguous_format
         plain = roles == tuple(range(len(roles)))
-        options = {"memory_format": _FORMATS[len(roles)] if last else torch.contiguous_format} if plain else {}
-        made = self.graph.call_function(aten.clone.default, (source,), options)
+        made = source if plain else self._call(of, aten.permute.default, source, list(roles))
+        made = self._call(of, aten.clone.default, made, memory_format=form)
+        return made if plain else self._call(of, aten.permute.default, made, [roles.index(k) for k in range(len(roles))])
+
+    def _call(self, of: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self.graph.call_function(target, args, kwargs)
         made.meta = {name: value for name, value in of.meta.items() if name != NOTE}
-        as_traced = self.network.is_last[of] == last
-        made.meta["val"] = of.meta["val"] if as_traced else _dense(of.meta["val"], _order(roles, last))
+        made.meta["val"] = fake_result(made)
         return made
-
-
-def _dense(value: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """A tensor like another one, without gaps and with its dimensions in that order."""
-    strides, span = [0] * value.dim(), 1
-    for dim in reversed(order):
-        strides[dim], span = span, span * value.shape[dim]
-    with detect_fake_mode([value]) or nullcontext():
-        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------------
@@ -358,6 +365,11 @@ def _name(node: Node) -> str:
 def _is_part(node: Node) -> bool:
     """Whether the node is a view of its first argument, or one of its results."""
     return node.target is operator.getitem or _name(node) in _VIEWS
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether the node is a copy in a layout that the program asks for."""
+    return _name(node) in ("aten::clone", "aten::_to_copy") and "memory_format" in node.kwargs
 
 
 def _computes_either(node: Node) -> bool:
@@ -383,14 +395,15 @@ def _rank(node: Node) -> int:
     return next((one.dim() for one in _values(node)), -1)
 
 
-def _is_small(node: Node) -> bool:
-    """Whether results have no layout: nothing but a row, say, or one number for each channel."""
-    return all(one.dim() < 2 or _has_one_axis(one) for one in _values(node))
+def _has_one_axis(value: torch.Tensor, roles: Roles) -> bool:
+    """Whether an image has one channel, or one point."""
+    channels, *points = (value.shape[k] for k in roles[1:])
+    return channels == 1 or math.prod(points) == 1
 
 
-def _has_one_axis(value: torch.Tensor) -> bool:
-    """Whether channels or all other dimensions of an image have one element."""
-    return value.dim() in _FORMATS and (value.shape[1] == 1 or math.prod(value.shape[2:]) == 1)
+def _passes_on(node: Node) -> bool:
+    """Whether dimensions of the result are those of the operands."""
+    return _is_part(node) or _is_copy(node) or _computes_either(node)
 
 
 def _is_known(node: Node) -> bool:

@@ -11,8 +11,8 @@ from kgen.device import is_rounded
 
 __all__ = ["channels_first", "copy"]
 
-# Times that the library moves each byte of an image that it reorders on its own. At a pointwise convolution it multiplies images
-# as they are and loses less. docs/decisions/layouts.md has the measurements.
+# Times that the library moves each byte of an image that it reorders on its own. At a pointwise convolution it multiplies
+# images as they are and loses less. docs/decisions/layouts.md has the measurements.
 REORDERED, POINTWISE, COPIED = 2.0, 0.5, 2.0
 
 
@@ -22,7 +22,7 @@ def copy(value: torch.Tensor) -> int:
 
 
 def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor) -> int:
-    """Of what the library does more at a convolution where channels are not the innermost dimension of its images. 0: nothing."""
+    """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing."""
     if not _wants_channels_last(images[0]):
         return 0
     share = POINTWISE if math.prod(weight.shape[2:]) == 1 else REORDERED
