@@ -18,7 +18,7 @@ from kgen.build import cpp, toolchain
 from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
-from kgen.capture.freeze import freeze
+from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -207,14 +207,18 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
-def _laid_out(gm: GraphModule, config: Config, constant: frozenset[int] = frozenset()) -> GraphModule:
+def _laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:
     """The graph with a layout chosen for each tensor around its convolutions."""
-    if config.layouts == "off" or torch.ops.aten.convolution.default not in {node.target for node in gm.graph.nodes}:
+    if config.layouts == "off" or not _has_convolutions(gm):
         return gm
     from kgen.capture.layouts import choose_layouts  # noqa: PLC0415  only where something is a convolution
     from kgen.cost import layouts  # noqa: PLC0415
 
-    return choose_layouts(gm, layouts, constant)
+    return choose_layouts(gm, layouts, frozen)
+
+
+def _has_convolutions(gm: GraphModule) -> bool:
+    return any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
 
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
@@ -226,14 +230,22 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
     """The graph without what depends on its module's tensors alone: further inputs bring that.
 
     Raises FreezingInTraining."""
-    if info.role == "inference":
-        gm = _laid_out(gm, config, info.static_inputs if config.freezing else frozenset())
     if not config.freezing:
-        return gm, info
+        return (_laid_out(gm, config) if info.role == "inference" else gm), info
     if info.role != "inference":
         raise errors.FreezingInTraining()
+    gm = _laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
+
+
+def _folded(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    """The graph with what follows convolutions in their weights, where the order of multiplications is free."""
+    if config.numerics != "fast" or not _has_convolutions(gm):
+        return gm
+    from kgen.capture.fold_channels import fold_channels  # noqa: PLC0415  only where something is a convolution
+
+    return fold_channels(gm, frozen_inputs(gm, info.static_inputs))
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from kgen import failures, lowering, only, unusable
 from kgen.build import cpp, toolchain, triton
 from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import UnitPlan, plan_units
-from kgen.capture import higher_order, layouts, torch_adapter
+from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.notes import notes
 from kgen.capture.operators import trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
@@ -151,7 +152,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     if ir.any_combines(graph):  # else there is nothing to tune
         options = replace(options, oracle=_tuner(options, settled))
     plan = make_schedule(graph, options)
-    plan.verdicts += layouts.verdicts(gm)
+    plan.verdicts += notes(gm)
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own

@@ -26,6 +26,7 @@ class Outcome(Enum):
     DROPPED = "dropped"
     REPLACED = "replaced"
     NOT_RECORDED = "not recorded as a CUDA graph"
+    FOLDED = "folded into the weights"
     CHANNELS_LAST = "computed with channels last"
     LAYOUT_KEPT = "layout kept"
     COPIED = "copied to another layout"

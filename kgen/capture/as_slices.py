@@ -37,4 +37,4 @@ def _slice(node: Node) -> tuple[int, int, int] | None:
         return None
     start, rest = divmod(view.storage_offset() - source.storage_offset(), source.stride(cut[0]))
     end = start + view.shape[cut[0]]
-    return (cut[0], start, end) if rest == 0 and 0 <= start and end <= source.shape[cut[0]] else None
+    return (cut[0], start, end) if rest == 0 and start >= 0 and end <= source.shape[cut[0]] else None

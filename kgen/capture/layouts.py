@@ -17,21 +17,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from kgen.capture.as_slices import as_slices
+from kgen.capture.freeze import constants
 from kgen.capture.min_cut import INFINITE, SINK, SOURCE, min_cut
+from kgen.capture.notes import NOTES, note
 from kgen.capture.operators import operator_name, owner_of
 from kgen.capture.torch_adapter import fake_result
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["choose_layouts", "verdicts"]
+__all__ = ["choose_layouts"]
 
 aten = torch.ops.aten
 
@@ -56,7 +56,6 @@ _VIEWS = frozenset(
 # These see memory and no tensor.
 _MEMORY = ("aten::as_strided", "aten::set_", "aten::resize", "aten::_reshape_alias")
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-NOTE = "kgen_layout"  # the key of a verdict in a node's meta: graphs are split and copied with their notes
 
 
 class Costs(Protocol):
@@ -67,9 +66,9 @@ class Costs(Protocol):
     def channels_first(self, images: Sequence[torch.Tensor], weight: torch.Tensor) -> int: ...
 
 
-def choose_layouts(gm: GraphModule, costs: Costs, constant: frozenset[int] = frozenset()) -> GraphModule:
-    """The graph with layouts chosen: a copy, or itself where nothing changes. `constant` are the positions of inputs of which
-    copies are made once."""
+def choose_layouts(gm: GraphModule, costs: Costs, frozen: frozenset[str] = frozenset()) -> GraphModule:
+    """The graph with layouts chosen: a copy, or itself where nothing changes. `frozen` are the names of inputs of which copies
+    are made once."""
     convolutions = [node for node in gm.graph.nodes if node.target in _IMAGES]
     if not convolutions:
         return gm
@@ -79,23 +78,18 @@ def choose_layouts(gm: GraphModule, costs: Costs, constant: frozenset[int] = fro
     if any(_name(node).startswith(_MEMORY) for node in gm.graph.nodes):
         return given
     convolutions = [node for node in gm.graph.nodes if node.target in _IMAGES]
-    network = _Network(gm, costs, _constants(gm, constant))
+    network = _Network(gm, costs, constants(gm, frozen))
     last = network.channels_last()
-    notes = {n.name: note for n in convolutions if (note := network.note(n, last)) is not None}
+    said = {n.name: one for n in convolutions if (one := network.verdict(n, last)) is not None}
     if all((tensor in last) == network.is_last[tensor] for tensor in network.tensors):
-        return _noted(given, notes)
-    return _noted(_Rewriting(network, last).run(), notes)
+        return _noted(given, said)
+    return _noted(_Rewriting(network, last).run(), said)
 
 
-def verdicts(gm: GraphModule) -> list[Verdict]:
-    """What was decided about the layouts of a graph's tensors."""
-    return [node.meta[NOTE] for node in gm.graph.nodes if node.op == "call_function" and NOTE in node.meta]
-
-
-def _noted(gm: GraphModule, notes: Mapping[str, Verdict]) -> GraphModule:
+def _noted(gm: GraphModule, verdicts: Mapping[str, Verdict]) -> GraphModule:
     for node in gm.graph.nodes:
-        if node.name in notes:
-            node.meta[NOTE] = notes[node.name]
+        if node.name in verdicts:
+            note(node, verdicts[node.name])
     return gm
 
 
@@ -219,7 +213,7 @@ class _Network:
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
         return self.costs.channels_first(images, node.args[_WEIGHT[node.target]].meta["val"])  # type: ignore[union-attr]
 
-    def note(self, node: Node, last: frozenset[Node]) -> Verdict | None:
+    def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
         """What is said of a convolution that changes, or might have."""
         if node not in self.made_by or self.is_last[node] or self._channels_first(node) == 0:
             return None
@@ -269,16 +263,6 @@ def _permuted(node: Node) -> list[int] | None:
         order[a], order[b] = order[b], order[a]  # type: ignore[index]
         return order
     return None
-
-
-def _constants(gm: GraphModule, positions: frozenset[int]) -> frozenset[Node]:
-    """What is computed of constant inputs alone."""
-    inputs = gm.graph.find_nodes(op="placeholder")
-    found = {node for k, node in enumerate(inputs) if k in positions}
-    for node in gm.graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
-            found.add(node)
-    return frozenset(found)
 
 
 # ---- the rewritten graph --------------------------------------------------------------------------------------------------
@@ -336,7 +320,7 @@ class _Rewriting:
     def _copy(self, source: Node, last: bool, reader: str) -> Node:
         made = self._clone(self.made[source], source, last)
         reason = Reason.EAGER_STRIDES if last == self.network.is_last[source] else Reason.LIBRARY_PREFERS
-        made.meta[NOTE] = _verdict(source, Outcome.COPIED, reason, reader)
+        note(made, _verdict(source, Outcome.COPIED, reason, reader))
         return made
 
     def _clone(self, source: Node, of: Node, last: bool) -> Node:
@@ -350,7 +334,7 @@ class _Rewriting:
 
     def _call(self, of: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
         made = self.graph.call_function(target, args, kwargs)
-        made.meta = {name: value for name, value in of.meta.items() if name != NOTE}
+        made.meta = {name: value for name, value in of.meta.items() if name != NOTES}
         made.meta["val"] = fake_result(made)
         return made
 
