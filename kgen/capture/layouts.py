@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +24,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from kgen.capture.as_slices import as_slices
+from kgen.capture.as_strided import replace_as_strided
 from kgen.capture.freeze import constants
 from kgen.capture.min_cut import INFINITE, SINK, SOURCE, min_cut
 from kgen.capture.notes import NOTES, note
@@ -74,16 +75,16 @@ def choose_layouts(gm: GraphModule, costs: Costs, frozen: frozenset[str] = froze
         return gm
     if not all(map(_is_known, gm.graph.nodes)):
         return _noted(gm, {n.name: _verdict(n, Outcome.LAYOUT_KEPT, Reason.SYMBOLIC) for n in convolutions})
-    given, gm = gm, as_slices(gm)
+    given, gm = gm, replace_as_strided(gm)
     if any(_name(node).startswith(_MEMORY) for node in gm.graph.nodes):
         return given
     convolutions = [node for node in gm.graph.nodes if node.target in _IMAGES]
     network = _Network(gm, costs, constants(gm, frozen))
     last = network.channels_last()
-    said = {n.name: one for n in convolutions if (one := network.verdict(n, last)) is not None}
+    decided = {n.name: one for n in convolutions if (one := network.verdict(n, last)) is not None}
     if all((tensor in last) == network.is_last[tensor] for tensor in network.tensors):
-        return _noted(given, said)
-    return _noted(_Rewriting(network, last).run(), said)
+        return _noted(given, decided)
+    return _noted(_Rewriting(network, last).run(), decided)
 
 
 def _noted(gm: GraphModule, verdicts: Mapping[str, Verdict]) -> GraphModule:
@@ -137,9 +138,11 @@ class _Network:
 
     def _pinned(self) -> Iterator[Node]:
         """Tensors that stay as traced: inputs, what operators without a choice make, what is written, and what several results
-        of the graph are views of."""
-        owners = [owner_of(node) for node in self.gm.graph.output_node().all_input_nodes]
-        shared = {owner for owner in owners if owners.count(owner) > 1} if len(set(owners)) < len(owners) else set()
+        of the graph are views of, or one with strides that no copy has."""
+        results = self.gm.graph.output_node().all_input_nodes
+        count = Counter(map(owner_of, results))
+        shared = {owner for owner, times in count.items() if times > 1}
+        yield from (self.made_by[one] for one in results if one in self.made_by and not _is_whole(one.meta["val"]))
         for node in self.gm.graph.nodes:
             if node in self.made_by and (_is_copy(node) or not self.has_choice(node) or owner_of(node) in shared):
                 yield self.made_by[node]
@@ -214,7 +217,7 @@ class _Network:
         return self.costs.channels_first(images, node.args[_WEIGHT[node.target]].meta["val"])  # type: ignore[union-attr]
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
-        """What is said of a convolution that changes, or might have."""
+        """What is decided of a convolution that changes, or might have."""
         if node not in self.made_by or self.is_last[node] or self._channels_first(node) == 0:
             return None
         if node in last:
@@ -234,7 +237,7 @@ def _roles(gm: GraphModule) -> dict[Node, Roles]:
         node, roles = pending.pop()
         if node not in found and _rank(node) == len(roles):
             found[node] = roles
-            pending += _neighbours(node, roles)
+            pending += _adjacent(node, roles)
     return found
 
 
@@ -242,7 +245,7 @@ def _tensors_of(node: Node) -> Iterator[Node]:
     yield from (node.args[k] for k in (*_IMAGES[node.target], _WEIGHT[node.target]))  # type: ignore[misc]
 
 
-def _neighbours(node: Node, roles: Roles) -> Iterator[tuple[Node, Roles]]:
+def _adjacent(node: Node, roles: Roles) -> Iterator[tuple[Node, Roles]]:
     if _passes_on(node):
         order = _permuted(node)
         inner = roles if order is None else tuple(order[k] for k in roles)
@@ -256,7 +259,7 @@ def _neighbours(node: Node, roles: Roles) -> Iterator[tuple[Node, Roles]]:
 def _permuted(node: Node) -> list[int] | None:
     """Which dimension of its source each of a permuting view's is."""
     if _name(node) == "aten::permute":
-        return [k % _rank(node) for k in node.args[1]]  # type: ignore[union-attr, operator]
+        return [k % _rank(node) for k in node.args[1]]  # type: ignore[union-attr, operator, misc]
     if _name(node) == "aten::transpose":
         order = list(range(_rank(node)))
         a, b = node.args[1:3]
@@ -292,7 +295,7 @@ class _Rewriting:
             return self.made[source]
         reader = self.network.reader(node, source)
         wanted = reader in self.last if isinstance(reader, Node) else reader
-        if wanted is None or wanted == self._is_last(source):
+        if wanted is None or self._has_layout(source, wanted):
             return self.made[source]
         if (source, wanted) not in self.copies:
             self.copies[source, wanted] = self._copy(source, wanted, node.name)
@@ -303,7 +306,7 @@ class _Rewriting:
         of an operand, say, with neither layout) stands a copy, which for kernels is none."""
         made = self.made[node]
         if node.target is operator.getitem:
-            made.meta["val"] = made.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr, index]
+            made.meta["val"] = made.args[0].meta["val"][node.args[1]]  # type: ignore[union-attr]
             return
         made.meta["val"] = fake_result(made)
         tensor, roles = made.meta["val"], self.network.roles[node]
@@ -313,6 +316,14 @@ class _Rewriting:
             and _layout(tensor, roles) not in (None, self._is_last(node))
         ):
             self.made[node] = self._clone(made, node, self._is_last(node))
+
+    def _has_layout(self, source: Node, last: bool) -> bool:
+        value = self.made[source].meta["val"]
+        if not isinstance(value, torch.Tensor):
+            return self._is_last(source) == last
+        if value is source.meta["val"]:
+            return self.network.is_last[source] == last
+        return _is_ordered(value, _order(self.network.roles[source], last))
 
     def _is_last(self, node: Node) -> bool:
         return self.network.made_by[node] in self.last
@@ -408,6 +419,13 @@ def _layout(value: torch.Tensor, roles: Roles) -> bool | None:
     """Whether a tensor has its channels last; None where it has neither layout, or both."""
     first, last = (_is_ordered(value, _order(roles, one)) for one in (False, True))
     return None if first == last else last
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a tensor is all of its memory."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    return value.storage_offset() == 0 and value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
 
 def _is_ordered(value: torch.Tensor, order: Sequence[int]) -> bool:

@@ -66,8 +66,9 @@ def _may_pack(call: ir.Extern, form: _Form, graph: ir.Graph, frozen: set[str]) -
         return False
     kind, out = weight.dtype, call.outs[0]
     narrow = kind is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    images = (image.buffer, out)
-    return out is not None and (kind is torch.float32 or narrow) and all(_is_last(graph.buffers[one]) for one in images)
+    if out is None or not (kind is torch.float32 or narrow):
+        return False
+    return _is_last(graph.buffers[image.buffer]) and _is_last(graph.buffers[out])
 
 
 def _is_whole(arg: ir.TensorArg, graph: ir.Graph) -> bool:

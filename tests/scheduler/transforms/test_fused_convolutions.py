@@ -196,10 +196,10 @@ def test_frozen_weights_are_packed_once() -> None:
     assert steps(graph.plan) == [ALONE] * 2
     with torch.no_grad():
         owner.weights[0].mul_(-1)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             torch.testing.assert_close(run(x), owner(x), rtol=1e-4, atol=1e-4)
-    assert any("has changed" in str(one.message) for one in said)
+    assert any("has changed" in str(one.message) for one in warned)
 
 
 @pytest.mark.cpu

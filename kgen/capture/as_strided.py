@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["as_slices"]
+__all__ = ["replace_as_strided"]
 
 aten = torch.ops.aten
 
 
-def as_slices(gm: GraphModule) -> GraphModule:
+def replace_as_strided(gm: GraphModule) -> GraphModule:
     """The graph with slices in the place of views by strides: a copy, or itself where there are none."""
     if not gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         return gm
