@@ -16,12 +16,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import kgen
 from kgen.capture.decompositions import TABLE
+from kgen.cost import model
 from kgen.cost.tuning_query import FUSED, Place, TuningQuery, TuningResult, place
 from kgen.ir import nodes as ir
 from kgen.ir.plan import Call, Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options, schedule
+from kgen.tuning.tuner import candidates_of
 from kgen.verdict import Outcome, Reason, Verdict
 
 bf16, last = torch.bfloat16, torch.channels_last
@@ -133,8 +135,10 @@ class Knows:
 
     def __init__(self, config: tuple[tuple[str, Any], ...]) -> None:
         self.config = config
+        self.asked: list[TuningQuery] = []
 
     def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
+        self.asked += questions
         return {q.step.name: {place({}): TuningResult(None, self.config, 1, 1e-6, 1e-6)} for q in questions}
 
     def verdicts(self) -> list[Verdict]:
@@ -161,6 +165,19 @@ def test_a_gpu_has_one_call_where_that_was_measured(name: str, call: str, monkey
     assert on_gpu(fn, Knows(FUSED)) == [call]
     assert on_gpu(fn, Knows(()))[0] == CONVOLUTION
     assert call not in on_gpu(fn, None), "nobody has measured it"
+
+
+def test_an_estimate_counts_no_call_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    oracle = Knows(())
+    on_gpu(CASES["relu"][0], oracle)
+    found = [p for p in oracle.asked[0].problems[0] if p.has_fused_call]
+    assert (None, FUSED) in [(c.template, c.config) for c in candidates_of(oracle.asked[0])]
+    assert found
+    for problem in found:
+        with_call = model.apart_seconds(problem)
+        problem.__dict__["has_fused_call"] = False
+        assert with_call == model.apart_seconds(problem)
 
 
 # ---- packed weights --------------------------------------------------------------------------------------------------
