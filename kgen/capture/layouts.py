@@ -36,9 +36,10 @@ __all__ = ["choose_layouts"]
 
 aten = torch.ops.aten
 
-# Where convolutions have their images and their weight among the arguments, and their images among the results.
+# Where convolutions have their images, their weight and the number of groups among the arguments.
 _IMAGES: dict[Any, tuple[int, ...]] = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 _WEIGHT: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+_GROUPS: dict[Any, int] = {aten.convolution.default: 8, aten.convolution_backward.default: 9}
 # Operators that compute as well in either layout, besides those that torch tags as pointwise.
 _EITHER = frozenset(
     f"aten::{name}"
@@ -64,7 +65,7 @@ class Costs(Protocol):
 
     def copy(self, value: torch.Tensor) -> int: ...
 
-    def channels_first(self, images: Sequence[torch.Tensor], weight: torch.Tensor) -> int: ...
+    def channels_first(self, images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int: ...
 
 
 def choose_layouts(gm: GraphModule, costs: Costs, frozen: frozenset[str] = frozenset()) -> GraphModule:
@@ -214,7 +215,8 @@ class _Network:
         images = [node.args[k].meta["val"] for k in _IMAGES[node.target]]  # type: ignore[union-attr]
         made = node.meta["val"]
         images += [made] if isinstance(made, torch.Tensor) else [one for one in made[:1] if one is not None]
-        return self.costs.channels_first(images, node.args[_WEIGHT[node.target]].meta["val"])  # type: ignore[union-attr]
+        weight, groups = node.args[_WEIGHT[node.target]].meta["val"], node.args[_GROUPS[node.target]]  # type: ignore[union-attr]
+        return self.costs.channels_first(images, weight, groups)  # type: ignore[arg-type]
 
     def verdict(self, node: Node, last: frozenset[Node]) -> Verdict | None:
         """What is decided of a convolution that changes, or might have."""

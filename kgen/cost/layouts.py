@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,9 +11,15 @@ from kgen.device import is_rounded
 
 __all__ = ["channels_first", "copy"]
 
-# Times that the library moves each byte of an image that it reorders on its own. At a pointwise convolution it multiplies
-# images as they are and loses less. docs/decisions/layouts.md has the measurements.
-REORDERED, POINTWISE, COPIED = 2.0, 0.5, 2.0
+# Times that a copy moves each byte.
+COPIED = 2.0
+# Times that the library moves each byte of an image that it reorders on its own, by device and kind of convolution
+# (docs/decisions/0017-layouts.md). It multiplies matrices, and images of few channels, about as well as they are.
+REORDERED: Mapping[str, Mapping[str, float]] = {
+    "cpu": {"dense": 4.0, "depthwise": 1.5, "pointwise": 0.5, "few": 0.0},
+    "cuda": {"dense": 2.0, "depthwise": 0.5, "pointwise": 0.5, "few": 0.0},
+}
+FEW = 4
 
 
 def copy(value: torch.Tensor) -> int:
@@ -21,12 +27,20 @@ def copy(value: torch.Tensor) -> int:
     return int(_bytes(value) * COPIED)
 
 
-def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor) -> int:
+def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int:
     """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing."""
     if not _wants_channels_last(images[0]):
         return 0
-    share = POINTWISE if math.prod(weight.shape[2:]) == 1 else REORDERED
+    share = REORDERED[images[0].device.type][_kind(weight, groups)]
     return int(sum(map(_bytes, images)) * share)
+
+
+def _kind(weight: torch.Tensor, groups: int) -> str:
+    if groups > 1:
+        return "depthwise" if weight.shape[1] == 1 else "dense"
+    if weight.shape[1] <= FEW:
+        return "few"
+    return "pointwise" if math.prod(weight.shape[2:]) == 1 else "dense"
 
 
 def _wants_channels_last(image: torch.Tensor) -> bool:

@@ -241,8 +241,8 @@ def test_a_permuted_block_needs_no_copy_inside() -> None:
 
 
 def test_three_dimensions() -> None:
-    w = torch.randn(4, 4, 3, 3, 3)
-    made = laid_out(lambda x, w: F.conv3d(F.relu(F.conv3d(x, w, padding=1)), w, padding=1), torch.randn(1, 4, 8, 8, 8), w)
+    w = torch.randn(8, 8, 3, 3, 3)
+    made = laid_out(lambda x, w: F.conv3d(F.relu(F.conv3d(x, w, padding=1)), w, padding=1), torch.randn(1, 8, 8, 8, 8), w)
     calls = [n for n in made.graphs[0].graph.nodes if n.target is torch.ops.aten.convolution.default]
     assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last_3d) for n in calls)
 
@@ -252,7 +252,7 @@ def test_three_dimensions() -> None:
     [
         lambda: (residuals().double(), image().double()),  # the library has no preference
         lambda: (nn.Sequential(nn.Linear(16, 16), nn.ReLU()), image()),
-        lambda: (conv(8, 8), image()),  # copies before and behind are as dear
+        lambda: (conv(8, 8, 1), image()),  # copies before and behind are as dear
         lambda: (nn.Sequential(nn.Conv1d(8, 8, 3), nn.Conv1d(8, 8, 3)), torch.randn(2, 8, 16)),
         lambda: (nn.Sequential(conv(8, 8, 1), conv(8, 8, 1)), image(size=1)),  # one point is both
         lambda: (residuals().to(memory_format=last), image().to(memory_format=last)),
@@ -288,7 +288,7 @@ def test_copies_and_kept_layouts_are_verdicts() -> None:
     assert (Outcome.COPIED, Reason.LIBRARY_PREFERS) in found
     assert (Outcome.COPIED, Reason.EAGER_STRIDES) in found
     torch._dynamo.reset()
-    assert reasons(laid_out(conv(8, 8), image())) == {(Outcome.LAYOUT_KEPT, Reason.COPIES_DEAR)}
+    assert reasons(laid_out(conv(8, 8, 1), image())) == {(Outcome.LAYOUT_KEPT, Reason.COPIES_DEAR)}
     torch._dynamo.reset()
     assert reasons(laid_out(conv(8, 8), image(), dynamic=True)) == {(Outcome.LAYOUT_KEPT, Reason.SYMBOLIC)}
     assert {Reason.COPIES_DEAR, Reason.EAGER_STRIDES} <= CHANGES.keys()
