@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor
+import torch._inductor.config
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
