@@ -4,10 +4,10 @@ python -m bench.ablation --json out/ablation.json
 python -m bench.ablation --device cpu --quick --only softmax gelu_8
 python -m bench.ablation --switches prologues horizontal_fusion --only 8 10 11
 
-On a GPU the suite is the list of matmuls and the memory-bound patterns; on a CPU, those made for it. All variants of one
-subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth is then asked of
-calls from the host, without graphs (the default mode) over with them (reduce-overhead), with one set of arguments that stay in
-their place, as parameters do.
+On a GPU the suite is the list of matmuls and the memory-bound patterns; on a CPU, those made for it; on both a residual block.
+All variants of one subject take turns. On a GPU they are recorded, so that the host plays no part; what CUDA graphs are worth
+is then asked of calls from the host, without graphs (the default mode) over with them (reduce-overhead), with one set of
+arguments that stay in their place, as parameters do.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -34,7 +35,7 @@ from bench.measure import geomean, interleave, machine_facts, synchronize
 from bench.patterns import PATTERNS
 
 # What each switch turns off. The last one leaves a kernel for every operator.
-SWITCHES: dict[str, dict[str, bool]] = {
+SWITCHES: dict[str, dict[str, Any]] = {
     "fusion": {"fusion": False},
     "inlining": {"inlining": False},
     "loop_reordering": {"loop_reordering": False},
@@ -44,6 +45,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "horizontal_fusion": {"horizontal_fusion": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},
+    "layouts": {"layouts": "off"},
 }
 ON, AGAIN, GRAPHS = "all on", "all on, again", "cudagraphs"
 CALLED, REPLAYED = "called", "called, with graphs"
@@ -67,13 +69,26 @@ def subjects(device: str, quick: bool) -> list[Subject]:
             Subject(p.number, p.fn, lambda p=p: [p.make(device, seed) for seed in range(counts[p.number])], p.tf32)
             for p in matmuls
         ]
-        return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(0, device))]) for p in GPU_PATTERNS]
+        made += [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(0, device))]) for p in GPU_PATTERNS]
+        return [*made, Subject("residual", residual, lambda: [images(32 // (8 if quick else 1), torch.bfloat16, device)])]
     shrink, megabytes = (16, 1) if quick else (1, 16)
     made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in cpu_matmuls.MATMULS.items()]
-    return made + [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(megabytes))]) for p in PATTERNS]
+    made += [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(megabytes))]) for p in PATTERNS]
+    return [*made, Subject("residual", residual, lambda: [images(1 if quick else 8, torch.float32, device)])]
 
 
-def compiled(fn: Function, mode: str = "default", **switches: bool) -> Function:
+def residual(x: Tensor, w: Tensor, v: Tensor, s: Tensor) -> Tensor:
+    """A block of ResNet on a contiguous image, its norms as scales of channels."""
+    y = F.conv2d(F.relu(F.conv2d(x, w, padding=1) * s), v, padding=1)
+    return F.relu(y * s + x)
+
+
+def images(count: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+    shapes = (count, 64, 56, 56), (64, 64, 3, 3), (64, 64, 3, 3), (64, 1, 1)
+    return [torch.randn(shape, dtype=dtype, device=device) for shape in shapes]
+
+
+def compiled(fn: Function, mode: str = "default", **switches: Any) -> Function:
     options = {"mode": mode, "cache": False, **switches}
     return torch.compile(copy_of(fn), backend="kgen", fullgraph=True, options=options)
 

@@ -18,7 +18,7 @@ from kgen.build import cpp, toolchain
 from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
-from kgen.capture.freeze import freeze
+from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -186,7 +186,7 @@ def kgen_backend(
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
     """The joint graph of forward and backward, as it is split."""
-    gm = rng.replace_random(gm)
+    gm = _laid_out(rng.replace_random(gm), config)
     if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
         return gm
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
@@ -207,6 +207,20 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
+def _laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:
+    """The graph with a layout chosen for each tensor around its convolutions."""
+    if config.layouts == "off" or not _has_convolutions(gm):
+        return gm
+    from kgen.capture.layouts import choose_layouts  # noqa: PLC0415  only where something is a convolution
+    from kgen.cost import layouts  # noqa: PLC0415
+
+    return choose_layouts(gm, layouts, frozen)
+
+
+def _has_convolutions(gm: GraphModule) -> bool:
+    return any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
+
+
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
         return compile_graph(gm, info, config)
@@ -217,11 +231,21 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
 
     Raises FreezingInTraining."""
     if not config.freezing:
-        return gm, info
+        return (_laid_out(gm, config) if info.role == "inference" else gm), info
     if info.role != "inference":
         raise errors.FreezingInTraining()
+    gm = _laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
+
+
+def _folded(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    """The graph with what follows convolutions in their weights, where the order of multiplications is free."""
+    if config.numerics != "fast" or not _has_convolutions(gm):
+        return gm
+    from kgen.capture.fold_channels import fold_channels  # noqa: PLC0415  only where something is a convolution
+
+    return fold_channels(gm, frozen_inputs(gm, info.static_inputs))
 
 
 @contextmanager

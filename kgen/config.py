@@ -23,6 +23,7 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 NUMERICS = ("fast", "eager", "stable")
 ISAS = ("avx512", "avx2", "generic")
 RECOMPUTE = ("auto", "on", "off")
+LAYOUTS = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Config:
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
+
+    `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
+    faster so (`auto`); results of the graph never do.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
@@ -72,6 +76,7 @@ class Config:
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
+    layouts: str = "auto"
     freezing: bool = False
     verify: bool = False
     debug: str | None = None
@@ -105,12 +110,12 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
-    "gpu_interpreter", "poison",
+    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "layouts", "freezing", "tuning_file",
+    "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE}
+_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
 _ENVIRONMENT = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",

@@ -18,6 +18,7 @@ from kgen.build.toolchain import cpu_device, register_bytes
 from kgen.build.unit import UnitPlan, plan_units
 from kgen.capture import higher_order, torch_adapter
 from kgen.capture.aot_cache import NotSerializable
+from kgen.capture.notes import notes
 from kgen.capture.operators import trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
@@ -40,7 +41,7 @@ from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug
 from kgen.report.record import RECORDERS, record
-from kgen.scheduler import Options, StepChoices, pack_operands
+from kgen.scheduler import Options, StepChoices, pack_operands, pack_weights
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step
@@ -151,10 +152,12 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     if ir.any_combines(graph):  # else there is nothing to tune
         options = replace(options, oracle=_tuner(options, settled))
     plan = make_schedule(graph, options)
+    plan.verdicts += notes(gm)
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own
             pack_operands(plan, lambda out: options.device(plan.graph, out))
+            pack_weights(plan)
     for one in unusable.FOUND.get():
         reason = Reason.FAILED if one.compiled else Reason.NOT_COMPILED
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))

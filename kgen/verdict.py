@@ -26,6 +26,10 @@ class Outcome(Enum):
     DROPPED = "dropped"
     REPLACED = "replaced"
     NOT_RECORDED = "not recorded as a CUDA graph"
+    FOLDED = "folded into the weights"
+    CHANNELS_LAST = "computed with channels last"
+    LAYOUT_KEPT = "layout kept"
+    COPIED = "copied to another layout"
 
 
 class Reason(Enum):
@@ -122,6 +126,9 @@ class Reason(Enum):
     WRITTEN = "the graph writes that tensor, or may"
     FROZEN_OPERAND = "that operand is a frozen tensor"
     UNPACKED_BETTER = "reading it unpacked is no slower, or takes less memory"
+    LIBRARY_PREFERS = "the library is faster with channels last, by more than copies take"
+    COPIES_DEAR = "copies to channels last would take as long as they save, or longer"
+    EAGER_STRIDES = "its strides have to be eager's there"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
@@ -152,6 +159,8 @@ CHANGES: dict[Reason, str] = {
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
     Reason.FEW_LAUNCHES: "compile more in one graph",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
+    Reason.COPIES_DEAR: "give the model and its inputs memory_format=torch.channels_last, or set options={'freezing': True}",
+    Reason.EAGER_STRIDES: "give the model and its inputs memory_format=torch.channels_last",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }
 

@@ -17,6 +17,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.lowering.activation import gelu, relu
 from kgen.lowering.builder import Builder
+from kgen.lowering.fused_convolutions import fused_convolution
 from kgen.lowering.tensor import Tensor
 
 aten = torch.ops.aten
@@ -61,7 +62,11 @@ def note_fused_calls(b: Builder) -> None:
 
 def _fused(b: Builder, node: ir.Contraction, reader: ir.Pointwise) -> ir.Extern | None:
     call, result, made = node.vendor, b.graph.buffers[node.out], b.graph.buffers[reader.out]
-    if call is None or call.kwargs or not _adds_row(call) or (result.dtype, result.sizes) != (made.dtype, made.sizes):
+    if call is None or call.kwargs or (result.dtype, result.sizes) != (made.dtype, made.sizes):
+        return None
+    if node.windowed:
+        return fused_convolution(b, node, reader)
+    if not _adds_row(call):
         return None
     if not all(ix.known_less(ix.ZERO, v.extent) for v in node.reduced):
         return None  # torch leaves the activation out where it has nothing to add up

@@ -52,9 +52,15 @@ def _may_write(target: Any) -> bool:
 
 
 def _key(node: Node) -> Hashable:
-    """Equal for equal calls: of numbers the type counts, and the sign of a zero."""
+    """Equal for equal calls with results in one layout: of numbers the type counts, and the sign of a zero."""
     leaves, shape = tree_flatten((node.args, node.kwargs))
-    return node.target, str(shape), tuple((type(leaf), leaf if isinstance(leaf, Node) else repr(leaf)) for leaf in leaves)
+    layouts = tuple(str(value.stride()) for value in _values(node))
+    return (
+        node.target,
+        str(shape),
+        layouts,
+        tuple((type(leaf), leaf if isinstance(leaf, Node) else repr(leaf)) for leaf in leaves),
+    )
 
 
 def _values(node: Node) -> list[Any]:

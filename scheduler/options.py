@@ -60,6 +60,13 @@ class Options:
         return Capabilities(lambda out: self.device(graph, out).kind)
 
     def may_fuse_calls(self, graph: ir.Graph) -> Callable[[str], bool]:
-        """Of which results on: a CPU's library makes two passes of what is one call."""
+        """Of which results on: a CPU's library makes two passes of what is one call, but of convolutions."""
         on = self.fusion and self.fused_calls
-        return lambda out: on and self.target(str(graph.buffers[out].device)) == "triton"
+        windows = {node.out for node in graph.nodes if ir.is_contraction(node) and node.windowed}
+
+        def may(out: str) -> bool:
+            device = graph.buffers[out].device
+            is_own = (self.target(str(device)) == "triton") == (device.type == "cuda")
+            return on and (is_own if out in windows else self.target(str(device)) == "triton")
+
+        return may

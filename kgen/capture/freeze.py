@@ -30,7 +30,7 @@ from kgen.capture.fold_weights import fold_weights
 from kgen.capture.operators import is_pure
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["Freezing", "freeze"]
+__all__ = ["Freezing", "constants", "freeze", "frozen_inputs"]
 
 # Bytes that a constant may always have.
 SMALL = 64 << 10
@@ -54,12 +54,25 @@ def freeze(gm: GraphModule, static: frozenset[int], scales: bool = True) -> tupl
     """The graph with constants as further inputs, and where these come from. `static` are the positions of inputs that belong
     to the module. With `scales` weights of norms become part of the matrices behind them."""
     if scales:
-        nodes: list[Node] = list(gm.graph.nodes)
-        inputs, written = [n for n in nodes if n.op == "placeholder"], set(_written(nodes))
-        gm = fold_weights(
-            gm, frozenset(n.name for k, n in enumerate(inputs) if k in static and _is_plain(n) and n not in written)
-        )
+        gm = fold_weights(gm, frozen_inputs(gm, static))
     return _Split(gm, static).run()
+
+
+def frozen_inputs(gm: GraphModule, static: frozenset[int]) -> frozenset[str]:
+    """The names of inputs among those of the module that nothing in the graph writes."""
+    written = set(_written(gm.graph.nodes))
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return frozenset(n.name for k, n in inputs if k in static and _is_plain(n) and n not in written)
+
+
+def constants(gm: GraphModule, frozen: frozenset[str]) -> frozenset[Node]:
+    """Nodes that depend on nothing but the inputs of these names."""
+    found = {node for node in gm.graph.find_nodes(op="placeholder") if node.name in frozen}
+    for node in gm.graph.nodes:
+        computed = node.target is operator.getitem or is_pure(node.target)
+        if computed and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return frozenset(found)
 
 
 class _Split:

@@ -161,6 +161,17 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
+class LibraryPacking:
+    """A frozen operand of library calls as the library keeps it, of no layout that kernels could read: `target` makes the array
+    `name` of `source` and of `numbers`, once."""
+
+    name: str
+    source: str
+    target: Any
+    numbers: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A fused loop nest. `outer` loops are independent, `inner` ones run in order inside each section. `rows` are buffers
     that live in a row of a thread's, or in a program's registers, between two sections. `target` is the language. With a
@@ -309,9 +320,8 @@ def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:
 @dataclass(slots=True)
 class Schedule:
     """Steps in execution order, with the verdicts that led to them. `dead_after[i]` are buffers whose last use is step i;
-    `reuses` maps a buffer to the dead one whose memory it takes. `packings` are made once, before the first step of the first
-    call. `call_results` are those of
-    library calls, which may be aliases of what they were given."""
+    `reuses` maps a buffer to the dead one whose memory it takes. `packings` and `library_packings` are made once, before the
+    first step of the first call. `call_results` are those of library calls, which may be aliases of what they were given."""
 
     graph: ir.Graph
     steps: list[Step]
@@ -322,6 +332,7 @@ class Schedule:
     device: str = "cpu"
     call_results: frozenset[str] = frozenset()
     packings: list[Packing] = field(default_factory=list)
+    library_packings: list[LibraryPacking] = field(default_factory=list)
 
     @property
     def kernels(self) -> list[Launch]:

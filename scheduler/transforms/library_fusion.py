@@ -14,6 +14,8 @@ from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Draft, Transform
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
+TuningResults = Mapping[str, Mapping[Place, TuningResult]]
+
 
 class LibraryFusion(Transform):
     """Has the library compute a contraction and what follows in one call."""
@@ -25,7 +27,8 @@ class LibraryFusion(Transform):
 
     def apply(self, draft: Draft) -> None:
         draft.nodes = needed(draft.graph, draft.nodes)
-        apart = frozenset[str]() if draft.options.stable else kept_apart(draft.tuning_results)
+        results: TuningResults = {} if draft.options.stable else draft.tuning_results
+        apart = kept_apart(results) | unmeasured(draft.graph, results)
         draft.nodes = with_fused_calls(draft.nodes, apart)
         draft.verdicts += verdicts(draft.nodes, draft.graph)
 
@@ -43,7 +46,8 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
             return False
         made = graph.buffers[reader.out]
         asked = any(d.between(node.origin.operators, reader.origin.operators) for d in demands)  # for one kernel, or for two
-        plain = made.alias_of is None and made.strides == ix.contiguous_strides(made.sizes)
+        strides = graph.buffers[node.out].strides if node.windowed else ix.contiguous_strides(made.sizes)
+        plain = made.alias_of is None and made.strides == strides
         return allowed(node.out) and plain and node.out not in visible and not asked
 
     return [
@@ -53,20 +57,22 @@ def usable(graph: ir.Graph, allowed: Callable[[str], bool], demands: tuple[Fusio
 
 
 def with_fused_calls(nodes: list[ir.Node], apart: frozenset[str]) -> list[ir.Node]:
-    """Matmuls that the library computes, those in `apart` excepted, in one call with the one node that reads them."""
+    """Matmuls that the library computes, those in `apart` excepted, in one call with the one node that reads them. The call
+    stands where the matmul did: what it reads besides has to be there. Of two that could compute a node, the last one does."""
     readers = {node.out: node for node in nodes if isinstance(node, ir.Pointwise)}
     uses = Counter(name for node in nodes for name in reads_of(node))
-    calls: dict[str, ir.Extern] = {}
-    gone: set[str] = set()
-    for node in nodes:
+    made = {name: place for place, node in enumerate(nodes) for name in ir.outs(node)}
+    calls: dict[str, tuple[str, ir.Extern]] = {}  # by the node's result: the matmul's, and the call
+    for place, node in enumerate(nodes):
         if not ir.is_contraction(node) or node.fused is None or node.vendor is None or node.out in apart:
             continue
         reader = readers.get(node.fused.outs[0] or "")
-        if reader is not None and uses[node.out] == 1:
-            calls[node.out] = replace(node.fused, origin=node.origin.joined(reader.origin))
-            gone.add(reader.out)
-    replaced = (calls.get(ir.outs(node)[0], node) if ir.is_contraction(node) else node for node in nodes)
-    return [node for node in replaced if not (isinstance(node, ir.Pointwise) and node.out in gone)]
+        late = any(made.get(name, -1) >= place for name in ir.reads(node.fused))
+        if reader is not None and uses[node.out] == 1 and not late:
+            calls[reader.out] = node.out, replace(node.fused, origin=node.origin.joined(reader.origin))
+    by_matmul = dict(calls.values())
+    replaced = (by_matmul.get(ir.outs(node)[0], node) if ir.is_contraction(node) else node for node in nodes)
+    return [node for node in replaced if not (isinstance(node, ir.Pointwise) and node.out in calls)]
 
 
 def verdicts(nodes: Iterable[ir.Node], graph: ir.Graph) -> list[Verdict]:
@@ -76,7 +82,16 @@ def verdicts(nodes: Iterable[ir.Node], graph: ir.Graph) -> list[Verdict]:
     return [Verdict(matmuls[c.outs], c.outs[0] or "", Outcome.FUSED, Reason.LIBRARY_FUSES, detail=str(c.target)) for c in calls]
 
 
-def kept_apart(tuning_results: Mapping[str, Mapping[Place, TuningResult]]) -> frozenset[str]:
+def kept_apart(tuning_results: TuningResults) -> frozenset[str]:
     """Matmuls of which it was measured that the plain call and a separate kernel are faster than one call."""
     library = {out: [a.config for a in known.values() if a.template is None] for out, known in tuning_results.items()}
     return frozenset(out for out, configs in library.items() if configs and FUSED not in configs)
+
+
+def unmeasured(graph: ir.Graph, tuning_results: TuningResults) -> frozenset[str]:
+    """Convolutions of a GPU of which it was not measured that one call is faster: its library may choose a slower algorithm."""
+    nodes = (node for node in graph.nodes if ir.is_contraction(node) and node.windowed and node.fused is not None)
+    known = {
+        out for out, found in tuning_results.items() if any(a.template is None and a.config == FUSED for a in found.values())
+    }
+    return frozenset(n.out for n in nodes if graph.buffers[n.out].device.type == "cuda" and n.out not in known)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import ablation, autotune_compile, gpu_matmuls, report
+from bench import ablation, autotune_compile, cpu_convolutions, gpu_matmuls, report
 from bench.cublas import TYPES, Cublas, through_cupy
 from bench.gpu_timing import Entry, prepare, take_turns
 from bench.matmuls import MATMULS, MORE, Given, Matmul
@@ -328,6 +328,24 @@ def test_ablation(tmp_path: Path) -> None:
     assert all(set(one["seconds"]) == {"all on", "all on, again", "fusion"} and not one["failed"] for one in rows)
 
 
+@pytest.mark.cpu
+def test_layouts_are_a_switch_of_convolutions() -> None:
+    (subject,) = [one for one in ablation.subjects("cpu", quick=True) if one.name == "residual"]
+    (args,) = subject.sets()
+    with torch.no_grad():
+        made = ablation.compiled(subject.fn, **ablation.SWITCHES["layouts"])(*args)
+        torch.testing.assert_close(made, subject.fn(*args), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.cpu
+def test_convolutions_on_a_cpu(tmp_path: Path) -> None:
+    out = tmp_path / "c.json"
+    run = ["--only", "relu", "--contenders", "eager", "kgen-frozen", "--seconds", "0", "--json", str(out)]
+    cpu_convolutions.main(run)
+    (row,) = json.loads(out.read_text())["convolutions"]
+    assert set(row["seconds"]) == {"eager", "kgen-frozen"}
+
+
 def test_slowdowns_are_times_without_over_times_with() -> None:
     seconds = {"all on": 1.0, "fusion": 3.0, "called": 4.0, "called, with graphs": 2.0}
     rows = [{"name": "x", "seconds": seconds}, {"name": "y", "seconds": {"all on": 1.0}}]
@@ -339,7 +357,7 @@ def test_every_switch_of_the_ablation_is_an_option() -> None:
     from kgen.config import from_call
 
     for off in ablation.SWITCHES.values():
-        assert all(getattr(from_call(None, off), name) is False for name in off)
+        assert all(getattr(from_call(None, off), name) in (False, "off") for name in off)
 
 
 def test_shrinking_keeps_what_lengths_have_in_common() -> None:

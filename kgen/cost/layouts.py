@@ -1,0 +1,58 @@
+"""What memory layouts cost, in bytes moved, for `kgen/capture/layouts.py`, which weighs them for a whole graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from kgen.device import is_rounded
+
+__all__ = ["channels_first", "copy"]
+
+# Times that a copy moves each byte.
+COPIED = 2.0
+# Times that the library moves each byte of an image that it reorders on its own, by device and kind of convolution
+# (docs/decisions/0017-layouts.md). It multiplies matrices, and images of few channels, about as well as they are.
+REORDERED: Mapping[str, Mapping[str, float]] = {
+    "cpu": {"dense": 4.0, "depthwise": 1.5, "pointwise": 0.5, "few": 0.0},
+    "cuda": {"dense": 2.0, "depthwise": 0.5, "pointwise": 0.5, "few": 0.0},
+}
+FEW = 4
+
+
+def copy(value: torch.Tensor) -> int:
+    """Of a copy of a tensor with another order of dimensions."""
+    return int(_bytes(value) * COPIED)
+
+
+def channels_first(images: Sequence[torch.Tensor], weight: torch.Tensor, groups: int) -> int:
+    """Of what the library does more at a convolution of images whose channels are not the innermost dimension; 0: nothing."""
+    if not _wants_channels_last(images[0]):
+        return 0
+    share = REORDERED[images[0].device.type][_kind(weight, groups)]
+    return int(sum(map(_bytes, images)) * share)
+
+
+def _kind(weight: torch.Tensor, groups: int) -> str:
+    if groups > 1:
+        return "depthwise" if weight.shape[1] == 1 else "dense"
+    if weight.shape[1] <= FEW:
+        return "few"
+    return "pointwise" if math.prod(weight.shape[2:]) == 1 else "dense"
+
+
+def _wants_channels_last(image: torch.Tensor) -> bool:
+    """Whether the library computes convolutions of such numbers with channels in the lanes of its units. A GPU's library does
+    where its matrix units multiply them."""
+    if not image.dtype.is_floating_point:
+        return False
+    if image.device.type == "cpu":
+        return image.dtype.itemsize <= 4 and torch.backends.mkldnn.is_available()
+    tf32 = image.dtype is torch.float32 and (torch.backends.cudnn.allow_tf32 or is_rounded(image.dtype))
+    return image.device.type == "cuda" and (image.dtype.itemsize == 2 or tf32)
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()

@@ -1,0 +1,234 @@
+"""The library's calls for a convolution and what follows: what they are seen in, what runs, and weights packed once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+import kgen
+from kgen.capture.decompositions import TABLE
+from kgen.cost import model
+from kgen.cost.tuning_query import FUSED, Place, TuningQuery, TuningResult, place
+from kgen.ir import nodes as ir
+from kgen.ir.plan import Call, Schedule
+from kgen.lowering import LoweringContext, lower, reinplace
+from kgen.report.record import Record, recording
+from kgen.scheduler import Options, schedule
+from kgen.tuning.tuner import candidates_of
+from kgen.verdict import Outcome, Reason, Verdict
+
+bf16, last = torch.bfloat16, torch.channels_last
+ALONE, SUM = "mkldnn._convolution_pointwise.default", "mkldnn._convolution_pointwise.binary"
+CONVOLUTION = "aten.convolution.default"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def steps(plan: Schedule) -> list[str]:
+    return [str(step.node.target) if isinstance(step, Call) else step.name for step in plan.steps]  # type: ignore[union-attr]
+
+
+def conv(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x, w, padding=1)
+
+
+def compiled(fn: Callable[..., Any], *args: Tensor, tolerance: float = 1e-5, **options: Any) -> list[str]:
+    """The steps of a graph that computes what eager does."""
+    with torch.no_grad(), recording() as seen:
+        made = torch.compile(fn, backend="kgen", fullgraph=True, options={"cache": False, **options})(*args)
+        wanted = fn(*args)
+    for one, other in zip(torch.utils._pytree.tree_leaves(made), torch.utils._pytree.tree_leaves(wanted), strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(
+            one, other, rtol=tolerance, atol=tolerance * float(other.abs().amax()) if other.numel() else 0.0
+        )
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    return steps(graph.plan)
+
+
+def given(form: torch.memory_format = last, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    x, r = (torch.randn(2, 8, 8, 8, dtype=dtype).to(memory_format=form) for _ in range(2))
+    return x, torch.randn(8, 8, 3, 3, dtype=dtype), r
+
+
+def apart(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = conv(x, w)
+    return F.relu(y), y + 1
+
+
+def late(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    """What is added is computed behind the convolution."""
+    y = conv(x, w)
+    return F.relu(y + r.cumsum(1))
+
+
+CASES: dict[str, tuple[Callable[..., Any], str | None]] = {
+    "relu": (lambda x, w, r: F.relu(conv(x, w)), ALONE),
+    "sigmoid": (lambda x, w, r: conv(x, w).sigmoid(), ALONE),
+    "silu": (lambda x, w, r: F.silu(conv(x, w)), ALONE),
+    "hardswish": (lambda x, w, r: F.hardswish(conv(x, w)), ALONE),
+    "sum": (lambda x, w, r: r + conv(x, w), SUM),
+    "sum and relu": (lambda x, w, r: F.relu(conv(x, w) + r), SUM),
+    "sum of two": (lambda x, w, r: F.relu(conv(x, w) + conv(r.sin(), w)), SUM),
+    "difference": (lambda x, w, r: F.relu(conv(x, w) - r), None),
+    "sum with a row": (lambda x, w, r: F.relu(conv(x, w) + r[:1]), None),
+    "twice": (lambda x, w, r: F.relu(conv(x, w) * 2 + r), None),
+    "two readers": (apart, None),
+    "transposed": (lambda x, w, r: F.relu(F.conv_transpose2d(x, w, padding=1) + r), None),
+    "late": (late, None),
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("form", [torch.contiguous_format, last])
+@pytest.mark.parametrize("name", CASES)
+def test_one_call_computes_both(name: str, form: torch.memory_format) -> None:
+    fn, call = CASES[name]
+    calls = [one for one in compiled(fn, *given(form), layouts="off") if "convolution_pointwise" in one]
+    assert calls == ([] if call is None else [call])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", ["relu", "sum and relu"])
+def test_16_bits(name: str) -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("no instructions for bfloat16")
+    found = compiled(CASES[name][0], *given(dtype=bf16), tolerance=3e-2)
+    assert (ALONE in found) == (name == "relu")
+    assert SUM not in found, "torch adds in float32 alone where oneDNN declines"
+
+
+@pytest.mark.cpu
+def test_a_batch_of_none() -> None:
+    x, w, _ = given()
+    assert compiled(lambda x, w: F.relu(conv(x, w)), x[:0], w) != [ALONE]
+
+
+@pytest.mark.cpu
+def test_it_can_be_forbidden() -> None:
+    with kgen.forbid_fused("aten.convolution", "aten.relu"):
+        assert ALONE not in compiled(CASES["relu"][0], *given())
+
+
+# ---- a GPU that need not be here -------------------------------------------------------------------------------------
+
+
+class Knows:
+    """An oracle that has measured one thing of every contraction: the library's, by a configuration."""
+
+    is_worth_asking = True
+
+    def __init__(self, config: tuple[tuple[str, Any], ...]) -> None:
+        self.config = config
+        self.asked: list[TuningQuery] = []
+
+    def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
+        self.asked += questions
+        return {q.step.name: {place({}): TuningResult(None, self.config, 1, 1e-6, 1e-6)} for q in questions}
+
+    def verdicts(self) -> list[Verdict]:
+        return []
+
+
+def on_gpu(fn: Callable[..., Any], oracle: Knows | None) -> list[str]:
+    mode = FakeTensorMode()
+    fakes = [FakeTensor(mode, a.to(bf16).to("meta"), torch.device("cuda:0")) for a in given()]
+    with mode:
+        gm = make_fx(fn, decomposition_table=TABLE)(*fakes)
+    with _disable_current_modes():
+        graph = lower(reinplace(gm), LoweringContext())
+    return steps(schedule(graph, Options(oracle=oracle)))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("relu", "aten.cudnn_convolution_relu.default"), ("sum and relu", "aten.cudnn_convolution_add_relu.default")],
+)
+def test_a_gpu_has_one_call_where_that_was_measured(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    fn = CASES[name][0]
+    assert on_gpu(fn, Knows(FUSED)) == [call]
+    assert on_gpu(fn, Knows(()))[0] == CONVOLUTION
+    assert call not in on_gpu(fn, None), "nobody has measured it"
+
+
+def test_an_estimate_counts_no_call_that_nobody_has_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    oracle = Knows(())
+    on_gpu(CASES["relu"][0], oracle)
+    found = [p for p in oracle.asked[0].problems[0] if p.has_fused_call]
+    assert (None, FUSED) in [(c.template, c.config) for c in candidates_of(oracle.asked[0])]
+    assert found
+    for problem in found:
+        with_call = model.apart_seconds(problem)
+        problem.__dict__["has_fused_call"] = False
+        assert with_call == model.apart_seconds(problem)
+
+
+# ---- packed weights --------------------------------------------------------------------------------------------------
+
+
+class Owner(nn.Module):
+    def __init__(self, *weights: Tensor) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(w, requires_grad=False) for w in weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in self.weights:
+            x = F.relu(F.conv2d(x, w, padding=w.shape[-1] // 2))
+        return x
+
+
+def frozen(owner: Owner, x: Tensor, **options: Any) -> tuple[Record, Any]:
+    options = {"cache": False, "freezing": True, **options}
+    with torch.no_grad(), recording() as seen:
+        run = torch.compile(owner, backend="kgen", fullgraph=True, options=options)
+        torch.testing.assert_close(run(x), owner(x), rtol=1e-4, atol=1e-4)
+    (graph,) = seen.graphs
+    assert isinstance(graph, Record)
+    return graph, run
+
+
+@pytest.mark.cpu
+def test_frozen_weights_are_packed_once() -> None:
+    owner = Owner(*(torch.randn(8, 8, k, k) / 8 for k in (3, 5)))
+    x = given(last)[0]
+    graph, run = frozen(owner, x)
+    packed = [v for v in graph.plan.verdicts if v.outcome is Outcome.PACKED]
+    assert [v.reason for v in packed] == [Reason.FROZEN_OPERAND] * 2
+    assert steps(graph.plan) == [ALONE] * 2
+    with torch.no_grad():
+        owner.weights[0].mul_(-1)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            torch.testing.assert_close(run(x), owner(x), rtol=1e-4, atol=1e-4)
+    assert any("has changed" in str(one.message) for one in warned)
+
+
+@pytest.mark.cpu
+def test_a_weight_of_two_sizes_of_images_is_packed_for_each() -> None:
+    w = torch.randn(8, 8, 3, 3) / 8
+    owner = Owner(w)
+    owner.weights.append(owner.weights[0])
+    graph, _ = frozen(owner, given(last)[0])
+    assert len(graph.plan.library_packings) == 1
+
+
+@pytest.mark.cpu
+def test_images_with_channels_first_have_plain_weights() -> None:
+    graph, _ = frozen(Owner(torch.randn(8, 8, 3, 3) / 8), given(torch.contiguous_format)[0], layouts="off")
+    assert not graph.plan.library_packings
