@@ -51,6 +51,17 @@ class Input:
         ``t.expand(4, 6)`` are one value, over loops that it does not name."""
         return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
 
+    @property
+    def bounded_load(self) -> Value | None:
+        """The load that it is, of that very type, but zero where a condition of its own does not hold, as the padding of a
+        convolution says; None where it is something else."""
+        if self.value.op != "where":
+            return None
+        condition, load, other = self.value.args
+        zero = other.op == "const" and other.attr == 0
+        plain = load.op == "load" and load.attr[2] == self.dtype and load.args == (condition,)
+        return load if zero and plain else None
+
 
 @dataclass(frozen=True, slots=True)
 class SummedOperand:
@@ -368,6 +379,12 @@ class Problem:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
 
+    def copied(self, one: Input) -> Value | None:
+        """The load that brings an operand's tile as it is in memory, by predicates where the template has such an operand;
+        None where the tile is computed."""
+        predicated = self.template.operands[one.name].access == "predicated"
+        return one.load or (one.bounded_load if predicated else None)
+
     @memoised
     def is_frozen(self, name: str, number: int = 0) -> bool:
         """Whether the operand is one load of a tensor that has the same elements at each call."""
@@ -566,17 +583,20 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 
 def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
     """The problem of a sum of products of which one operand is read in windows. These are the last windows of the pattern; axes
-    of the others are empty."""
+    of the others are empty. Of more windows the first ones share the pattern's first one, whose axes are composite then. A loop
+    of no window may have the axis of one, if no other axis is in as few operands: images are rows beside positions."""
     pattern = template.implements
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
     windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
     windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
-    if not windows or len(windows) > len(pattern.windows):
+    if not windows:
         return None
-    named = {v: axis for pair, w in zip(pattern.windows[-len(windows) :], windows, strict=True)
+    pairs = [pattern.windows[0]] * (len(windows) - len(pattern.windows)) + list(pattern.windows[-len(windows) :])
+    named = {v: axis for pair, w in zip(pairs, windows, strict=True)
              for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
-    apart = [axis for axis in pattern.axes if not any(axis in pair for pair in pattern.windows)]
+    together = [axis for pair in pattern.windows for axis in pair]
+    apart = [*(axis for axis in pattern.axes if axis not in together), *together]
     used = [v.variables() for v in values]
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     for v in (*kernel.outer, *kernel.inner):
