@@ -4,8 +4,9 @@ goes over filter taps and channels."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
@@ -62,10 +63,78 @@ class Conv(KernelTemplate):
 
 def _padded(length: int) -> int:
     """The power of two that so many channels fit in."""
-    return max(MIN_BLOCK, 1 << (length - 1).bit_length())
+    return max(MIN_BLOCK, _power(length))
 
 
 def _staged(problem: Problem, config: Config, one: Input, stages: int) -> int:
     """Shared memory of an operand's tiles: of all stages, and once more of one that is computed on its way."""
     rows, depth = (config.get(problem.template.block(axis) or "") for axis in problem.operand_axes(one.name))
     return rows * depth * one.dtype.itemsize * (stages + (problem.copied(one) is None))
+
+
+# Groups, rows and output channels of a tile, and warps: of channels that lie side by side, and of few groups.
+DIRECT_TILES = (
+    (64, 32, 1, 4), (32, 64, 1, 4), (64, 64, 1, 4), (128, 32, 1, 4), (32, 32, 1, 4), (128, 16, 1, 4), (16, 128, 1, 4),
+    (8, 128, 1, 4), (32, 32, 2, 4), (16, 32, 4, 4), (1, 512, 1, 4), (1, 1024, 1, 4), (1, 256, 1, 4), (4, 256, 1, 4),
+    (1, 256, 2, 4), (1, 128, 8, 4), (1, 128, 16, 4), (1, 64, 32, 4), (1, 128, 32, 4), (1, 64, 64, 4), (1, 32, 64, 4),
+    (1, 32, 128, 4), (1, 64, 64, 8),
+)  # fmt: skip
+# The most steps that are written out one by one, and the most channels of a group.
+MOST_UNROLLED, FEW_CHANNELS = 128, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Whether the steps of a sum are written out one by one."""
+
+    unrolled: bool
+
+
+@template(
+    implements=contraction("g,m+t,c", "g,t,c,n -> g,m,n"), device="cuda", source="conv_direct.py.jinja",
+    name="triton_conv_direct",
+)  # fmt: skip
+class DirectConv(KernelTemplate):
+    """The same without matrix units: depthwise, or of few channels."""
+
+    X, F, Y = operand("g", "m+t", "c", access="predicated"), operand("g", "t", "c", "n"), result("g", "m", "n")
+    BLOCK_G, BLOCK_M, BLOCK_N = (
+        knob(64, 1, 4, 8, 16, 32, 128),
+        knob(32, 16, 64, 128, 256, 512, 1024),
+        knob(1, 2, 4, 8, 16, 32, 64, 128),
+    )
+    WARPS, STAGES = knob(4, 8), knob(2)
+    longest: ClassVar = {"c": FEW_CHANNELS}
+
+    def refuse(self, problem: Problem) -> str | None:
+        return refuse_empty(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        most = {axis: _power(problem.size(axis)) for axis in "gn"}
+        for g, m, n, warps in DIRECT_TILES:
+            if g <= most["g"] and n <= most["n"]:
+                yield {"BLOCK_G": g, "BLOCK_M": m, "BLOCK_N": n, "WARPS": warps}
+        if most["g"] < MIN_BLOCK and most["n"] == 1:
+            yield {"BLOCK_G": most["g"], "BLOCK_M": 64, "BLOCK_N": 1}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        area = config.BLOCK_G * config.BLOCK_M * config.BLOCK_N
+        tiles = config.BLOCK_G * (config.BLOCK_M + config.BLOCK_N)
+        words = problem.accumulator.itemsize // 4 or 1
+        return Resources(4 * words * area, words * (2 * area + 2 * tiles) // (config.WARPS * 32) + 48)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        [problem] = problems
+        steps = [problem.extent(axis).as_int() for axis in "tc"]
+        return Facts(None not in steps and math.prod(filter(None, steps)) <= MOST_UNROLLED)
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return conv_estimate.direct(problem, config, self.resources(problem, config))
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return "no GPU has measured it yet"
+
+
+def _power(length: int) -> int:
+    """The power of two that so many fit in."""
+    return 1 << (length - 1).bit_length()

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from kgen.device import L2_RATE
+from kgen.ir import index as ix
+from kgen.ir import values as vs
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.triton.kernels.estimate import LAUNCH, POINTER_RATE, REGISTERS, RESERVED, SHARED, START, STREAM_RATE
+from kgen.templates.triton.kernels.estimate import (
+    LAUNCH,
+    POINTER_RATE,
+    REGISTERS,
+    RESERVED,
+    SHARED,
+    START,
+    STREAM_RATE,
+    WIDEST,
+)
 
 # Share of the peak rate that tiles reach, by the fewest of their points; seconds of a program's step that are address
 # arithmetic, and seconds for each tap of a loop over taps whose pipeline drains.
 SMALL_RATES = ((128 * 256, 1.0), (128 * 128, 0.93), (128 * 64, 0.75), (64 * 64, 0.6), (0, 0.4))
 STEP, DRAINED = 0.02e-6, 0.6e-6
+# Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
+# warps that keep an SM busy.
+LANES, CLOCK, LOAD, BUSY_WARPS = 128, 1.7e9, 10, 16
 
 
 def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
@@ -32,6 +47,34 @@ def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
     together = max(1, min(SHARED // (needs.shared + RESERVED), REGISTERS // (min(255, needs.registers) * config.WARPS * 32)))
     busy *= 1.0 if together > 1 or tiles <= device.compute_units else 1.15  # nothing hides an epilogue
     return LAUNCH + max(busy, streaming(problem)) + START
+
+
+def direct(problem: Problem, config: Config, needs: Resources) -> float:
+    """The time of tiles that are multiplied and added up by ordinary instructions."""
+    device = problem.device
+    blocks = {"g": config.BLOCK_G, "m": config.BLOCK_M, "n": config.BLOCK_N}
+    tiles = math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
+    image, filters = config.BLOCK_G * config.BLOCK_M, config.BLOCK_G * config.BLOCK_N
+    wide = _width(problem, "X", blocks), _width(problem, "F", blocks)
+    loads = image * (1 + LOAD / wide[0]) + filters * (1 + LOAD / wide[1])
+    step = (image * config.BLOCK_N + loads) / LANES / CLOCK
+    steps = problem.size("t") * problem.size("c")
+    together = max(1, REGISTERS // (min(255, needs.registers) * config.WARPS * 32))
+    waits = max(1.0, BUSY_WARPS / (together * config.WARPS))
+    busy = math.ceil(tiles / device.compute_units) * (steps * step * waits + START / together)
+    return LAUNCH + max(busy, streaming(problem)) + START
+
+
+def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:
+    """Elements of an operand that a thread loads at a time: neighbours along a side of its tile. Neighbouring positions begin
+    anywhere, for a tap moves all of them."""
+    one = problem.inputs[name]
+    index = next((load.attr[1][0] for load in vs.loads([one.value])), None)
+    for axis in (axis for axis in one.axes if axis in blocks and axis != "m"):
+        loops = one.loops[axis]
+        if index is not None and loops and ix.stride_of(index, loops[-1]) == 1:
+            return min(WIDEST // one.dtype.itemsize, blocks[axis])
+    return 1
 
 
 def streaming(problem: Problem) -> float:
