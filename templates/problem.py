@@ -25,6 +25,7 @@ from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
+from kgen.templates.pattern import Pattern
 from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
@@ -589,7 +590,9 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
     windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
-    windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
+    used = [v.variables() for v in values]
+    moving = [v for v in kernel.outer if _may_be_position(v, used, pattern)]  # groups and their channels are no window
+    windows = windows_of(values[windowed], graph, moving, kernel.inner)
     if not windows:
         return None
     pairs = [pattern.windows[0]] * (len(windows) - len(pattern.windows)) + list(pattern.windows[-len(windows) :])
@@ -597,7 +600,6 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
              for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
     together = [axis for pair in pattern.windows for axis in pair]
     apart = [*(axis for axis in pattern.axes if axis not in together), *together]
-    used = [v.variables() for v in values]
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     for v in (*kernel.outer, *kernel.inner):
         axis = _axis_of(v, used, v in kernel.outer, template, [named[v]] if v in named else apart)
@@ -606,6 +608,12 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         loops[axis].append(v)
     steps = {v: count for w in windows for v, count in w.steps.items()}
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
+
+
+def _may_be_position(v: Var, used: Sequence[frozenset[Atom]], pattern: Pattern) -> bool:
+    """Whether all operands that know the loop have the positions of some window."""
+    known = [axes for axes, atoms in zip(pattern.operands, used, strict=True) if v in atoms]
+    return any(all(position in axes for axes in known) for position, _ in pattern.windows)
 
 
 def _other_work(template: Template, main: list[Statement], statements: Sequence[Statement]) -> str | None:

@@ -79,15 +79,16 @@ DIRECT_TILES = (
     (1, 256, 2, 4), (1, 128, 8, 4), (1, 128, 16, 4), (1, 64, 32, 4), (1, 128, 32, 4), (1, 64, 64, 4), (1, 32, 64, 4),
     (1, 32, 128, 4), (1, 64, 64, 8),
 )  # fmt: skip
-# The most steps that are written out one by one, and the most channels of a group.
-MOST_UNROLLED, FEW_CHANNELS = 128, 16
+# The most steps that are written out side by side (compilers take seconds for 49), fewer where filters take registers, and
+# the most channels of a group.
+MOST_UNROLLED, FEW_UNROLLED, FEW_CHANNELS = 16, 4, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Whether the steps of a sum are written out one by one."""
+    """How many steps of a sum are written out side by side."""
 
-    unrolled: bool
+    unrolled: int
 
 
 @template(
@@ -125,8 +126,9 @@ class DirectConv(KernelTemplate):
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
-        steps = [problem.extent(axis).as_int() for axis in "tc"]
-        return Facts(None not in steps and math.prod(filter(None, steps)) <= MOST_UNROLLED)
+        steps = (problem.extent("t") * problem.extent("c")).as_int() or 1
+        most = MOST_UNROLLED if config.BLOCK_N == 1 else FEW_UNROLLED
+        return Facts(max(count for count in range(1, most + 1) if steps % count == 0))
 
     def seconds(self, problem: Problem, config: Config) -> float:
         return conv_estimate.direct(problem, config, self.resources(problem, config))

@@ -1,0 +1,228 @@
+"""Convolutions in Triton: right in the interpreter for random problems and every configuration, and within a GPU's limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import kgen
+from kgen.build import triton
+from kgen.device import Device
+from kgen.ir.plan import Kernel
+from kgen.only import Only, only
+from kgen.scheduler import Options
+from kgen.scheduler.selection.choose import chosen_problem
+from kgen.templates import registry
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.verdict import Reason
+from tests.codegen import rendered
+from tests.kernels import plans
+
+GEMM, DIRECT = "triton_conv", "triton_conv_direct"
+f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+TOLERANCE = {f32: 1e-5, f16: 3e-3, bf16: 2e-2}
+CALLS = (F.conv1d, F.conv2d, F.conv3d)
+# Images last in memory are positions; channels last.
+LAST = {3: None, 4: torch.channels_last, 5: torch.channels_last_3d}
+Pick = Callable[..., Config]
+
+
+def r(*shape: int, dtype: torch.dtype = f32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    wanted = LAST[x.dim()]
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if wanted is None else x.to(memory_format=wanted)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Sizes and steps of a convolution, a list of each for as many dimensions as it has."""
+
+    image: tuple[int, ...]
+    filters: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    last: bool
+    dtype: torch.dtype
+    slots: int
+
+    def __str__(self) -> str:
+        how = f"s{self.stride}p{self.padding}d{self.dilation}g{self.groups}".replace(" ", "")
+        shapes = "-".join("x".join(map(str, shape)) for shape in (self.image, self.filters))
+        return f"{shapes}-{how}-{'last' if self.last else 'first'}-{str(self.dtype).removeprefix('torch.')}-{self.slots}"
+
+    @property
+    def plain(self) -> Callable[..., Tensor]:
+        call = CALLS[len(self.stride) - 1]
+        how = (self.stride, self.padding, self.dilation, self.groups)
+        return lambda x, w, b=None: call(x, w, b, *how)
+
+    def function(self, x: Tensor, w: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        """The convolution with so many slots of it filled: bias, activation, residual; a prologue."""
+        if self.slots == 0:
+            return self.plain(x, w)
+        y = self.plain(torch.relu(x * scale) if self.slots == 3 else x, w, b)
+        return F.silu(y) if self.slots == 1 else torch.relu(y + y.detach() * 0.5)
+
+    @property
+    def args(self) -> list[Tensor]:
+        x, w = r(*self.image, dtype=self.dtype), r(*self.filters, dtype=self.dtype)
+        x, w = (channels_last(x), channels_last(w)) if self.last else (x, w)
+        more = r(self.filters[0], dtype=self.dtype), r(self.image[1], *(1 for _ in self.stride), dtype=self.dtype)
+        return [x, w, *more]
+
+
+def problem(seed: int, few: bool) -> Convolution:
+    """A random one, of few channels in each group where asked for. Some paddings are longer than filters, some strides too, and
+    some dimensions one wide, but for the last one."""
+    g = random.Random(seed)
+    rank = g.choice((1, 2, 2, 2, 3))
+    groups = g.choice((1, 3, 20) if few else (1, 1, 2))
+    depth, made = (g.choice((1, 2, 3)), g.choice((1, 2, 5))) if few else (g.choice((4, 17, 40)), g.choice((5, 24, 33)))
+    taps = tuple(g.choice((1, 2, 3, 3, 4)) for _ in range(rank))
+    taps = taps if max(taps) > 1 else (3, *taps[1:])
+    dilation = tuple(g.choice((1, 1, 2)) for _ in taps)
+    reach = [(t - 1) * d + 1 for t, d in zip(taps, dilation, strict=True)]
+    sizes = tuple(g.choice((1, n, n + 3, 7, 11)) if rank < 3 else g.choice((1, n, n + 2)) for n in reach)
+    sizes = (*sizes[:-1], max(2, sizes[-1]))
+    needed = [max(0, n - size + 1) // 2 for n, size in zip(reach, sizes, strict=True)]
+    padding = tuple(least + g.choice((0, 0, 1, 4)) for least in needed)
+    return Convolution(
+        (g.choice((1, 2, 3)), depth * groups, *sizes), (made * groups, depth, *taps), tuple(g.choice((1, 1, 2, 5)) for _ in taps),
+        padding, dilation, groups, g.random() < 0.6, g.choice((f32, f32, bf16, f16)), g.randrange(4),
+    )  # fmt: skip
+
+
+def assert_right(name: str, function: Callable[..., Tensor], args: list[Tensor], pick: Pick = lambda found: found[0]) -> None:
+    """By the template, as exact as numbers of the type allow, and in eager's layout."""
+    torch._dynamo.reset()
+    with only(name, pick), kgen.config.override(gpu_interpreter=True, cache=False):
+        report = kgen.explain(function, *args, print_report=False)
+        got = torch.compile(function, backend="kgen")(*args)
+    assert any(v.reason is Reason.TEMPLATE and v.detail.startswith(f"{name} ") for v in report.verdicts), report
+    want = function(*(t.double() for t in args))
+    tolerance = TOLERANCE[args[0].dtype] * max(1.0, float(want.abs().max()))
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
+    assert got.stride() == function(*args).stride()
+
+
+def some_config(seed: int) -> Pick:
+    return lambda found: found[seed * 7 % len(found)]
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 6 else pytest.mark.slow) for n in range(150)])
+@pytest.mark.parametrize("name", [GEMM, DIRECT])
+def test_random_problems_are_right(name: str, seed: int) -> None:
+    made = problem(seed, name == DIRECT)
+    assert_right(name, made.function, made.args, some_config(seed))
+
+
+# Tiles cross rows and images; what they do depends on the configuration alone.
+EVERY = {
+    GEMM: Convolution((3, 20, 5, 7), (21, 20, 3, 2), (1, 2), (1, 3), (2, 1), 1, True, bf16, 2),
+    DIRECT: Convolution((2, 12, 5, 7), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 12, True, f32, 1),
+}
+FEW_CHANNELS = Convolution((2, 3, 9, 8), (70, 3, 3, 3), (2, 2), (1, 1), (1, 1), 1, False, f32, 1)
+
+
+def count(name: str, made: Convolution) -> int:
+    return len(list(registry.find(name).configs(problem_of(name, made))))
+
+
+def problem_of(name: str, made: Convolution) -> Problem:
+    options = Options(gpu_everywhere=True, only=Only(name, lambda found: found[0]))
+    plan = plans(made.plain, *made.args[:2], options=options).forward
+    kernel = next(step for step in plan.kernels if isinstance(step, Kernel) and step.choice is not None)
+    return chosen_problem(kernel, plan.graph, options.device(plan.graph, kernel.statements[0].outs[0]))
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "made"), [*EVERY.items(), (DIRECT, FEW_CHANNELS)])
+def test_every_configuration_is_right(name: str, made: Convolution) -> None:
+    for number in range(count(name, made)):
+        assert_right(name, made.function, made.args, lambda found, at=number: found[min(at, len(found) - 1)])
+
+
+def test_rows_are_positions_of_all_images() -> None:
+    """Taps and channels are axes of their own, whatever the number of dimensions."""
+    sizes = lambda made: [problem_of(GEMM, made).size(axis) for axis in "gmtcn"]  # noqa: E731
+    plain = Convolution((2, 6, 5, 4), (8, 6, 3, 2), (1, 1), (1, 1), (1, 1), 1, True, bf16, 0)
+    assert sizes(plain) == [1, 2 * 5 * 5, 6, 6, 8]
+    deep = Convolution((2, 6, 3, 5, 4), (8, 3, 3, 2, 2), (1, 2, 1), (1, 1, 1), (1, 1, 1), 2, False, bf16, 0)
+    assert sizes(deep) == [2, 2 * 3 * 3 * 5, 12, 3, 4]
+
+
+def source_of(function: Callable[..., Any], *args: Tensor) -> str:
+    options = Options(gpu_everywhere=True, only=Only(GEMM, lambda found: found[0]))
+    plan = plans(function, *args, options=options).forward
+    return str(rendered(plan.kernels[0], plan, "kernel", options).launch.source)
+
+
+def test_bounds_are_predicates_of_loads() -> None:
+    """An image that no prologue changes goes to shared memory as it is: nothing is widened, and no matmul is waited for."""
+    made = EVERY[GEMM]
+    x, w, b, scale = made.args
+    plain = source_of(made.plain, x, w)
+    assert "lib.widen" not in plain.split("acc = lib.dot")[0]
+    assert "+wait" not in plain
+    assert "+wait" in source_of(lambda x, w, s: made.plain(torch.relu(x * s), w), x, w, scale)
+
+
+def test_nobody_has_measured_them() -> None:
+    for name, made in EVERY.items():
+        assert registry.find(name).uncalibrated(problem_of(name, made))
+
+
+@pytest.mark.interpret
+def test_no_images_are_left_to_the_library() -> None:
+    x, w = r(0, 6, 5, 5), r(8, 6, 3, 3)
+    with only(GEMM, lambda found: found[0]), kgen.config.override(gpu_interpreter=True, cache=False):
+        got = torch.compile(lambda x, w: F.conv2d(x, w, padding=1).relu(), backend="kgen")(x, w)
+    assert got.shape == (0, 8, 5, 5)
+
+
+# A convolution for each way that a kernel is made: of a GPU's usual sizes, for its compiler alone.
+COMPILED = {
+    "gemm": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, True, bf16, 1)),
+    "float32": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (2, 2), (1, 1), (1, 1), 1, True, f32, 1)),
+    "computed": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, False, f16, 3)),
+    "depthwise": (DIRECT, Convolution((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96, True, bf16, 1)),
+    "stem": (DIRECT, Convolution((4, 3, 64, 64), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1, False, bf16, 1)),
+}
+MOST_STACK = 64
+
+
+def launches(name: str, made: Convolution) -> list[Any]:
+    found = []
+    for number in range(count(name, made)):
+        options = Options(gpu_everywhere=True, only=Only(name, lambda found, at=number: found[min(at, len(found) - 1)]))
+        plan = plans(made.function, *made.args, options=options).forward
+        [kernel] = plan.kernels
+        found.append(rendered(kernel, plan, "kernel", options).launch)
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == "gemm" else pytest.mark.slow) for k in COMPILED])
+def test_configurations_compile_for_gpus(kind: str, arch: int) -> None:
+    """Without spilled registers, and in the shared memory that they are said to need."""
+    made = launches(*COMPILED[kind])
+    device = Device("cuda")
+    for one, compiled in zip(made, triton.compile_kernels(made, arch), strict=True):
+        assert compiled.stack <= MOST_STACK, one.source.splitlines()[2]
+        assert compiled.shared <= device.shared, one.source.splitlines()[2]
