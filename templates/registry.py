@@ -26,6 +26,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention",
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.conv",
+    "kgen.templates.triton.kernels.conv_weight",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )

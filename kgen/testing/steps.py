@@ -68,8 +68,8 @@ class Convolution:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = [len(axes) for axes in (self._channels, self._made, self._groups, self._batch)]
-        if len(self.pattern.windows) > 3 or found[:2] != [1, 1] or max(found[2:]) > 1:
+        found = [len(axes) for axes in (self._made, self._channels, self._groups, self._batch)]
+        if len(self.pattern.windows) > 3 or found[0] != 1 or max(found) > 1:
             problem = "its windows are those of no convolution: give check_template problems with them"
             raise errors.BadTemplate(template=str(self.pattern.operands), problem=problem)
 
@@ -118,6 +118,8 @@ class Convolution:
         axes = [tuple(a for a in own if a in groups or a not in self._groups) for own in (self._image, self._filters)]
         image = _permuted(image, axes[0], (*self._batch, *groups, *self._channels, *self._positions))
         filters = _permuted(filters, axes[1], (*groups, *self._made, *self._channels, *self._taps))
+        if not self._channels:
+            image, filters = (x.unsqueeze(-1 - len(self._taps)) for x in (image, filters))
         image = image if self._batch else image[None]
         count = filters.shape[0] if groups else 1
         if groups:

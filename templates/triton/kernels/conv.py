@@ -50,7 +50,7 @@ class Conv(KernelTemplate):
 
     def resources(self, problem: Problem, config: Config) -> Resources:
         stages = config.STAGES if config.BLOCK_M >= ASYNCHRONOUS else max(1, config.STAGES - 1)
-        staged = sum(_staged(problem, config, one, stages) for one in problem.inputs.values())
+        staged = sum(staged_bytes(problem, config, one, stages) for one in problem.inputs.values())
         area = config.BLOCK_M * config.BLOCK_N
         return Resources(max(staged, 4 * area) + 1024, area // (config.WARPS * 32) + 80)
 
@@ -63,10 +63,10 @@ class Conv(KernelTemplate):
 
 def _padded(length: int) -> int:
     """The power of two that so many channels fit in."""
-    return max(MIN_BLOCK, _power(length))
+    return max(MIN_BLOCK, power_of_two(length))
 
 
-def _staged(problem: Problem, config: Config, one: Input, stages: int) -> int:
+def staged_bytes(problem: Problem, config: Config, one: Input, stages: int) -> int:
     """Shared memory of an operand's tiles: of all stages, and once more of one that is computed on its way."""
     rows, depth = (config.get(problem.template.block(axis) or "") for axis in problem.operand_axes(one.name))
     return rows * depth * one.dtype.itemsize * (stages + (problem.copied(one) is None))
@@ -111,7 +111,7 @@ class DirectConv(KernelTemplate):
         return refuse_empty(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        most = {axis: _power(problem.size(axis)) for axis in "gn"}
+        most = {axis: power_of_two(problem.size(axis)) for axis in "gn"}
         for g, m, n, warps in DIRECT_TILES:
             if g <= most["g"] and n <= most["n"]:
                 yield {"BLOCK_G": g, "BLOCK_M": m, "BLOCK_N": n, "WARPS": warps}
@@ -137,6 +137,6 @@ class DirectConv(KernelTemplate):
         return "no GPU has measured it yet"
 
 
-def _power(length: int) -> int:
+def power_of_two(length: int) -> int:
     """The power of two that so many fit in."""
     return 1 << (length - 1).bit_length()

@@ -49,6 +49,22 @@ def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
     return LAUNCH + max(busy, streaming(problem)) + START
 
 
+def weight_gradient(problem: Problem, config: Config) -> float:
+    """The time of tiles whose sums over positions are split into parts, with the memory traffic of these parts."""
+    device, area = problem.device, config.BLOCK_M * config.BLOCK_N
+    blocks = {"g": 1, "t": 1, "m": config.BLOCK_M, "n": config.BLOCK_N}
+    programs = config.SPLIT * math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
+    steps = math.ceil(problem.size("k") / config.BLOCK_K / config.SPLIT)
+    share = POINTER_RATE * next(rate for least, rate in SMALL_RATES if area >= least)
+    arithmetic = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units) / share
+    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE
+    each = steps * (max(arithmetic, loaded) + STEP) + START + 4 * area / L2_RATE
+    last = 4 * area * config.SPLIT / L2_RATE
+    busy = math.ceil(programs / device.compute_units) * each + last
+    parts = 8 * area * programs / device.bandwidth
+    return 2 * LAUNCH + max(busy, streaming(problem) + parts) + START
+
+
 def direct(problem: Problem, config: Config, needs: Resources) -> float:
     """The time of tiles that are multiplied and added up by ordinary instructions."""
     device = problem.device
