@@ -62,6 +62,63 @@ class Convolution:
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(self.dtype)
 
 
+@dataclass(frozen=True)
+class FilterGradient:
+    """The gradient of filters from an image and the gradient of a result with `made` channels, as a sum over windows."""
+
+    image: tuple[int, ...]
+    made: int
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    last: bool = True
+    dtype: torch.dtype = bf16
+
+    def __str__(self) -> str:
+        how = f"s{self.stride}p{self.padding}d{self.dilation}".replace(" ", "")
+        shapes = f"{'x'.join(map(str, self.image))}-{self.made}-{'x'.join(map(str, self.taps))}"
+        return f"gradient-{shapes}-{how}-{'last' if self.last else 'first'}-{str(self.dtype).removeprefix('torch.')}"
+
+    @property
+    def _counts(self) -> list[int]:
+        """Positions of the result along each dimension."""
+        sizes = zip(self.image[2:], self.padding, self.taps, self.dilation, self.stride, strict=True)
+        return [(size + 2 * pad - (taps - 1) * apart - 1) // step + 1 for size, pad, taps, apart, step in sizes]
+
+    def function(self, x: Tensor, gradient: Tensor) -> Tensor:
+        windows = F.pad(x, [pad for pad in reversed(self.padding) for _ in range(2)])
+        for k, (count, step) in enumerate(zip(self._counts, self.stride, strict=True)):
+            windows = windows.unfold(2 + k, step * (count - 1) + 1, 1)[..., ::step]
+            reach = (self.taps[k] - 1) * self.dilation[k] + 1
+            windows = windows[(slice(None),) * (2 + k) + (slice(0, reach, self.dilation[k]),)]
+        taps, positions = "rst"[: len(self.taps)], "hwd"[: len(self.taps)]
+        return torch.einsum(f"nc{taps}{positions},no{positions}->oc{taps}", windows, gradient)
+
+    def make(self, device: str = "cpu") -> list[Tensor]:
+        shapes = self.image, (self.image[0], self.made, *self._counts)
+        found = (torch.randn(s, generator=torch.Generator().manual_seed(sum(s))).to(device, self.dtype) for s in shapes)
+        return [channels_last(one) if self.last else one for one in found]
+
+
+Problem = Convolution | FilterGradient
+
+
+def random_gradient(seed: int, large: bool = False) -> FilterGradient:
+    """One of one or two dimensions. A `large` one has sums that are worth splitting."""
+    g = random.Random(seed)
+    rank = g.choice((1, 2))
+    taps = tuple(g.choice((2, 3, 4)) for _ in range(rank))
+    dilation = tuple(g.choice((1, 1, 2)) for _ in taps)
+    lengths = ((5, 9), (40, 61))[large]
+    sizes = [(n - 1) * d + g.choice(lengths) for n, d in zip(taps, dilation, strict=True)]
+    image = (g.choice((1, 2, 5)), g.choice((3, 20, 40)), *sizes)
+    padding, stride = (tuple(g.choice(values) for _ in taps) for values in ((0, 1, 4), (1, 1, 2)))
+    return FilterGradient(
+        image, g.choice((5, 24, 40)), taps, stride, padding, dilation, g.random() < 0.6, g.choice((f32, bf16, f16))
+    )
+
+
 def random_problem(seed: int, few: bool, large: bool = False) -> Convolution:
     """One of few channels in each group where asked for. Some paddings are longer than filters, some strides too, and some
     dimensions one wide, but for the last one, which is a window. A `large` one has several tiles along each axis."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.contenders import failure
-from bench.conv_problems import Convolution, bf16, f16, f32, random_problem
+from bench.conv_problems import Convolution, FilterGradient, Problem, bf16, f16, f32, random_gradient, random_problem
 from kgen.only import only
 from kgen.templates.contract import Config
 
@@ -25,7 +25,7 @@ from kgen.templates.contract import Config
 PATIENCE = 120.0
 # Largest error of an element against the largest number, by type: float32 may be rounded to TF32.
 TOLERANCE = {bf16: 0.02, f16: 4e-3, f32: 4e-3}
-DIRECT = "triton_conv_direct"
+DIRECT, WEIGHT = "triton_conv_direct", "triton_conv_weight"
 
 # Problems for all configurations: tiles cross rows and images.
 GEMM_CASES = (
@@ -42,6 +42,12 @@ DIRECT_CASES = (
     Convolution((2, 130, 300), (130, 1, 4), (1,), (3,), (1,), groups=130, last=False, dtype=f16),
     Convolution((2, 40, 6, 14, 15), (40, 1, 3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), groups=40),
 )
+WEIGHT_CASES = (
+    FilterGradient((4, 72, 29, 37), 136, (3, 3), (1, 1), (1, 1), (1, 1)),
+    FilterGradient((2, 64, 32, 33), 64, (3, 2), (2, 1), (1, 4), (1, 2), last=False, dtype=f16),
+    FilterGradient((3, 40, 35, 17), 72, (3, 3), (1, 2), (0, 5), (2, 1), dtype=f32),
+    FilterGradient((2, 20, 900), 33, (4,), (1,), (3,), (1,), last=False),
+)
 RANDOM = 30
 
 
@@ -49,12 +55,14 @@ RANDOM = 30
 class Task:
     """A problem, and whether all configurations of a template are to be checked on it, or one that `number` says."""
 
-    problem: Convolution
+    problem: Problem
     number: int | None = None
 
 
 def tasks_of(template: str, count: int = RANDOM) -> list[Task]:
     """The problems of a template, then random ones."""
+    if template == WEIGHT:
+        return [*map(Task, WEIGHT_CASES), *(Task(random_gradient(seed, large=True), 7 * seed) for seed in range(count))]
     few = template == DIRECT
     fixed = [Task(one) for one in (DIRECT_CASES if few else GEMM_CASES)]
     return [*fixed, *(Task(random_problem(seed, few, large=True), 7 * seed) for seed in range(count))]

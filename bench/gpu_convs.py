@@ -38,7 +38,7 @@ from kgen.only import Pick, only
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
-TEMPLATES = ("triton_conv", "triton_conv_direct")
+TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_weight")
 CONFIGS = "configs"
 QUICK_SECONDS = 450.0
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kgen
-from bench.conv_problems import Convolution, random_problem
+from bench.conv_problems import Convolution, FilterGradient, random_gradient, random_problem
 from kgen.build import triton
 from kgen.device import Device
 from kgen.ir.plan import Kernel
@@ -25,7 +25,7 @@ from kgen.verdict import Reason
 from tests.codegen import rendered
 from tests.kernels import plans
 
-GEMM, DIRECT = "triton_conv", "triton_conv_direct"
+GEMM, DIRECT, WEIGHT = "triton_conv", "triton_conv_direct", "triton_conv_weight"
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {f32: 1e-5, f16: 3e-3, bf16: 2e-2}
 Pick = Callable[..., Config]
@@ -54,28 +54,48 @@ def some_config(seed: int) -> Pick:
 
 
 @pytest.mark.interpret
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 6 else pytest.mark.slow) for n in range(150)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 3 else pytest.mark.slow) for n in range(150)])
 @pytest.mark.parametrize("name", [GEMM, DIRECT])
 def test_random_problems_are_right(name: str, seed: int) -> None:
     made = random_problem(seed, name == DIRECT)
     assert_right(name, made.function, made.make(), some_config(seed))
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 2 else pytest.mark.slow) for n in range(60)])
+def test_random_gradients_of_filters_are_right(seed: int) -> None:
+    made = random_gradient(seed)
+    assert_right(WEIGHT, made.function, made.make(), some_config(seed))
+
+
+@pytest.mark.interpret
+def test_a_gradient_of_images_is_a_convolution() -> None:
+    """With the filters read backwards, where they are."""
+    gradient, w = r(2, 24, 6, 7), r(24, 17, 3, 2)
+    assert_right(GEMM, lambda g, w: F.conv2d(g, w.flip(2, 3).transpose(0, 1), padding=(1, 1)), [gradient, w])
+
+
+def test_sums_of_gradients_go_over_positions_of_all_images() -> None:
+    made = FilterGradient((3, 6, 5, 4), 8, (3, 2), (1, 1), (1, 1), (1, 1))
+    assert [problem_of(WEIGHT, made).size(axis) for axis in "gtkmn"] == [1, 3 * 2, 3 * 5 * 5, 6, 8]
+
+
 # Tiles cross rows and images; what they do depends on the configuration alone.
-EVERY = {
+EVERY: dict[str, Convolution | FilterGradient] = {
     GEMM: Convolution((3, 20, 5, 7), (21, 20, 3, 2), (1, 2), (1, 3), (2, 1), 1, True, bf16, 2),
     DIRECT: Convolution((2, 12, 5, 7), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 12, True, f32, 1),
 }
+EVERY[WEIGHT] = FilterGradient((3, 20, 9, 12), 21, (3, 2), (1, 2), (1, 3), (2, 1), True, bf16)
 FEW_CHANNELS = Convolution((2, 3, 9, 8), (70, 3, 3, 3), (2, 2), (1, 1), (1, 1), 1, False, f32, 1)
 
 
-def count(name: str, made: Convolution) -> int:
+def count(name: str, made: Convolution | FilterGradient) -> int:
     return len(list(registry.find(name).configs(problem_of(name, made))))
 
 
-def problem_of(name: str, made: Convolution) -> Problem:
+def problem_of(name: str, made: Convolution | FilterGradient) -> Problem:
     options = Options(gpu_everywhere=True, only=Only(name, lambda found: found[0]))
-    plan = plans(made.plain, *made.make()[:2], options=options).forward
+    plan = plans(made.function, *made.make(), options=options).forward
     kernel = next(step for step in plan.kernels if isinstance(step, Kernel) and step.choice is not None)
     return chosen_problem(kernel, plan.graph, options.device(plan.graph, kernel.statements[0].outs[0]))
 
@@ -83,7 +103,7 @@ def problem_of(name: str, made: Convolution) -> Problem:
 @pytest.mark.interpret
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "made"), [*EVERY.items(), (DIRECT, FEW_CHANNELS)])
-def test_every_configuration_is_right(name: str, made: Convolution) -> None:
+def test_every_configuration_is_right(name: str, made: Convolution | FilterGradient) -> None:
     for number in range(count(name, made)):
         assert_right(name, made.function, made.make(), lambda found, at=number: found[min(at, len(found) - 1)])
 
@@ -106,6 +126,7 @@ def source_of(function: Callable[..., Any], *args: Tensor) -> str:
 def test_bounds_are_predicates_of_loads() -> None:
     """An image that no prologue changes goes to shared memory as it is: nothing is widened, and no matmul is waited for."""
     made = EVERY[GEMM]
+    assert isinstance(made, Convolution)
     x, w, _, scale = made.make()
     plain = source_of(made.plain, x, w)
     assert "lib.widen" not in plain.split("acc = lib.dot")[0]
@@ -127,22 +148,23 @@ def test_no_images_are_left_to_the_library() -> None:
 
 
 # A convolution for each way that a kernel is made: of a GPU's usual sizes, for its compiler alone.
-COMPILED = {
+COMPILED: dict[str, tuple[str, Convolution | FilterGradient]] = {
     "gemm": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, True, bf16, 1)),
     "float32": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (2, 2), (1, 1), (1, 1), 1, True, f32, 1)),
     "computed": (GEMM, Convolution((8, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, False, f16, 3)),
     "depthwise": (DIRECT, Convolution((8, 96, 28, 28), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96, True, bf16, 1)),
+    "gradient": (WEIGHT, FilterGradient((8, 64, 28, 28), 64, (3, 3), (1, 1), (1, 1), (1, 1))),
     "stem": (DIRECT, Convolution((4, 3, 64, 64), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1, False, bf16, 1)),
 }
 MOST_STACK = 64
 
 
-def launches(name: str, made: Convolution) -> list[Any]:
+def launches(name: str, made: Convolution | FilterGradient) -> list[Any]:
     found = []
     for number in range(count(name, made)):
         options = Options(gpu_everywhere=True, only=Only(name, lambda found, at=number: found[min(at, len(found) - 1)]))
         plan = plans(made.function, *made.make(), options=options).forward
-        [kernel] = plan.kernels
+        kernel = next(step for step in plan.kernels if isinstance(step, Kernel) and step.choice is not None)
         found.append(rendered(kernel, plan, "kernel", options).launch)
     return list(dict.fromkeys(found))
 
