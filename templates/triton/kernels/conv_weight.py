@@ -26,11 +26,12 @@ TILES = (
     (64, 64, 64, 4, 4), (32, 64, 64, 4, 4), (64, 32, 64, 4, 4), (32, 32, 128, 4, 3), (16, 64, 64, 4, 4), (16, 16, 128, 4, 3),
 )  # fmt: skip
 # Into how many parts sums are split, and programs for each SM that make it busy.
-SPLITS, PROGRAMS = (2, 4, 8, 16, 32, 64, 128), (1, 2, 4)
+SPLITS, PROGRAMS = (1, 2, 4, 8, 16, 32, 64, 128), (1, 2, 4)
 
 
-def _tiles(problem: Problem, config: Config) -> Expr:
-    return problem.blocks(config)
+def _counters(problem: Problem, config: Config) -> Expr:
+    """One for each tile whose sum is split."""
+    return problem.blocks(config) if config.SPLIT > 1 else ix.ZERO
 
 
 @template(
@@ -44,8 +45,8 @@ class ConvWeight(KernelTemplate):
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16), knob(128, 64, 32, 16, 256), knob(64, 32, 128)
     SPLIT, WARPS, STAGES = knob(*SPLITS), knob(4, 8), knob(3, 4, 2)
     longest: ClassVar = {"t": MOST_TAPS}
-    SUMS = workspace(torch.float32, lambda p, c: _tiles(p, c) * (c.SPLIT * c.BLOCK_M * c.BLOCK_N))
-    DONE = workspace(torch.int32, _tiles, zeroed=True)
+    SUMS = workspace(torch.float32, lambda p, c: _counters(p, c) * (c.SPLIT * c.BLOCK_M * c.BLOCK_N))
+    DONE = workspace(torch.int32, _counters, zeroed=True)
     SHARE = host_value(lambda p, c: ix.ceildiv(ix.ceildiv(p.extent("k"), c.BLOCK_K), c.SPLIT) * c.BLOCK_K)
 
     def refuse(self, problem: Problem) -> str | None:

@@ -80,12 +80,22 @@ def test_sums_of_gradients_go_over_positions_of_all_images() -> None:
     assert [problem_of(WEIGHT, made).size(axis) for axis in "gtkmn"] == [1, 3 * 2, 3 * 5 * 5, 6, 8]
 
 
+@pytest.mark.interpret
+@pytest.mark.parametrize("split", [False, True])
+def test_long_sums_are_split(split: bool) -> None:
+    """The last program of a tile adds the parts up; a sum that stays whole has one launch."""
+    made = FilterGradient((4, 6, 25, 24) if split else (2, 6, 5, 4), 8, (3, 2), (1, 1), (1, 1), (1, 1))
+    assert_right(WEIGHT, made.function, made.make(), lambda found: next(one for one in found if (one.SPLIT > 1) == split))
+    options = Options(gpu_everywhere=True, only=Only(WEIGHT, lambda found: found[0]))
+    assert len(plans(made.function, *made.make(), options=options).forward.kernels) == 1 + split
+
+
 # Tiles cross rows and images; what they do depends on the configuration alone.
 EVERY: dict[str, Convolution | FilterGradient] = {
     GEMM: Convolution((3, 20, 5, 7), (21, 20, 3, 2), (1, 2), (1, 3), (2, 1), 1, True, bf16, 2),
     DIRECT: Convolution((2, 12, 5, 7), (24, 1, 3, 3), (1, 1), (1, 1), (1, 1), 12, True, f32, 1),
 }
-EVERY[WEIGHT] = FilterGradient((3, 20, 9, 12), 21, (3, 2), (1, 2), (1, 3), (2, 1), True, bf16)
+EVERY[WEIGHT] = FilterGradient((4, 20, 18, 20), 21, (3, 2), (1, 2), (1, 3), (2, 1), True, bf16)
 FEW_CHANNELS = Convolution((2, 3, 9, 8), (70, 3, 3, 3), (2, 2), (1, 1), (1, 1), 1, False, f32, 1)
 
 
