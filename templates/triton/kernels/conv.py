@@ -79,9 +79,9 @@ DIRECT_TILES = (
     (1, 256, 2, 4), (1, 128, 8, 4), (1, 128, 16, 4), (1, 64, 32, 4), (1, 128, 32, 4), (1, 64, 64, 4), (1, 32, 64, 4),
     (1, 32, 128, 4), (1, 64, 64, 8),
 )  # fmt: skip
-# The most steps that are written out side by side (compilers take seconds for 49), fewer where filters take registers, and
-# the most channels of a group.
-MOST_UNROLLED, FEW_UNROLLED, FEW_CHANNELS = 16, 4, 16
+# The most steps that are written out side by side (compilers take seconds for 49), fewer where filters take registers; the
+# most elements that a thread loads for them, or registers spill; and the most channels of a group.
+MOST_UNROLLED, FEW_UNROLLED, LOADED, FEW_CHANNELS = 16, 4, 128, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class DirectConv(KernelTemplate):
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
         steps = (problem.extent("t") * problem.extent("c")).as_int() or 1
-        most = MOST_UNROLLED if config.BLOCK_N == 1 else FEW_UNROLLED
+        each = config.BLOCK_G * config.BLOCK_M // (config.WARPS * 32)
+        most = max(1, min(MOST_UNROLLED, LOADED // max(1, each))) if config.BLOCK_N == 1 else FEW_UNROLLED
         return Facts(max(count for count in range(1, most + 1) if steps % count == 0))
 
     def seconds(self, problem: Problem, config: Config) -> float:

@@ -27,8 +27,8 @@ from kgen.templates.triton.kernels.estimate import (
 SMALL_RATES = ((128 * 256, 1.0), (128 * 128, 0.93), (128 * 64, 0.75), (64 * 64, 0.6), (0, 0.4))
 STEP, DRAINED = 0.02e-6, 0.6e-6
 # Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
-# warps that keep an SM busy.
-LANES, CLOCK, LOAD, BUSY_WARPS = 128, 1.7e9, 10, 16
+# warps that keep an SM busy; and bytes that lie side by side where loads make good use of what the memory gives.
+LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
 
 
 def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
@@ -72,7 +72,8 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
     tiles = math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
     image, filters = config.BLOCK_G * config.BLOCK_M, config.BLOCK_G * config.BLOCK_N
     wide = _width(problem, "X", blocks), _width(problem, "F", blocks)
-    loads = image * (1 + LOAD / wide[0]) + filters * (1 + LOAD / wide[1])
+    apart = max(1.0, RUN / (config.BLOCK_G * problem.main_dtype.itemsize)) if wide[0] > 1 else 1.0  # of lines that are not full
+    loads = image * (1 + LOAD / wide[0] * apart) + filters * (1 + LOAD / wide[1])
     step = (image * config.BLOCK_N + loads) / LANES / CLOCK
     steps = problem.size("t") * problem.size("c")
     together = max(1, REGISTERS // (min(255, needs.registers) * config.WARPS * 32))
