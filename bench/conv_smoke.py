@@ -129,7 +129,8 @@ def _work(link: Connection, template: str, first: int, number: int) -> None:
         for at in range(first, len(tasks)):
             args = tasks[at].problem.make("cuda" if torch.cuda.is_available() else "cpu")
             want = tasks[at].problem.function(*(one.double() for one in args))
-            last, number = 1, number if at == first else 0
+            number = number if at == first else 0
+            last = number + 1
             while number < last:
                 link.send(("begin", at, number, ""))
                 last = _check_one(partial(link.send), template, (at, number), tasks[at], args, want)
