@@ -66,7 +66,8 @@ JOINING = ("program", "parts")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma".
+    """An input of the kernel's main loop, a slot for prologues. `access` is how its tiles are loaded: by pointers, or "tma", or
+    "predicated": by pointers, whose loads have an operand's own bounds as predicates, if it is nothing else.
     When it is `many`, each of the contractions that share a kernel has its own; their other operand they have in common. With
     `sums` the template can also add up its elements over the axes that no result has, a slot for an operand reduction. A right
     operand that `packs` may be an array of the C++ engine, packed once, where it is the same at each call."""

@@ -25,6 +25,7 @@ from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
+from kgen.templates.pattern import Pattern
 from kgen.templates.windows import windows_of
 
 P = ParamSpec("P")
@@ -50,6 +51,17 @@ class Input:
         """Equal for operands that are one array. The interned value alone does not say that: ``t.expand(5, 4)`` and
         ``t.expand(4, 6)`` are one value, over loops that it does not name."""
         return self.dtype, vs.over(self.value, (self.loops[axis] for axis in self.axes))
+
+    @property
+    def bounded_load(self) -> Value | None:
+        """The load that it is, of that very type, but zero where a condition of its own does not hold, as the padding of a
+        convolution says; None where it is something else."""
+        if self.value.op != "where":
+            return None
+        condition, load, other = self.value.args
+        zero = other.op == "const" and other.attr == 0
+        plain = load.op == "load" and load.attr[2] == self.dtype and load.args == (condition,)
+        return load if zero and plain else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +380,12 @@ class Problem:
             return None
         return ix.stride_of(load.attr[1][0], loops[0]) if loops else ix.ZERO
 
+    def copied(self, one: Input) -> Value | None:
+        """The load that brings an operand's tile as it is in memory, by predicates where the template has such an operand;
+        None where the tile is computed."""
+        predicated = self.template.operands[one.name].access == "predicated"
+        return one.load or (one.bounded_load if predicated else None)
+
     @memoised
     def is_frozen(self, name: str, number: int = 0) -> bool:
         """Whether the operand is one load of a tensor that has the same elements at each call."""
@@ -566,18 +584,22 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
 
 def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:
     """The problem of a sum of products of which one operand is read in windows. These are the last windows of the pattern; axes
-    of the others are empty."""
+    of the others are empty. Of more windows the first ones share the pattern's first one, whose axes are composite then. A loop
+    of no window may have the axis of one, if no other axis is in as few operands: images are rows beside positions."""
     pattern = template.implements
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
     windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
-    windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
-    if not windows or len(windows) > len(pattern.windows):
-        return None
-    named = {v: axis for pair, w in zip(pattern.windows[-len(windows) :], windows, strict=True)
-             for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
-    apart = [axis for axis in pattern.axes if not any(axis in pair for pair in pattern.windows)]
     used = [v.variables() for v in values]
+    moving = [v for v in kernel.outer if _may_be_position(v, used, pattern)]  # groups and their channels are no window
+    windows = windows_of(values[windowed], graph, moving, kernel.inner)
+    if not windows:
+        return None
+    pairs = [pattern.windows[0]] * (len(windows) - len(pattern.windows)) + list(pattern.windows[-len(windows) :])
+    named = {v: axis for pair, w in zip(pairs, windows, strict=True)
+             for axis, own in zip(pair, (w.positions, w.taps), strict=True) for v in own}  # fmt: skip
+    together = [axis for pair in pattern.windows for axis in pair]
+    apart = [*(axis for axis in pattern.axes if axis not in together), *together]
     loops: dict[str, list[Var]] = {axis: [] for axis in pattern.axes}
     for v in (*kernel.outer, *kernel.inner):
         axis = _axis_of(v, used, v in kernel.outer, template, [named[v]] if v in named else apart)
@@ -586,6 +608,12 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         loops[axis].append(v)
     steps = {v: count for w in windows for v, count in w.steps.items()}
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device, steps)
+
+
+def _may_be_position(v: Var, used: Sequence[frozenset[Atom]], pattern: Pattern) -> bool:
+    """Whether all operands that know the loop have the positions of some window."""
+    known = [axes for axes, atoms in zip(pattern.operands, used, strict=True) if v in atoms]
+    return any(all(position in axes for axes in known) for position, _ in pattern.windows)
 
 
 def _other_work(template: Template, main: list[Statement], statements: Sequence[Statement]) -> str | None:

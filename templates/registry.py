@@ -25,6 +25,8 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
     "kgen.templates.triton.kernels.attention_warp_specialized",
+    "kgen.templates.triton.kernels.conv",
+    "kgen.templates.triton.kernels.conv_weight",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )

@@ -96,7 +96,7 @@ class _Maker:
     def __init__(self, template: Template, dtype: torch.dtype) -> None:
         self.template, self.dtype, self.pattern = template, dtype, template.implements
         self.roles = Roles(template)
-        uses_tma = any(operand.access != "pointer" for operand in template.operands.values())
+        uses_tma = any(operand.access == "tma" for operand in template.operands.values())
         self.by_role, self.for_slots = (BOX_LENGTHS, BOX_SLOTS) if uses_tma else (LENGTHS, SLOTS)
         self.usual, self.batched = (self.roles.lengths(self.by_role, batched) for batched in (False, True))
 

@@ -78,6 +78,11 @@ def _matrices(s: Shapes) -> bool:
     return min(map(len, (*s.inputs, s.result))) >= 2
 
 
+def _with_room(shapes: Shapes) -> bool:
+    """Whether a smaller left operand can be padded to its size."""
+    return _pairs_of_rows(shapes) and shapes.left[-2] > 2 and shapes.left[-1] > 3
+
+
 def _pairs_of_rows(s: Shapes) -> bool:
     return _matrices(s) and s.rows > 0 and s.rows % 2 == 0
 
@@ -258,7 +263,7 @@ PROLOGUES: tuple[Fusion, ...] = (
     Fusion("gathered rows", _with_left(lambda a, i: a[i]), lambda s: (Spec(s.left[:1], torch.int64, high=2 * s.left[0] + 1),),
            operands=lambda s: s.with_left((2 * s.left[0] + 1, *s.left[1:]))),
     Fusion("padded", _with_left(lambda a: F.pad(a, (1, 2, 0, 2))),
-           operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3)), fits=_pairs_of_rows),
+           operands=lambda s: s.with_left((*s.left[:-2], s.left[-2] - 2, s.left[-1] - 3)), fits=_with_room),
     Fusion("dequantised from int8", _with_right(lambda b, kind, scale: b.to(kind) * scale), _scales(50, _last), operands=_bytes,
            fits=_two),
     Fusion("dequantised element by element", _with_right(lambda b, kind, scale: b.to(kind) * scale),

@@ -23,7 +23,7 @@ DIVISOR = 6
 
 
 # How long axes are at most where there are windows, by their role: problems are as large as many axes multiplied.
-FEW = {"taps": 3, "positions": 3, "images": 2, "rows": 24, "columns": 42, "depth": 24}
+FEW = {"taps": 3, "positions": 3, "images": 2, "rows": 24, "columns": 42, "depth": 24, "batch": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ class Roles:
 
     def of(self, axis: str) -> str:
         windows = self.pattern.windows
+        inside = [axis in axes for axes in self.pattern.operands]
         if any(axis in pair for pair in windows):
             return "taps" if axis not in self.pattern.results[0] else "rows" if axis == windows[-1][0] else "positions"
-        inside = [axis in axes for axes in self.pattern.operands]
         if (
             windows
             and axis in self.pattern.results[0]
+            and not all(inside)
             and any(windows[0][0] in axes and axis in axes for axes in self.pattern.operands)
         ):
             return "images"

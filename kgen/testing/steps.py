@@ -68,14 +68,23 @@ class Convolution:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        single = [self._batch, self._channels, self._made]
-        if len(self.pattern.windows) > 3 or any(len(axes) != 1 for axes in single):
+        found = [len(axes) for axes in (self._made, self._channels, self._groups, self._batch)]
+        if len(self.pattern.windows) > 3 or found[0] != 1 or max(found) > 1:
             problem = "its windows are those of no convolution: give check_template problems with them"
             raise errors.BadTemplate(template=str(self.pattern.operands), problem=problem)
 
     @property
     def _windowed(self) -> int:
         return next(k for k, axes in enumerate(self.pattern.operands) if self.pattern.windows[0][0] in axes)
+
+    @property
+    def _image(self) -> Axes:
+        """The axes of the image, but those of taps."""
+        return tuple(a for a in self.pattern.operands[self._windowed] if a not in self._taps)
+
+    @property
+    def _filters(self) -> Axes:
+        return self.pattern.operands[1 - self._windowed]
 
     @property
     def _positions(self) -> Axes:
@@ -86,27 +95,41 @@ class Convolution:
         return tuple(tap for _, tap in self.pattern.windows)
 
     @property
+    def _groups(self) -> Axes:
+        return self.pattern.batch
+
+    @property
     def _batch(self) -> Axes:
-        image, result = self.pattern.operands[self._windowed], self.pattern.results[0]
-        return tuple(a for a in image if a in result and a not in self._positions)
+        result = self.pattern.results[0]
+        return tuple(a for a in self._image if a in result and a not in (*self._positions, *self._groups))
 
     @property
     def _channels(self) -> Axes:
-        image, taps = self.pattern.operands[self._windowed], self.pattern.operands[1 - self._windowed]
-        return tuple(a for a in image if a in taps and a not in self._taps)
+        return tuple(a for a in self._image if a in self._filters and a not in self._groups)
 
     @property
     def _made(self) -> Axes:
-        return tuple(a for a in self.pattern.operands[1 - self._windowed] if a in self.pattern.results[0])
+        return tuple(a for a in self._filters if a in self.pattern.results[0] and a not in self._groups)
 
     def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
+        """Without groups the tensors lack their axis."""
         image, filters = (operands[k] for k in (self._windowed, 1 - self._windowed))
-        own = tuple(a for a in self.pattern.operands[self._windowed] if a not in self._taps)
-        image = _permuted(image, own, (*self._batch, *self._channels, *self._positions))
-        filters = _permuted(filters, self.pattern.operands[1 - self._windowed], (*self._made, *self._channels, *self._taps))
+        groups = self._groups if image.ndim == len(self._image) else ()
+        axes = [tuple(a for a in own if a in groups or a not in self._groups) for own in (self._image, self._filters)]
+        image = _permuted(image, axes[0], (*self._batch, *groups, *self._channels, *self._positions))
+        filters = _permuted(filters, axes[1], (*groups, *self._made, *self._channels, *self._taps))
+        if not self._channels:
+            image, filters = (x.unsqueeze(-1 - len(self._taps)) for x in (image, filters))
+        image = image if self._batch else image[None]
+        count = filters.shape[0] if groups else 1
+        if groups:
+            image, filters = image.flatten(1, 2), filters.flatten(0, 1)
         call = (F.conv1d, F.conv2d, F.conv3d)[len(self.pattern.windows) - 1]
-        result = call(image, filters, **self.arguments)
-        return _permuted(result, (*self._batch, *self._made, *self._positions), self.pattern.results[0])
+        result = call(image, filters, groups=count, **self.arguments)
+        result = result.unflatten(1, (count, -1)) if groups else result
+        result = result if self._batch else result[0]
+        wanted = tuple(a for a in self.pattern.results[0] if a in groups or a not in self._groups)
+        return _permuted(result, (*self._batch, *groups, *self._made, *self._positions), wanted)
 
 
 def _permuted(tensor: torch.Tensor, axes: Sequence[str], wanted: Sequence[str]) -> torch.Tensor:

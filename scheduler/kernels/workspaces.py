@@ -52,6 +52,8 @@ def _provided(kernel: Kernel, plan: Schedule, device: Callable[[str], Device], f
     buffers: list[tuple[str, str]] = []
     for name, one in template.workspaces.items():
         lengths = [ix.as_expr(one.length(problem, config)) for config in configs]
+        if all(length == 0 for length in lengths):  # none of the configurations needs it
+            continue
         buffer = _buffer(kernel, name, one, _most(plan.graph, lengths), plan.graph)
         buffers.append((name, buffer.name))
         if one.zeroed:

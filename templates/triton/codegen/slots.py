@@ -137,8 +137,9 @@ class Slots:
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
         axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
-        if one.load is not None:
-            text = raw_load(emitter, one.load, one.dtype)
+        load = self.problem.copied(one)
+        if load is not None:
+            text = raw_load(emitter, load, one.dtype)
         elif axis is not None:
             text = self._joined(emitter, one, axis, starts[axis])
         else:
@@ -418,7 +419,9 @@ def raw_load(emitter: TileEmitter, load: Value, dtype: torch.dtype) -> str:
     name, (offset,), _ = load.attr
     if any(extent == 0 for extent in emitter.graph.buffers[name].sizes):
         return f"tl.full({emitter._shape(emitter.level)}, 0, {TRITON_TYPES[dtype].storage})"
+    emitter.guard = (emitter.emit(load.args[0]), emitter.axes(load.args[0])) if load.args else None
     mask = emitter._mask_argument(emitter.level)
+    emitter.guard = None
     other = f", other={_zero(dtype)}" if mask else ""  # of 8-bit floats an integer is none
     return f"tl.load({emitter._place(name, offset, emitter.level)}{mask}{other})"
 

@@ -171,7 +171,7 @@ class _Part:
 def _precision(problem: Problem) -> str:
     """What `lib.dot` has to know: how exact float32 numbers are multiplied, and whether an operand may be in registers while
     they are."""
-    computed = any(one.load is None for member in problem.members for one in member.values())
+    computed = any(problem.copied(one) is None for member in problem.members for one in member.values())
     waits = computed and problem.device.arch // 10 == HOPPER_MAJOR and problem.accumulator.itemsize == 4
     return ("tf32" if problem.tf32 else "ieee") + ("+wait" if waits else "")
 

@@ -1,0 +1,100 @@
+"""What convolutions take on a GPU. Nobody has compared these estimates with measurements: they order configurations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kgen.device import L2_RATE
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates.base import Resources
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.templates.triton.kernels.estimate import (
+    LAUNCH,
+    POINTER_RATE,
+    REGISTERS,
+    RESERVED,
+    SHARED,
+    START,
+    STREAM_RATE,
+    WIDEST,
+)
+
+# Share of the peak rate that tiles reach, by the fewest of their points; seconds of a program's step that are address
+# arithmetic, and seconds for each tap of a loop over taps whose pipeline drains.
+SMALL_RATES = ((128 * 256, 1.0), (128 * 128, 0.93), (128 * 64, 0.75), (64 * 64, 0.6), (0, 0.4))
+STEP, DRAINED = 0.02e-6, 0.6e-6
+# Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
+# warps that keep an SM busy; and bytes that lie side by side where loads make good use of what the memory gives.
+LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
+
+
+def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
+    """The time of tiles whose steps are taps and blocks of channels."""
+    device, area = problem.device, config.BLOCK_M * config.BLOCK_N
+    tiles = problem.size("g") * math.prod(
+        math.ceil(problem.size(axis) / block) for axis, block in (("m", config.BLOCK_M), ("n", config.BLOCK_N))
+    )
+    taps = problem.size("t")
+    steps = taps * math.ceil(problem.size("c") / config.BLOCK_C)
+    share = POINTER_RATE * next(rate for least, rate in SMALL_RATES if area >= least)
+    arithmetic = 2 * area * config.BLOCK_C / (problem.rate / device.compute_units) / share
+    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_C * problem.main_dtype.itemsize / L2_RATE
+    tile = steps * (max(arithmetic, loaded) + STEP) + START + (0.0 if config.FLATTEN else taps * DRAINED)
+    busy = math.ceil(tiles / device.compute_units) * tile
+    together = max(1, min(SHARED // (needs.shared + RESERVED), REGISTERS // (min(255, needs.registers) * config.WARPS * 32)))
+    busy *= 1.0 if together > 1 or tiles <= device.compute_units else 1.15  # nothing hides an epilogue
+    return LAUNCH + max(busy, streaming(problem)) + START
+
+
+def weight_gradient(problem: Problem, config: Config) -> float:
+    """The time of tiles whose sums over positions are split into parts, with the memory traffic of these parts."""
+    device, area = problem.device, config.BLOCK_M * config.BLOCK_N
+    blocks = {"g": 1, "t": 1, "m": config.BLOCK_M, "n": config.BLOCK_N}
+    programs = config.SPLIT * math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
+    steps = math.ceil(problem.size("k") / config.BLOCK_K / config.SPLIT)
+    share = POINTER_RATE * next(rate for least, rate in SMALL_RATES if area >= least)
+    arithmetic = 2 * area * config.BLOCK_K / (problem.rate / device.compute_units) / share
+    loaded = (config.BLOCK_M + config.BLOCK_N) * config.BLOCK_K * problem.main_dtype.itemsize / L2_RATE
+    each = steps * (max(arithmetic, loaded) + STEP) + START + 4 * area / L2_RATE
+    last = 4 * area * config.SPLIT / L2_RATE
+    busy = math.ceil(programs / device.compute_units) * each + last
+    parts = 8 * area * programs / device.bandwidth
+    return 2 * LAUNCH + max(busy, streaming(problem) + parts) + START
+
+
+def direct(problem: Problem, config: Config, needs: Resources) -> float:
+    """The time of tiles that are multiplied and added up by ordinary instructions."""
+    device = problem.device
+    blocks = {"g": config.BLOCK_G, "m": config.BLOCK_M, "n": config.BLOCK_N}
+    tiles = math.prod(math.ceil(problem.size(axis) / block) for axis, block in blocks.items())
+    image, filters = config.BLOCK_G * config.BLOCK_M, config.BLOCK_G * config.BLOCK_N
+    wide = _width(problem, "X", blocks), _width(problem, "F", blocks)
+    apart = max(1.0, RUN / (config.BLOCK_G * problem.main_dtype.itemsize)) if wide[0] > 1 else 1.0  # of lines that are not full
+    loads = image * (1 + LOAD / wide[0] * apart) + filters * (1 + LOAD / wide[1])
+    step = (image * config.BLOCK_N + loads) / LANES / CLOCK
+    steps = problem.size("t") * problem.size("c")
+    together = max(1, REGISTERS // (min(255, needs.registers) * config.WARPS * 32))
+    waits = max(1.0, BUSY_WARPS / (together * config.WARPS))
+    busy = math.ceil(tiles / device.compute_units) * (steps * step * waits + START / together)
+    return LAUNCH + max(busy, streaming(problem)) + START
+
+
+def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:
+    """Elements of an operand that a thread loads at a time: neighbours along a side of its tile. Neighbouring positions begin
+    anywhere, for a tap moves all of them."""
+    one = problem.inputs[name]
+    index = next((load.attr[1][0] for load in vs.loads([one.value])), None)
+    for axis in (axis for axis in one.axes if axis in blocks and axis != "m"):
+        loops = one.loops[axis]
+        if index is not None and loops and ix.stride_of(index, loops[-1]) == 1:
+            return min(WIDEST // one.dtype.itemsize, blocks[axis])
+    return 1
+
+
+def streaming(problem: Problem) -> float:
+    """Seconds of what has to come from memory and go there."""
+    moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+    return moved / problem.device.bandwidth / STREAM_RATE
