@@ -1,4 +1,5 @@
-"""Batches: small independent kernels that run as one, the way foreach operators and optimisers need it.
+"""Batches: small independent kernels, of points or of plain reductions, that run as one, the way foreach operators and
+optimisers need it.
 
 A step over a hundred parameters is a hundred kernels that share nothing, so fusion leaves them apart, and each would wake the
 threads, or be launched, for a few microseconds of work. A batch is one kernel over all of them: the back end shares its points
@@ -44,6 +45,8 @@ class Room:
     pointers: int
 
 
+# Reductions whose members may share a body: others count points, or have more than one result.
+FOLDS = ("sum", "prod", "max", "min", "any", "all")
 # Pointers are parameters of a GPU's kernel, 4 KiB of them on older drivers, of which two may be Triton's own.
 ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
 
@@ -98,7 +101,7 @@ class _Batches:
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
-            if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
+            if isinstance(step, Kernel) and step.target == "triton" and _is_simple(step) and not self._static(step):
                 self._refuse_symbols(step, earliest)
             at = len(self.entries)
             self.entries.append(_Place(step))
@@ -109,7 +112,7 @@ class _Batches:
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
-        if not _points_only(kernel):
+        if not _is_simple(kernel):
             return False
         if kernel.target == "triton":
             return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
@@ -119,7 +122,7 @@ class _Batches:
         """A verdict where the kernel might have joined another one."""
         alone = (place.step for place in self.entries[earliest:])
         other = next(
-            (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
+            (s for s in alone if isinstance(s, Kernel) and _is_simple(s) and self._home(s) == self._home(kernel)), None
         )
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
@@ -127,7 +130,7 @@ class _Batches:
     def _static(self, kernel: Kernel) -> bool:
         """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
         buffers = [self.graph.buffers[name] for name in reads(kernel) | writes(kernel)]
-        exprs = [v.extent for v in kernel.outer]
+        exprs = [v.extent for v in (*kernel.outer, *kernel.inner)]
         exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
         exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
         return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
@@ -174,7 +177,7 @@ class _Batches:
         return kernel.target, next(self.graph.buffers[name].device for name in sorted(writes(kernel)))
 
     def _pointers(self, kernel: Kernel) -> set[Hashable]:
-        return {address(self.graph, name) for name in reads(kernel) | writes(kernel)}
+        return {pointer_of(self.graph, name) for name in reads(kernel) | writes(kernel)}
 
     def _small(self, kernel: Kernel) -> bool:
         if kernel.target == "triton":
@@ -182,7 +185,7 @@ class _Batches:
         return self._points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
 
     def _points(self, kernel: Kernel) -> int:
-        return Sizes(self.graph.size_hints).points(kernel.outer)
+        return Sizes(self.graph.size_hints).points((*kernel.outer, *kernel.inner))
 
     def _makes_new(self, kernel: Kernel) -> bool:
         return any(self.graph.buffers[ir.owner(self.graph, name)].alias_of is None for name in writes(kernel))
@@ -192,8 +195,18 @@ class _Batches:
         return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
 
 
-def _points_only(kernel: Kernel) -> bool:
-    return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
+def _is_simple(kernel: Kernel) -> bool:
+    """Whether a kernel computes points, or walks its rows once to reduce them."""
+    if not kernel.inner:
+        return all(s.kind == "pointwise" for s in kernel.statements)
+    plain = all(s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLDS) for s in kernel.statements)
+    return plain and kernel.sections == 1 and not kernel.rows and kernel.share is None
+
+
+def pointer_of(graph: ir.Graph, name: str) -> Hashable:
+    """Equal for buffers that a combo kernel has one pointer for: parts of a buffer share the pointer of the whole."""
+    buffer = graph.buffers[name]
+    return address(graph, buffer.alias_of if buffer.is_part and buffer.alias_of is not None else name)
 
 
 def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
@@ -210,7 +223,7 @@ def _body(kernel: Kernel) -> Hashable:
     numbers = {value: k for k, value in enumerate(values)}
     slots: dict[str, int] = {}
     rows: list[Hashable] = [(v.op, v.dtype, tuple(numbers[a] for a in v.args), _attribute(v, slots)) for v in values]
-    rows += [(numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
+    rows += [(s.kind, s.op, s.inner, numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
     return tuple(rows)
 
 
