@@ -80,6 +80,7 @@ class _Place:
     members: list[Kernel] = field(default_factory=list)
     forms: set[Hashable] = field(default_factory=set)
     pointers: set[Hashable] = field(default_factory=set)
+    wholes: set[str] = field(default_factory=set)  # buffers of which members write parts
     small: bool = False
 
 
@@ -101,7 +102,7 @@ class _Batches:
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
-            if isinstance(step, Kernel) and step.target == "triton" and _is_simple(step) and not self._static(step):
+            if isinstance(step, Kernel) and step.target == "triton" and is_simple(step) and not is_static(step, self.graph):
                 self._refuse_symbols(step, earliest)
             at = len(self.entries)
             self.entries.append(_Place(step))
@@ -112,28 +113,21 @@ class _Batches:
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
-        if not _is_simple(kernel):
+        if not is_simple(kernel):
             return False
         if kernel.target == "triton":
-            return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
+            fits = self._points(kernel) <= GPU_FULL or bool(self._wholes(kernel))
+            return is_static(kernel, self.graph) and fits and self._points(kernel) > 0
         return self._small(kernel) or not self.read_elsewhere & writes(kernel)
 
     def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
         """A verdict where the kernel might have joined another one."""
         alone = (place.step for place in self.entries[earliest:])
         other = next(
-            (s for s in alone if isinstance(s, Kernel) and _is_simple(s) and self._home(s) == self._home(kernel)), None
+            (s for s in alone if isinstance(s, Kernel) and is_simple(s) and self._home(s) == self._home(kernel)), None
         )
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
-
-    def _static(self, kernel: Kernel) -> bool:
-        """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
-        buffers = [self.graph.buffers[name] for name in reads(kernel) | writes(kernel)]
-        exprs = [v.extent for v in (*kernel.outer, *kernel.inner)]
-        exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
-        exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
-        return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
 
     def _earliest(self, read: set[str], written: set[str]) -> int:
         """The first place after all that the step depends on."""
@@ -148,7 +142,7 @@ class _Batches:
         known = self.by_form.setdefault(form, [])
         if self._makes_new(kernel):
             earliest = max(earliest, len(self.entries) - NEAR)
-        others = range(earliest, len(self.entries)) if small else ()
+        others = range(earliest, len(self.entries)) if small or self._wholes(kernel) else ()
         candidates = (*(k for k in known if k >= earliest), *others)
         at = next((k for k in candidates if self._takes(self.entries[k], kernel, form)), len(self.entries))
         if at == len(self.entries):
@@ -157,6 +151,7 @@ class _Batches:
         place.members.append(kernel)
         place.forms.add(form)
         place.pointers |= self._pointers(kernel)
+        place.wholes |= self._wholes(kernel)
         place.small &= small
         if at not in known:
             known.append(at)
@@ -166,11 +161,20 @@ class _Batches:
         room = ROOM[kernel.target]
         if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
             return False
-        if form not in place.forms and (not place.small or len(place.forms) >= room.forms):
+        if form not in place.forms and not (len(place.forms) < room.forms and self._suits(place, kernel)):
             return False
         if len(place.pointers | self._pointers(kernel)) > room.pointers:
             return False
         return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
+
+    def _suits(self, place: _Place, kernel: Kernel) -> bool:
+        """Whether another body may join: all are small, or members make parts of one buffer, which is done when all are."""
+        return (place.small and self._small(kernel)) or not place.wholes.isdisjoint(self._wholes(kernel))
+
+    def _wholes(self, kernel: Kernel) -> set[str]:
+        """The buffers of which a GPU's kernel writes parts."""
+        written = writes(kernel) if kernel.target == "triton" else ()
+        return {ir.owner(self.graph, name) for name in written if self.graph.buffers[name].is_part}
 
     def _home(self, kernel: Kernel) -> Hashable:
         """The language and the device of a kernel."""
@@ -195,12 +199,21 @@ class _Batches:
         return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
 
 
-def _is_simple(kernel: Kernel) -> bool:
+def is_simple(kernel: Kernel) -> bool:
     """Whether a kernel computes points, or walks its rows once to reduce them."""
     if not kernel.inner:
         return all(s.kind == "pointwise" for s in kernel.statements)
     plain = all(s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLDS) for s in kernel.statements)
     return plain and kernel.sections == 1 and not kernel.rows and kernel.share is None
+
+
+def is_static(kernel: Kernel, graph: ir.Graph) -> bool:
+    """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
+    buffers = [graph.buffers[name] for name in reads(kernel) | writes(kernel)]
+    exprs = [v.extent for v in (*kernel.outer, *kernel.inner)]
+    exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
+    exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
+    return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
 
 
 def pointer_of(graph: ir.Graph, name: str) -> Hashable:

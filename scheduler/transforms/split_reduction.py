@@ -25,6 +25,7 @@ from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.loops import unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.transforms.alike_reductions import cut_alike
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
@@ -42,9 +43,12 @@ class SplitReduction(Transform):
         kernels = (step for step in steps if isinstance(step, Kernel))
         partial = {o for step in kernels for s in step.statements if s.kind == "column" for o in s.outs}
         graph, gpu = forming.draft.graph, forming.draft.options.gpu
+        alike = cut_alike(steps, graph, forming.sizes, gpu)
         out: list[Step] = []
-        for step in steps:
-            if isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
+        for place, step in enumerate(steps):
+            if place in alike:
+                out += alike[place]
+            elif isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
                 out += split_reduction(step, graph, forming.sizes, gpu)
             else:
                 out.append(step)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Size
-from kgen.ir.plan import Nest, Tiling, address
+from kgen.ir.plan import ComboKernel, Nest, Tiling, address
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, canonical_text
 from kgen.templates.contract import Config, knob, template
@@ -49,12 +49,14 @@ def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, n
     """The Triton function of a batch whose members' sizes are all numbers."""
     graph, tilings = problem.graph, problem.tilings
     bodies = _bodies([replace(one, kernel=without_parts(one.kernel, graph)) for one in tilings], problem)
+    in_order = isinstance(problem.step, ComboKernel) and problem.step.in_order
     parameters = _Parameters(graph)
     forms = [body.form(f"{name}_form{body.number}", parameters) for body in bodies]
     comments = (f"independent loops: {len(tilings)}, forms: {len(bodies)}", *source_lines(problem.origins))
     texts = tuple(p if k % PER_LINE else f"\n    {p}" for k, p in enumerate(parameters.names))
     own = tuple(one for one in config.values if one[0] not in OF_LAUNCH)
-    slots = TritonForms(FunctionHead(name, comments, texts, own), tuple(f.slot for f in forms), lines(_calls(forms)))
+    calls = _in_turn(forms) if in_order else _calls(forms)
+    slots = TritonForms(FunctionHead(name, comments, texts, own), tuple(f.slot for f in forms), lines(calls))
     text = render_slots(template.source, "cuda", slots, config, problem)
     names = frozenset(n for body in bodies for n in body.made_names) | set(parameters.names)
     launch = TritonKernel(
@@ -63,15 +65,17 @@ def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, n
         tuple(aligned(graph.buffers[b]) for b in parameters.buffers),
         config.get("WARPS", problem.proposed["WARPS"]), 1, compile_options(any(body.emitter.checks for body in bodies)),
     )  # fmt: skip
-    return KernelCall(name, tuple(parameters.buffers), (), (ix.constant(bodies[-1].end), ix.ONE, ix.ONE), launch)
+    programs = ix.ONE if in_order else ix.constant(bodies[-1].end)
+    return KernelCall(name, tuple(parameters.buffers), (), (programs, ix.ONE, ix.ONE), launch)
 
 
 def _bodies(tilings: Sequence[Tiling], problem: LoopProblem) -> list[_Body]:
     """The functions, each with the members that share it and the numbers of their programs."""
     groups: dict[Hashable, list[_Member]] = {}
-    for tiling in tilings:
+    in_order = isinstance(problem.step, ComboKernel) and problem.step.in_order
+    for number, tiling in enumerate(tilings):
         member = _Member(tiling, form_of(_nest(tiling), problem.graph), _programs(tiling))
-        groups.setdefault(_body_key(member, problem.graph), []).append(member)
+        groups.setdefault(number if in_order else _body_key(member, problem.graph), []).append(member)
     bodies: list[_Body] = []
     for members in groups.values():
         first = bodies[-1].end if bodies else 0
@@ -86,6 +90,17 @@ class _Form:
     slot: TritonForm
     end: int
     call: tuple[str, ...]
+
+
+def _in_turn(forms: Sequence[_Form]) -> list[str]:
+    """One program calls all functions, each for all tiles of its member. A barrier makes what it has stored visible."""
+    found: list[str] = []
+    first = 0
+    for form in forms:
+        found += ["tl.debug_barrier()"] if found else []
+        found += [f"for program in range({first}, {form.end}):", *(f"    {line}" for line in form.call)]
+        first = form.end
+    return found
 
 
 def _calls(forms: Sequence[_Form]) -> list[str]:
