@@ -68,7 +68,7 @@ def _formed(draft: Draft, fuser: Fuser, groups: list[Group]) -> list[Step]:
     steps = distinct_names(steps)
     if len(steps) < 2 or not options.fusion or not options.horizontal_fusion:
         return steps
-    steps = batch(steps, graph, options.demands, fuser.verdicts)
+    steps = batch(steps, graph, options, fuser.verdicts)
     return in_sequence(steps, graph, options.demands, fuser.verdicts)
 
 

@@ -296,7 +296,7 @@ def variants(step: Launch) -> tuple[Launch, ...]:
 
 def _with_choice(step: Launch, name: str, choice: Choice) -> Launch:
     if isinstance(step, ComboKernel):
-        return ComboKernel(name, tuple(replace(one, choice=choice, by_size=None) for one in step.members))
+        return replace(step, name=name, members=tuple(replace(one, choice=choice, by_size=None) for one in step.members))
     return replace(step, name=name, choice=choice, by_size=None)
 
 

@@ -11,9 +11,10 @@ change what one touches; inside a batch there is no order at all.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -21,6 +22,7 @@ from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import may_alias, reads, writes
+from kgen.scheduler.options import Options
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Elementary operations that keep all threads busy: a kernel with more gains nothing from company. It joins only its own likes,
@@ -47,13 +49,21 @@ class Room:
 
 # Reductions whose members may share a body: others count points, or have more than one result.
 FOLDS = ("sum", "prod", "max", "min", "any", "all")
-# Pointers are parameters of a GPU's kernel, 4 KiB of them on older drivers, of which two may be Triton's own.
-ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
+# Pointers are parameters of a GPU's kernel, which is its table of them: they lie in constant memory and come with the launch, so
+# nothing is uploaded before. Some may be Triton's own. A program finds its member among so many by 9 branches.
+POINTER_BYTES, OWN_POINTERS = 8, 32
+CPP_ROOM, MOST_MEMBERS, MOST_FORMS = Room(512, 16, 1 << 16), 512, 8
 
 
-def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
-    """The steps with independent kernels of points gathered into batches. `demands` that forbid fusion hold for batches too."""
-    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
+def room_of(gpu: Gpu) -> Room:
+    """The room of a GPU's kernel."""
+    return Room(MOST_MEMBERS, MOST_FORMS, gpu.parameters // POINTER_BYTES - OWN_POINTERS)
+
+
+def batch(steps: list[Step], graph: ir.Graph, options: Options, verdicts: list[Verdict]) -> list[Step]:
+    """The steps with independent kernels gathered into batches. Demands that forbid fusion hold for batches too."""
+    room = {"cpp": CPP_ROOM, "triton": room_of(options.gpu)}
+    found = _Batches(graph, room, _read_elsewhere(steps), [d for d in options.demands if not d.wanted], verdicts)
     for step in steps:
         found.add(step)
     return [_joined(place, verdicts) for place in found.entries]
@@ -87,6 +97,7 @@ class _Place:
 @dataclass(slots=True)
 class _Batches:
     graph: ir.Graph
+    room: Mapping[str, Room]
     read_elsewhere: set[str]
     forbidden: list[FusionDemand]
     verdicts: list[Verdict]
@@ -123,9 +134,7 @@ class _Batches:
     def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
         """A verdict where the kernel might have joined another one."""
         alone = (place.step for place in self.entries[earliest:])
-        other = next(
-            (s for s in alone if isinstance(s, Kernel) and is_simple(s) and self._home(s) == self._home(kernel)), None
-        )
+        other = next((s for s in alone if isinstance(s, Kernel) and is_simple(s) and self._home(s) == self._home(kernel)), None)
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
 
@@ -158,7 +167,7 @@ class _Batches:
         return at
 
     def _takes(self, place: _Place, kernel: Kernel, form: Hashable) -> bool:
-        room = ROOM[kernel.target]
+        room = self.room[kernel.target]
         if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
             return False
         if form not in place.forms and not (len(place.forms) < room.forms and self._suits(place, kernel)):

@@ -7,9 +7,11 @@ company.
 
 from __future__ import annotations
 
+import torch
+
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.plan import ComboKernel, Kernel, Step
+from kgen.ir.plan import Call, ComboKernel, Kernel, Step
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.fusion.combo_kernels import forbids, is_simple, is_static
@@ -19,46 +21,61 @@ from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 MOST_POINTS, MOST_WORK = 1 << 15, 1 << 18
 # Points of a later one, which has one row.
 MOST_ROW = 1 << 13
+# Steps that a kernel moves up past, at most.
+NEAR = 8
 
 
-def in_sequence(
-    steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]
-) -> list[Step]:
-    """The steps with neighbours joined that one program runs one after the other."""
+def in_sequence(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
+    """The steps with those joined that one program runs one after the other. `demands` that forbid fusion hold here too."""
     made: list[Step] = []
     forbidden = [d for d in demands if not d.wanted]
     for step in steps:
-        before = made[-1] if made else None
-        first = _first(before, graph)
-        if before is None or first is None or not isinstance(step, Kernel) or not _follows(step, before, graph):
+        at = _place(step, made, graph) if isinstance(step, Kernel) and _is_tail(step, graph) else None
+        if at is None or not isinstance(step, Kernel):
             made.append(step)
-        elif any(forbids(d, one, step) for d in forbidden for one in first):
+            continue
+        first = _first(made[at], graph)
+        if any(forbids(d, one, step) for d in forbidden for one in first):
             made.append(step)
-        else:
-            made[-1] = ComboKernel(f"{first[0].name}_then_{len(first)}_more", (*first, step), in_order=True)
-            verdicts.append(Verdict(first[-1].name, step.name, Outcome.BATCHED, Reason.SEQUENCE))
+            continue
+        made[at] = ComboKernel(f"{first[0].name}_then_{len(first)}_more", (*first, step), in_order=True)
+        verdicts.append(Verdict(first[-1].name, step.name, Outcome.BATCHED, Reason.SEQUENCE))
     return made
 
 
-def _first(step: Step | None, graph: ir.Graph) -> tuple[Kernel, ...] | None:
-    """What a sequence may go on from: its members so far."""
+def _place(kernel: Kernel, made: list[Step], graph: ir.Graph) -> int | None:
+    """Where the step is that the kernel may follow at once: none between touches what it changes, or changes what it touches."""
+    read, written = (ir.storages(graph, names) for names in (reads(kernel), writes(kernel)))
+    for at in range(len(made) - 1, max(-1, len(made) - 1 - NEAR), -1):
+        step = made[at]
+        if isinstance(step, Call):
+            return None
+        changed = ir.storages(graph, writes(step))
+        if _first(step, graph) and not read.isdisjoint(changed) and _device(step, graph) == _device(kernel, graph):
+            return at
+        if not changed.isdisjoint(read | written) or not written.isdisjoint(ir.storages(graph, reads(step))):
+            return None
+    return None
+
+
+def _device(step: Kernel | ComboKernel, graph: ir.Graph) -> torch.device:
+    return next(graph.buffers[name].device for name in sorted(writes(step)))
+
+
+def _is_tail(kernel: Kernel, graph: ir.Graph) -> bool:
+    """Whether one program has all of a kernel's work."""
+    return _fits(kernel, graph) and Sizes(graph.size_hints).points(kernel.outer) == 1 and _points(kernel, graph) <= MOST_ROW
+
+
+def _first(step: Step, graph: ir.Graph) -> tuple[Kernel, ...]:
+    """What a sequence may go on from: its members so far; nothing where the step is too large."""
     if isinstance(step, ComboKernel):
-        return step.members if step.in_order else None
+        return step.members if step.in_order else ()
     if not isinstance(step, Kernel) or not _fits(step, graph):
-        return None
+        return ()
     points = _points(step, graph)
     work = points * max(1, vs.total_cost(s.value for s in step.statements))
-    return (step,) if points <= MOST_POINTS and work <= MOST_WORK else None
-
-
-def _follows(kernel: Kernel, before: Step, graph: ir.Graph) -> bool:
-    """Whether a kernel of one row reads what the step before has made, on the same device."""
-    if not _fits(kernel, graph) or not kernel.inner or _points(kernel, graph) > MOST_ROW:
-        return False
-    alone = Sizes(graph.size_hints).points(kernel.outer) == 1
-    made = ir.storages(graph, writes(before))
-    devices = {graph.buffers[name].device for name in writes(before) | writes(kernel)}
-    return alone and len(devices) == 1 and not made.isdisjoint(ir.storages(graph, reads(kernel)))
+    return (step,) if points <= MOST_POINTS and work <= MOST_WORK else ()
 
 
 def _fits(kernel: Kernel, graph: ir.Graph) -> bool:
