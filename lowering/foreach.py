@@ -15,6 +15,7 @@ from kgen.lowering.logic import RULES as LOGIC
 from kgen.lowering.pointwise import RULES as POINTWISE
 from kgen.lowering.pointwise import addcdiv, addcmul, fill, identity, where
 from kgen.lowering.reduction import RULES as REDUCTION
+from kgen.lowering.reduction import amax
 from kgen.lowering.special import RULES as SPECIAL
 from kgen.lowering.tensor import Tensor, broadcast, convert, reindex, reshape
 
@@ -92,6 +93,7 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten._foreach_addcmul.Tensor": with_scalars(addcmul),
     "aten._foreach_addcdiv.Tensor": with_scalars(addcdiv),
     "aten._amp_foreach_non_finite_check_and_unscale": unscale,
+    "aten._foreach_max": each(amax),
     "aten._foreach_zero": each(lambda b, x: fill(b, x, 0)),
     "aten._foreach_clone": each(identity),
     "aten._foreach_copy": each(copy),

@@ -210,10 +210,15 @@ class _Batches:
 
 def is_simple(kernel: Kernel) -> bool:
     """Whether a kernel computes points, or walks its rows once to reduce them."""
+    return is_plain(kernel) and kernel.sections <= 1
+
+
+def is_plain(kernel: Kernel) -> bool:
+    """Whether a kernel computes points and reduces rows, and keeps no rows from one walk to the next."""
     if not kernel.inner:
         return all(s.kind == "pointwise" for s in kernel.statements)
     plain = all(s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLDS) for s in kernel.statements)
-    return plain and kernel.sections == 1 and not kernel.rows and kernel.share is None
+    return plain and not kernel.rows and kernel.share is None
 
 
 def is_static(kernel: Kernel, graph: ir.Graph) -> bool:

@@ -14,7 +14,7 @@ from kgen.ir import values as vs
 from kgen.ir.plan import Call, ComboKernel, Kernel, Step
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.memory import reads, writes
-from kgen.scheduler.fusion.combo_kernels import forbids, is_simple, is_static
+from kgen.scheduler.fusion.combo_kernels import forbids, is_plain, is_static
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Points of the first kernel, and elementary operations, at most: about what one SM does in the time of a launch.
@@ -79,7 +79,7 @@ def _first(step: Step, graph: ir.Graph) -> tuple[Kernel, ...]:
 
 
 def _fits(kernel: Kernel, graph: ir.Graph) -> bool:
-    return kernel.target == "triton" and is_simple(kernel) and is_static(kernel, graph)
+    return kernel.target == "triton" and is_plain(kernel) and is_static(kernel, graph)
 
 
 def _points(kernel: Kernel, graph: ir.Graph) -> int:
