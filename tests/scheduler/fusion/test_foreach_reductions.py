@@ -71,8 +71,8 @@ def test_clipping_hundreds_of_gradients_is_three_launches(count: int) -> None:
     shares, total, scaled = made.kernels
     assert isinstance(shares, ComboKernel) and len(shares.members) == count
     assert isinstance(total, ComboKernel) and total.in_order
-    assert len(members(scaled)) == count
-    independent(Schedule(made.graph, [shares, scaled], []))
+    assert len(members(scaled)) >= count
+    independent(made)
     assert any(v.reason is Reason.SEQUENCE for v in made.verdicts)
 
 
@@ -123,12 +123,12 @@ def test_a_sequence_passes_no_step_that_changes_what_it_reads() -> None:
         y.add_(1.0)
         return before, (y * rows.sum()).sum()
 
-    args = r(64, 300), r(5000)
+    args = r(8, 30), r(100)
     for step in plan(f, *args).steps:
         if isinstance(step, ComboKernel) and step.in_order:
             written = [set(s.outs) for member in step.members for s in member.statements]
             assert len(written) == len({frozenset(w) for w in written})
-    check(f, lambda: tuple(a.clone() for a in args), True, rtol=1e-4, atol=1e-4)
+    check(f, lambda: tuple(a.clone() for a in args), True, rtol=1e-5, atol=1e-5)
 
 
 # ---- pointers ---------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_reductions_of_many_kinds(interpreted: bool) -> None:
     def f(xs: list[Tensor], ks: list[Tensor]) -> list[Tensor]:
         rows = [x.sum(-1) for x in xs] + [x.amax(0) for x in xs] + [(x > 0).any(-1) for x in xs]
         both = [y for x in xs for y in (x.exp(), x.exp().sum(0))]
-        return rows + both + [*torch._foreach_max(xs)] + [k.sum() for k in ks] + [k.prod(0) for k in ks]
+        return rows + both + torch.ops.aten._foreach_max.default(xs) + [k.sum() for k in ks] + [k.prod(0) for k in ks]
 
     def make() -> tuple[list[Tensor], list[Tensor]]:
         torch.manual_seed(0)
