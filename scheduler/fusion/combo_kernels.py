@@ -11,6 +11,7 @@ change what one touches; inside a batch there is no order at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -47,6 +48,9 @@ class Room:
     pointers: int
 
 
+# Rows of a CPU's kernel that threads share, and points of one row that they would share on its own. A longer row joins where it
+# is a small part, one in MANY, of what others like it have: then each thread has some of them.
+ROWS, LONG, MANY = 8, 1 << 15, 16
 # Reductions whose members may share a body: others count points, or have more than one result.
 FOLDS = ("sum", "prod", "max", "min", "any", "all")
 # Pointers are parameters of a GPU's kernel, which is its table of them: they lie in constant memory and come with the launch, so
@@ -64,6 +68,9 @@ def batch(steps: list[Step], graph: ir.Graph, options: Options, verdicts: list[V
     """The steps with independent kernels gathered into batches. Demands that forbid fusion hold for batches too."""
     room = {"cpp": CPP_ROOM, "triton": room_of(options.gpu)}
     found = _Batches(graph, room, _read_elsewhere(steps), [d for d in options.demands if not d.wanted], verdicts)
+    simple = (one for one in steps if isinstance(one, Kernel) and one.inner and is_simple(one))
+    for one in simple:
+        found.likes[form_in(graph, one)] += found.points(one)
     for step in steps:
         found.add(step)
     return [_joined(place, verdicts) for place in found.entries]
@@ -106,6 +113,7 @@ class _Batches:
     read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.storages`) -> the last place that reads, or writes, it
     written_at: dict[str, int] = field(default_factory=dict)
     barrier: int = -1
+    likes: Counter[Hashable] = field(default_factory=Counter)  # points of all reductions of each form
 
     def add(self, step: Step) -> None:
         read, written = (ir.storages(self.graph, names) for names in (reads(step), writes(step)))
@@ -127,9 +135,16 @@ class _Batches:
         if not is_simple(kernel):
             return False
         if kernel.target == "triton":
-            fits = self._points(kernel) <= GPU_FULL or bool(self._wholes(kernel))
-            return is_static(kernel, self.graph) and fits and self._points(kernel) > 0
+            fits = self.points(kernel) <= GPU_FULL or bool(self._wholes(kernel))
+            return is_static(kernel, self.graph) and fits and self.points(kernel) > 0
+        if kernel.inner:
+            share = MANY * self.points(kernel) <= self.likes[form_in(self.graph, kernel)]
+            return share or (self._small(kernel) and self._has_tasks(kernel))
         return self._small(kernel) or not self.read_elsewhere & writes(kernel)
+
+    def _has_tasks(self, kernel: Kernel) -> bool:
+        """Whether threads share a CPU's kernel just as well in company, where each row is one task."""
+        return Sizes(self.graph.size_hints).points(kernel.outer) >= ROWS or self.points(kernel) < LONG
 
     def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
         """A verdict where the kernel might have joined another one."""
@@ -147,7 +162,7 @@ class _Batches:
 
     def _join(self, kernel: Kernel, earliest: int) -> int:
         """Puts the kernel into the first batch that takes it, its own likes before others, or opens one."""
-        form, small = self._form(kernel), self._small(kernel)
+        form, small = form_in(self.graph, kernel), self._small(kernel) and not kernel.inner
         known = self.by_form.setdefault(form, [])
         if self._makes_new(kernel):
             earliest = max(earliest, len(self.entries) - NEAR)
@@ -177,8 +192,10 @@ class _Batches:
         return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
 
     def _suits(self, place: _Place, kernel: Kernel) -> bool:
-        """Whether another body may join: all are small, or members make parts of one buffer, which is done when all are."""
-        return (place.small and self._small(kernel)) or not place.wholes.isdisjoint(self._wholes(kernel))
+        """Whether another body may join: all compute few points, or members make parts of one buffer, which is done when all
+        are. Reductions join their own likes only: registers and the order of loads suit them badly in other company."""
+        mixes = place.small and self._small(kernel) and not kernel.inner
+        return mixes or not place.wholes.isdisjoint(self._wholes(kernel))
 
     def _wholes(self, kernel: Kernel) -> set[str]:
         """The buffers of which a GPU's kernel writes parts."""
@@ -194,18 +211,19 @@ class _Batches:
 
     def _small(self, kernel: Kernel) -> bool:
         if kernel.target == "triton":
-            return self._points(kernel) <= GPU_SMALL
-        return self._points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
+            return self.points(kernel) <= GPU_SMALL
+        return self.points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
 
-    def _points(self, kernel: Kernel) -> int:
+    def points(self, kernel: Kernel) -> int:
         return Sizes(self.graph.size_hints).points((*kernel.outer, *kernel.inner))
 
     def _makes_new(self, kernel: Kernel) -> bool:
         return any(self.graph.buffers[ir.owner(self.graph, name)].alias_of is None for name in writes(kernel))
 
-    def _form(self, kernel: Kernel) -> Hashable:
-        """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
-        return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
+
+def form_in(graph: ir.Graph, kernel: Kernel) -> Hashable:
+    """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
+    return _body(kernel), tuple(graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
 
 
 def is_simple(kernel: Kernel) -> bool:
