@@ -53,8 +53,8 @@ class Room:
 ROWS, LONG, MANY = 8, 1 << 15, 16
 # Reductions whose members may share a body: others count points, or have more than one result.
 FOLDS = ("sum", "prod", "max", "min", "any", "all")
-# Pointers are parameters of a GPU's kernel, which is its table of them: they lie in constant memory and come with the launch, so
-# nothing is uploaded before. Some may be Triton's own. A program finds its member among so many by 9 branches.
+# Pointers are parameters of a GPU's kernel, which is its table of them: they lie in constant memory and come with the launch,
+# so nothing is uploaded before. Some may be Triton's own. A program finds its member among so many by 9 branches.
 POINTER_BYTES, OWN_POINTERS = 8, 32
 CPP_ROOM, MOST_MEMBERS, MOST_FORMS = Room(512, 16, 1 << 16), 512, 8
 

@@ -122,8 +122,8 @@ def _short_run(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, l
 
 
 def _line_programs(sizes: Sizes, space: Space, run: int) -> float:
-    """Programs that walk as many neighbouring rows together as share a cache line. Where runs cannot be joined, each program has
-    a row in its registers, and their number does not matter."""
+    """Programs that walk as many neighbouring rows together as share a cache line. Where runs cannot be joined, each program
+    has a row in its registers, and their number does not matter."""
     return sizes.points(space.outer) * run // COLUMNS if run in GROUPS else float("inf")
 
 

@@ -44,7 +44,7 @@ def in_sequence(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand,
 
 
 def _place(kernel: Kernel, made: list[Step], graph: ir.Graph) -> int | None:
-    """Where the step is that the kernel may follow at once: none between touches what it changes, or changes what it touches."""
+    """Where the step is that the kernel may follow at once: none between touches what it changes or changes what it touches."""
     read, written = (ir.storages(graph, names) for names in (reads(kernel), writes(kernel)))
     for at in range(len(made) - 1, max(-1, len(made) - 1 - NEAR), -1):
         step = made[at]

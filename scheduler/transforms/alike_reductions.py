@@ -15,7 +15,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Kernel, Statement, Step
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
@@ -45,8 +45,8 @@ class _Row:
 
 
 def cut_alike(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> dict[int, list[Kernel]]:
-    """By the places of steps, the kernels that take them: reductions that fill a vector are cut into equally many shares. Buffers
-    are added to the graph, and vectors that are written at once have no parts any more."""
+    """By the places of steps, the kernels that take them: reductions that fill a vector are cut into equally many shares.
+    Buffers are added to the graph, and vectors that are written at once have no parts any more."""
     made: dict[int, list[Kernel]] = {}
     for vector, rows in _vectors(steps, graph).items():
         shares = _shares([sizes.points(row.kernel.inner) for row in rows], gpu)

@@ -73,8 +73,8 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
 
 
 def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]:
-    """The inner loops, the one with the largest steps in memory first: shares of it are long runs of neighbours, while shares of
-    neighbours, as of the channels of a group in channels-last order, have several programs read each cache line."""
+    """The inner loops, the one with the largest steps in memory first: shares of it are long runs of neighbours, while shares
+    of neighbours, as of the channels of a group in channels-last order, have several programs read each cache line."""
     linear = linearized(kernel, graph)
     return ordered(linear, list(distinct_touches(linear, graph, sizes)), sizes).inner
 

@@ -69,8 +69,10 @@ def test_clipping_hundreds_of_gradients_is_three_launches(count: int) -> None:
     made = plan(clip, tensors(count))
     assert not made.calls
     shares, total, scaled = made.kernels
-    assert isinstance(shares, ComboKernel) and len(shares.members) == count
-    assert isinstance(total, ComboKernel) and total.in_order
+    assert isinstance(shares, ComboKernel)
+    assert len(shares.members) == count
+    assert isinstance(total, ComboKernel)
+    assert total.in_order
     assert len(members(scaled)) >= count
     independent(made)
     assert any(v.reason is Reason.SEQUENCE for v in made.verdicts)
@@ -135,7 +137,7 @@ def test_a_sequence_passes_no_step_that_changes_what_it_reads() -> None:
 
 
 def test_parts_of_one_result_share_its_pointer() -> None:
-    made = plan(lambda xs: torch.cat(xs), [r(40 + k % 3) for k in range(500)])
+    made = plan(torch.cat, [r(40 + k % 3) for k in range(500)])
     [call] = rendered(made)
     assert len(made.kernels) == 1
     assert len(call.buffers) == 501
@@ -146,7 +148,7 @@ def test_older_drivers_take_fewer_pointers() -> None:
     assert gpu_from({**facts, "driver": 12010}).parameters == 32764
     assert gpu_from({**facts, "driver": 12000}).parameters == 4096
     old = Options(gpu_everywhere=True, gpu=Gpu(parameters=4096))
-    made = plan(lambda xs: torch.cat(xs), [r(8) for _ in range(500)], options=old)
+    made = plan(torch.cat, [r(8) for _ in range(500)], options=old)
     assert len(made.kernels) == 2
     assert all(len(call.buffers) <= 480 for call in rendered(made))
 
@@ -163,7 +165,7 @@ def test_clipping(kind: float, interpreted: bool) -> None:
 
 @pytest.mark.interpret
 @pytest.mark.parametrize("interpreted", [False, True])
-@pytest.mark.parametrize("make", [with_scalars, lambda: [r(9) for _ in range(9)], lambda: tensors(7) + [r(9), r(9)]])
+@pytest.mark.parametrize("make", [with_scalars, lambda: [r(9) for _ in range(9)], lambda: [*tensors(7), r(9), r(9)]])
 def test_clipping_of_rows_of_any_length(make: Callable[[], list[Tensor]], interpreted: bool) -> None:
     def seeded() -> tuple[list[Tensor]]:
         torch.manual_seed(1)
@@ -273,5 +275,5 @@ def test_clipping_on_a_gpu(count: int) -> None:
 def test_cat_of_500_on_a_gpu() -> None:
     torch._dynamo.reset()
     parts = [r(1000 + k % 9, device="cuda") for k in range(500)]
-    compiled = torch.compile(lambda xs: torch.cat(xs), backend="kgen", fullgraph=True)
+    compiled = torch.compile(torch.cat, backend="kgen", fullgraph=True)
     assert torch.equal(compiled(parts), torch.cat(parts))
