@@ -3,7 +3,6 @@
 python -m bench.gpu_foreach --json out.json
 python -m bench.gpu_foreach --quick                 # fewer rounds
 python -m bench.gpu_foreach --only clip --only cat
-python -m bench.gpu_foreach --kernels               # how many kernels kgen makes of each pattern; runs nothing, needs no GPU
 
 `fused` is torch's own fused optimiser, with gradients clipped by foreach operators, where a pattern has one. Times are wall
 clock: the host's part counts. `copy` is the time in which a copy of a large tensor moves the bytes that the pattern must.
@@ -28,7 +27,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-import kgen
 from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, machine_facts, seconds_of
 
 Call = Callable[[], Any]
@@ -175,27 +173,12 @@ def measured(patterns: Mapping[str, Pattern], options: argparse.Namespace, conso
     return rows
 
 
-def count_kernels(patterns: Mapping[str, Pattern], console: Console) -> list[dict[str, Any]]:
-    """What kgen makes of the patterns for a GPU. The tensors are on the CPU."""
-    rows = []
-    for name, pattern in patterns.items():
-        torch._dynamo.reset()
-        call, _ = pattern.make("cpu")
-        with kgen.config.override(gpu_interpreter=True), torch.no_grad():
-            report = kgen.explain(call, print_report=False)
-        kernels, calls = [one.name for one in report.kernels], [one.name for one in report.externs]
-        console.print(f"{name}: {len(kernels)} kernels ({', '.join(kernels)}), {len(calls)} calls")
-        rows.append({"name": name, "kernels": kernels, "calls": calls})
-    return rows
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for one row, at least")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="half a second and 5 rounds a row")
-    parser.add_argument("--kernels", action="store_true", help="count kernels only")
     parser.add_argument("--only", action="append", default=[], help="patterns whose name begins so")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
@@ -205,12 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
         os.environ |= cache_environment(folder)  # of its own: compile times are cold ones
-        if options.kernels:
-            rows = count_kernels(chosen, console)
-        else:
-            for backend in ("inductor", "kgen"):  # what each builds once a machine
-                torch.compile(lambda x: torch.relu(x) * 2, backend=backend)(torch.ones(8, device=options.device))
-            rows = measured(chosen, options, console)
+        for backend in ("inductor", "kgen"):  # what each builds once a machine
+            torch.compile(lambda x: torch.relu(x) * 2, backend=backend)(torch.ones(8, device=options.device))
+        rows = measured(chosen, options, console)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
     return 0

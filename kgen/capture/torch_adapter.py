@@ -336,7 +336,7 @@ def gpu_facts(device: torch.device) -> dict[str, int]:
         "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
         "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
         "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
-        "driver": torch._C._cuda_getDriverVersion(),
+        "driver": torch._C._cuda_getDriverVersion(),  # type: ignore[attr-defined]
     }
 
 
