@@ -25,7 +25,7 @@ from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.loops import distinct_touches, linearized, ordered, unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
-from kgen.scheduler.transforms.alike_reductions import cut_alike
+from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
@@ -43,11 +43,11 @@ class SplitReduction(Transform):
         kernels = (step for step in steps if isinstance(step, Kernel))
         partial = {o for step in kernels for s in step.statements if s.kind == "column" for o in s.outs}
         graph, gpu = forming.draft.graph, forming.draft.options.gpu
-        alike = cut_alike(steps, graph, forming.sizes, gpu)
+        stacked = split_stacked(steps, graph, forming.sizes, gpu)
         out: list[Step] = []
         for place, step in enumerate(steps):
-            if place in alike:
-                out += alike[place]
+            if place in stacked:
+                out += stacked[place]
             elif isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
                 out += split_reduction(step, graph, forming.sizes, gpu)
             else:

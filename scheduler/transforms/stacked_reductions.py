@@ -1,7 +1,7 @@
 """Many reductions to one number each that fill one vector, such as the norms of all gradients, in two kernels' time.
 
 Every reduction is cut into the same number of shares, so that the partial results are a matrix: a row for each reduction. The
-kernels of the shares are alike and become one combo kernel, and one kernel reduces the rows of the matrix into the vector.
+kernels of the shares become one combo kernel, and one kernel reduces the rows of the matrix into the vector.
 Without this, each long row would have a finishing kernel of its own. The order of combination is fixed by the plan.
 """
 
@@ -44,7 +44,7 @@ class _Row:
     after: tuple[Statement, ...]
 
 
-def cut_alike(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> dict[int, list[Kernel]]:
+def split_stacked(steps: list[Step], graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> dict[int, list[Kernel]]:
     """By the places of steps, the kernels that take them: reductions that fill a vector are cut into equally many shares.
     Buffers are added to the graph, and vectors that are written at once have no parts any more."""
     made: dict[int, list[Kernel]] = {}
