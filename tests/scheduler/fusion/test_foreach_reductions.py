@@ -109,7 +109,7 @@ def test_norms_that_are_returned_are_finished_one_by_one() -> None:
         return torch._foreach_norm(xs)
 
     made = plan(f, [r(100), r(200_000), r(300_000)])
-    assert [len(members(step)) for step in made.kernels] == [3, 2]
+    assert sorted(len(members(step)) for step in made.kernels) == [1, 2, 2]
 
 
 def test_demands_keep_kernels_of_a_sequence_apart() -> None:
