@@ -229,7 +229,7 @@ def test_unscaling(bad: float, interpreted: bool) -> None:
 def test_unscaling_calls_nothing() -> None:
     made = plan(unscale, tensors(50), torch.zeros(1), torch.ones(1))
     assert not made.calls
-    assert len(made.kernels) <= 3
+    assert len(made.kernels) <= 4
 
 
 @pytest.mark.interpret
