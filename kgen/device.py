@@ -13,6 +13,8 @@ __all__ = ["L2_RATE", "LINE", "Device", "Gpu", "gpu_from", "is_rounded"]
 # and of its memory's rate.
 MATRIX_FLOPS, OTHER_MATRIX_FLOPS = {80: 2048, 90: 4096, 100: 8192}, 1024
 MATRIX_SHARE, MEMORY_SHARE = 0.738, 0.8746
+# Bytes of parameters that a kernel can have, by the first version of the CUDA driver's interface that takes so many.
+PARAMETER_BYTES = ((12010, 32764), (0, 4096))
 # Bytes a second that one SM of a GPU gets from the L2 cache, and bytes of a cache line.
 L2_RATE, LINE = 101e9, 128
 
@@ -61,13 +63,15 @@ H200 = Device()
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the choice of tiles needs to know of a GPU, an H200 unless it is said; fields as in `Device`."""
+    """What the choice of tiles needs to know of a GPU, an H200 unless it is said; fields as in `Device`. A kernel's parameters
+    have at most `parameters` bytes."""
 
     arch: int = H200.arch
     compute_units: int = H200.compute_units
     shared: int = H200.shared
     flops: float = H200.flops
     bandwidth: float = H200.bandwidth
+    parameters: int = PARAMETER_BYTES[0][1]
 
 
 def gpu_from(facts: Mapping[str, int]) -> Gpu:
@@ -75,4 +79,5 @@ def gpu_from(facts: Mapping[str, int]) -> Gpu:
     arch, compute_units = facts["arch"], facts["compute_units"]
     matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
     flops = MATRIX_SHARE * matrix * compute_units * facts["clock"]
-    return Gpu(arch, compute_units, facts["shared"], flops, MEMORY_SHARE * facts["memory"])
+    parameters = next(count for version, count in PARAMETER_BYTES if facts["driver"] >= version)
+    return Gpu(arch, compute_units, facts["shared"], flops, MEMORY_SHARE * facts["memory"], parameters)

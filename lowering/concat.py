@@ -34,6 +34,11 @@ def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [p for p in parts if p.sizes[k] != 0]
     if not parts:
         return full(b, result_sizes(b), dtype, tensors[0].device, 0)
+    return joined(b, parts, k)
+
+
+def joined(b: Builder, parts: Sequence[Tensor], k: int) -> Tensor:
+    """Parts of one type, none of them empty, one behind the other along dimension `k`."""
     if len(parts) == 1:
         return parts[0]
     return _selected(b, parts, k) if len(parts) <= MAX_SELECTED else _written(b, parts, k)

@@ -15,6 +15,7 @@ from kgen.scheduler.analysis.items import Group
 from kgen.scheduler.fusion.combo_kernels import batch
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.fusion.grouping import Constraints, fuser_of
+from kgen.scheduler.fusion.sequences import in_sequence
 from kgen.scheduler.kernels.steps import distinct_names, local_buffers, steps_of, storage_shared
 from kgen.scheduler.options import Options
 from kgen.scheduler.protocol import Attempt, Decisions, Draft, Forming, Transform
@@ -67,7 +68,8 @@ def _formed(draft: Draft, fuser: Fuser, groups: list[Group]) -> list[Step]:
     steps = distinct_names(steps)
     if len(steps) < 2 or not options.fusion or not options.horizontal_fusion:
         return steps
-    return batch(steps, graph, options.demands, fuser.verdicts)
+    steps = batch(steps, graph, options, fuser.verdicts)
+    return in_sequence(steps, graph, options.demands, fuser.verdicts)
 
 
 def _raise_unmet(unmet: Iterable[tuple[FusionDemand, errors.FusionRequired]], steps: Sequence[Step]) -> None:

@@ -13,7 +13,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Expr, Size, Var
-from kgen.ir.plan import Nest, Statement
+from kgen.ir.plan import Kernel, Nest, Statement
 from kgen.ir.values import Value
 
 
@@ -29,7 +29,8 @@ class Form:
 
 
 def form_of(nest: Nest, graph: ir.Graph) -> Form:
-    """The form of a nest of points. One that computes an address in another way than by strides is a form of its own."""
+    """The form of a nest of points, or of one walk over rows. One that computes an address in another way than by strides, or
+    whose lanes share results of rows of a fixed length, is a form of its own."""
     try:
         abstraction = _Abstraction(nest)
         anonymous = abstraction.nest(lambda name: f"b{abstraction.buffers[name]}")
@@ -55,11 +56,17 @@ class _Abstraction:
         self.steps: dict[Expr, Size] = {}
         self.lengths: dict[Size, Expr] = {}
         self.loops: dict[Var, Var] = {}
-        for k, v in enumerate(nest.kernel.outer):
-            length = ix.size(f"len{k}")
-            self.lengths[length] = v.extent
-            self.loops[v] = ix.var(f"x{k}", length.expr())
+        if nest.group > 1:
+            raise _NoStrides
+        self.outer = tuple(self._loop(v, f"len{k}", f"x{k}") for k, v in enumerate(nest.kernel.outer))
+        self.inner = tuple(self._loop(v, f"row{k}", f"y{k}") for k, v in enumerate(nest.kernel.inner))
         self._number_all()
+
+    def _loop(self, v: Var, length_name: str, name: str) -> Var:
+        length = ix.size(length_name)
+        self.lengths[length] = v.extent
+        self.loops[v] = ix.var(name, length.expr())
+        return self.loops[v]
 
     def _number_all(self) -> None:
         """Numbers buffers and strides by where they stand."""
@@ -77,7 +84,7 @@ class _Abstraction:
     def nest(self, rename: Callable[[str], str]) -> Nest:
         old = self.old
         statements = self._statements(rename)
-        kernel = replace(old.kernel, name="", origins=(), outer=tuple(self.loops.values()), statements=statements)
+        kernel = replace(old.kernel, name="", origins=(), outer=self.outer, inner=self.inner, statements=statements)
         vector, tile = (None if v is None else self.loops[v] for v in (old.vector, old.tile))
         return replace(old, kernel=kernel, vector=vector, tile=tile)
 
@@ -119,3 +126,37 @@ class _Abstraction:
 def _fixed(expr: Expr) -> bool:
     """Whether it is made of sizes alone."""
     return all(isinstance(atom, Size) for atom in ix.free_atoms(expr))
+
+
+# ---- parts of a buffer ------------------------------------------------------------------------------------------------
+
+
+def without_parts(kernel: Kernel, graph: ir.Graph) -> Kernel:
+    """A kernel over linear offsets that addresses the whole buffer where it touches a part: all parts share one pointer."""
+
+    def visit(value: Value, args: tuple[Value, ...], _: object) -> Value:
+        if value.op == "load":
+            name, (offset,), dtype = value.attr
+            whole, start = whole_of(graph, name)
+            return vs.load(whole, (offset + start,), dtype, args[0] if args else None)
+        return value if args == value.args else vs.rebuild(value, args, value.attr)
+
+    names = {name for s in kernel.statements for name in (*s.outs, *(load.attr[0] for load in vs.loads(s.roots)))}
+    if not any(graph.buffers[name].is_part for name in names):
+        return kernel
+    new = vs.rewrite([s.value for s in kernel.statements], visit)
+    return replace(kernel, statements=tuple(_of_whole(s, new[s.value], graph) for s in kernel.statements))
+
+
+def _of_whole(s: Statement, value: Value, graph: ir.Graph) -> Statement:
+    found = [whole_of(graph, out) for out in s.outs]
+    return replace(s, value=value, outs=tuple(name for name, _ in found), store=tuple(e + found[0][1] for e in s.store))
+
+
+def whole_of(graph: ir.Graph, name: str) -> tuple[str, Expr]:
+    """The buffer that a part is of, and where the part begins in it; the buffer itself where it is no part."""
+    part = graph.buffers[name]
+    if not part.is_part or part.alias_of is None:
+        return name, ix.ZERO
+    whole = graph.buffers[part.alias_of]
+    return whole.name, ix.as_expr(part.offset) - ix.as_expr(whole.offset)

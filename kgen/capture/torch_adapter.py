@@ -327,7 +327,8 @@ def uses_cuda(gm: GraphModule) -> bool:
 
 def gpu_facts(device: torch.device) -> dict[str, int]:
     """Of a CUDA device: `arch`, its compute capability as in sm_90; `compute_units`; `shared`, bytes of shared memory that a
-    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most."""
+    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most; the version of the `driver`'s
+    interface, as in 12040."""
     found = torch.cuda.get_device_properties(device)
     return {
         "arch": found.major * 10 + found.minor,
@@ -335,6 +336,7 @@ def gpu_facts(device: torch.device) -> dict[str, int]:
         "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
         "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
         "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
+        "driver": torch._C._cuda_getDriverVersion(),  # type: ignore[attr-defined]
     }
 
 

@@ -207,10 +207,12 @@ class Kernel:
 class ComboKernel:
     """Kernels of independent points, or contractions that share an operand, that run as one: one parallel region, or one
     launch. None reads or writes what another one writes, so they may run in any order, at the same time. Contractions have one
-    choice, or one table of choices: all members switch together."""
+    choice, or one table of choices: all members switch together. Small kernels that run `in_order`, all in one program of a
+    GPU, may read what those before them have written."""
 
     name: str
     members: tuple[Kernel, ...]
+    in_order: bool = False
 
     @property
     def statements(self) -> tuple[Statement, ...]:
@@ -305,7 +307,7 @@ def variants(step: Launch) -> tuple[Launch, ...]:
 
 def _with_choice(step: Launch, name: str, choice: Choice) -> Launch:
     if isinstance(step, ComboKernel):
-        return ComboKernel(name, tuple(replace(one, choice=choice, by_size=None) for one in step.members))
+        return replace(step, name=name, members=tuple(replace(one, choice=choice, by_size=None) for one in step.members))
     return replace(step, name=name, choice=choice, by_size=None)
 
 

@@ -1,4 +1,5 @@
-"""Batches: small independent kernels that run as one, the way foreach operators and optimisers need it.
+"""Batches: small independent kernels, of points or of plain reductions, that run as one, the way foreach operators and
+optimisers need it.
 
 A step over a hundred parameters is a hundred kernels that share nothing, so fusion leaves them apart, and each would wake the
 threads, or be launched, for a few microseconds of work. A batch is one kernel over all of them: the back end shares its points
@@ -10,9 +11,11 @@ change what one touches; inside a batch there is no order at all.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kgen.device import Gpu
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
@@ -20,6 +23,7 @@ from kgen.ir.plan import Call, ComboKernel, Kernel, Step, address
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import may_alias, reads, writes
+from kgen.scheduler.options import Options
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
 # Elementary operations that keep all threads busy: a kernel with more gains nothing from company. It joins only its own likes,
@@ -44,13 +48,29 @@ class Room:
     pointers: int
 
 
-# Pointers are parameters of a GPU's kernel, 4 KiB of them on older drivers, of which two may be Triton's own.
-ROOM = {"cpp": Room(512, 16, 1 << 16), "triton": Room(480, 8, 480)}
+# Rows of a CPU's kernel that threads share, and points of one row that they would share on its own. A longer row joins where it
+# is a small part, one in MANY, of what others like it have: then each thread has some of them.
+ROWS, LONG, MANY = 8, 1 << 15, 16
+# Reductions whose members may share a body: others count points, or have more than one result.
+FOLDS = ("sum", "prod", "max", "min", "any", "all")
+# Pointers are parameters of a GPU's kernel, which is its table of them: they lie in constant memory and come with the launch,
+# so nothing is uploaded before. Some may be Triton's own. A program finds its member among so many by 9 branches.
+POINTER_BYTES, OWN_POINTERS = 8, 32
+CPP_ROOM, MOST_MEMBERS, MOST_FORMS = Room(512, 16, 1 << 16), 512, 8
 
 
-def batch(steps: list[Step], graph: ir.Graph, demands: tuple[FusionDemand, ...], verdicts: list[Verdict]) -> list[Step]:
-    """The steps with independent kernels of points gathered into batches. `demands` that forbid fusion hold for batches too."""
-    found = _Batches(graph, _read_elsewhere(steps), [d for d in demands if not d.wanted], verdicts)
+def room_of(gpu: Gpu) -> Room:
+    """The room of a GPU's kernel."""
+    return Room(MOST_MEMBERS, MOST_FORMS, gpu.parameters // POINTER_BYTES - OWN_POINTERS)
+
+
+def batch(steps: list[Step], graph: ir.Graph, options: Options, verdicts: list[Verdict]) -> list[Step]:
+    """The steps with independent kernels gathered into batches. Demands that forbid fusion hold for batches too."""
+    room = {"cpp": CPP_ROOM, "triton": room_of(options.gpu)}
+    found = _Batches(graph, room, _read_elsewhere(steps), [d for d in options.demands if not d.wanted], verdicts)
+    simple = (one for one in steps if isinstance(one, Kernel) and one.inner and is_simple(one))
+    for one in simple:
+        found.likes[form_in(graph, one)] += found.points(one)
     for step in steps:
         found.add(step)
     return [_joined(place, verdicts) for place in found.entries]
@@ -77,12 +97,14 @@ class _Place:
     members: list[Kernel] = field(default_factory=list)
     forms: set[Hashable] = field(default_factory=set)
     pointers: set[Hashable] = field(default_factory=set)
+    wholes: set[str] = field(default_factory=set)  # buffers of which members write parts
     small: bool = False
 
 
 @dataclass(slots=True)
 class _Batches:
     graph: ir.Graph
+    room: Mapping[str, Room]
     read_elsewhere: set[str]
     forbidden: list[FusionDemand]
     verdicts: list[Verdict]
@@ -91,6 +113,7 @@ class _Batches:
     read_at: dict[str, int] = field(default_factory=dict)  # memory (`ir.storages`) -> the last place that reads, or writes, it
     written_at: dict[str, int] = field(default_factory=dict)
     barrier: int = -1
+    likes: Counter[Hashable] = field(default_factory=Counter)  # points of all reductions of each form
 
     def add(self, step: Step) -> None:
         read, written = (ir.storages(self.graph, names) for names in (reads(step), writes(step)))
@@ -98,7 +121,7 @@ class _Batches:
         if isinstance(step, Kernel) and self._may_join(step):
             at = self._join(step, earliest)
         else:
-            if isinstance(step, Kernel) and step.target == "triton" and _points_only(step) and not self._static(step):
+            if isinstance(step, Kernel) and step.target == "triton" and is_simple(step) and not is_static(step, self.graph):
                 self._refuse_symbols(step, earliest)
             at = len(self.entries)
             self.entries.append(_Place(step))
@@ -109,28 +132,26 @@ class _Batches:
             self.barrier = at  # changes memory under other names, or finds out sizes
 
     def _may_join(self, kernel: Kernel) -> bool:
-        if not _points_only(kernel):
+        if not is_simple(kernel):
             return False
         if kernel.target == "triton":
-            return self._static(kernel) and 0 < self._points(kernel) <= GPU_FULL
+            fits = self.points(kernel) <= GPU_FULL or bool(self._wholes(kernel))
+            return is_static(kernel, self.graph) and fits and self.points(kernel) > 0
+        if kernel.inner:
+            share = MANY * self.points(kernel) <= self.likes[form_in(self.graph, kernel)]
+            return share or (self._small(kernel) and self._has_tasks(kernel))
         return self._small(kernel) or not self.read_elsewhere & writes(kernel)
+
+    def _has_tasks(self, kernel: Kernel) -> bool:
+        """Whether threads share a CPU's kernel just as well in company, where each row is one task."""
+        return Sizes(self.graph.size_hints).points(kernel.outer) >= ROWS or self.points(kernel) < LONG
 
     def _refuse_symbols(self, kernel: Kernel, earliest: int) -> None:
         """A verdict where the kernel might have joined another one."""
         alone = (place.step for place in self.entries[earliest:])
-        other = next(
-            (s for s in alone if isinstance(s, Kernel) and _points_only(s) and self._home(s) == self._home(kernel)), None
-        )
+        other = next((s for s in alone if isinstance(s, Kernel) and is_simple(s) and self._home(s) == self._home(kernel)), None)
         if other is not None:
             self.verdicts.append(Verdict(other.name, kernel.name, Outcome.ILLEGAL, Reason.SYMBOLIC))
-
-    def _static(self, kernel: Kernel) -> bool:
-        """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
-        buffers = [self.graph.buffers[name] for name in reads(kernel) | writes(kernel)]
-        exprs = [v.extent for v in kernel.outer]
-        exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
-        exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
-        return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
 
     def _earliest(self, read: set[str], written: set[str]) -> int:
         """The first place after all that the step depends on."""
@@ -141,11 +162,11 @@ class _Batches:
 
     def _join(self, kernel: Kernel, earliest: int) -> int:
         """Puts the kernel into the first batch that takes it, its own likes before others, or opens one."""
-        form, small = self._form(kernel), self._small(kernel)
+        form, small = form_in(self.graph, kernel), self._small(kernel) and not kernel.inner
         known = self.by_form.setdefault(form, [])
         if self._makes_new(kernel):
             earliest = max(earliest, len(self.entries) - NEAR)
-        others = range(earliest, len(self.entries)) if small else ()
+        others = range(earliest, len(self.entries)) if small or self._wholes(kernel) else ()
         candidates = (*(k for k in known if k >= earliest), *others)
         at = next((k for k in candidates if self._takes(self.entries[k], kernel, form)), len(self.entries))
         if at == len(self.entries):
@@ -154,46 +175,83 @@ class _Batches:
         place.members.append(kernel)
         place.forms.add(form)
         place.pointers |= self._pointers(kernel)
+        place.wholes |= self._wholes(kernel)
         place.small &= small
         if at not in known:
             known.append(at)
         return at
 
     def _takes(self, place: _Place, kernel: Kernel, form: Hashable) -> bool:
-        room = ROOM[kernel.target]
+        room = self.room[kernel.target]
         if not place.members or len(place.members) >= room.members or self._home(place.members[0]) != self._home(kernel):
             return False
-        if form not in place.forms and (not place.small or len(place.forms) >= room.forms):
+        if form not in place.forms and not (len(place.forms) < room.forms and self._suits(place, kernel)):
             return False
         if len(place.pointers | self._pointers(kernel)) > room.pointers:
             return False
         return not any(forbids(d, kernel, other) for d in self.forbidden for other in place.members)
+
+    def _suits(self, place: _Place, kernel: Kernel) -> bool:
+        """Whether another body may join: all compute few points, or members make parts of one buffer, which is done when all
+        are. Reductions join their own likes only: registers and the order of loads suit them badly in other company."""
+        mixes = place.small and self._small(kernel) and not kernel.inner
+        return mixes or not place.wholes.isdisjoint(self._wholes(kernel))
+
+    def _wholes(self, kernel: Kernel) -> set[str]:
+        """The buffers of which a GPU's kernel writes parts."""
+        written = writes(kernel) if kernel.target == "triton" else ()
+        return {ir.owner(self.graph, name) for name in written if self.graph.buffers[name].is_part}
 
     def _home(self, kernel: Kernel) -> Hashable:
         """The language and the device of a kernel."""
         return kernel.target, next(self.graph.buffers[name].device for name in sorted(writes(kernel)))
 
     def _pointers(self, kernel: Kernel) -> set[Hashable]:
-        return {address(self.graph, name) for name in reads(kernel) | writes(kernel)}
+        return {pointer_of(self.graph, name) for name in reads(kernel) | writes(kernel)}
 
     def _small(self, kernel: Kernel) -> bool:
         if kernel.target == "triton":
-            return self._points(kernel) <= GPU_SMALL
-        return self._points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
+            return self.points(kernel) <= GPU_SMALL
+        return self.points(kernel) * vs.total_cost(s.value for s in kernel.statements) < FULL
 
-    def _points(self, kernel: Kernel) -> int:
-        return Sizes(self.graph.size_hints).points(kernel.outer)
+    def points(self, kernel: Kernel) -> int:
+        return Sizes(self.graph.size_hints).points((*kernel.outer, *kernel.inner))
 
     def _makes_new(self, kernel: Kernel) -> bool:
         return any(self.graph.buffers[ir.owner(self.graph, name)].alias_of is None for name in writes(kernel))
 
-    def _form(self, kernel: Kernel) -> Hashable:
-        """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
-        return _body(kernel), tuple(self.graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
+
+def form_in(graph: ir.Graph, kernel: Kernel) -> Hashable:
+    """Equal for kernels that do the same to their buffers, whatever these are called and however large they are."""
+    return _body(kernel), tuple(graph.buffers[out].dtype for s in kernel.statements for out in s.outs)
 
 
-def _points_only(kernel: Kernel) -> bool:
-    return not kernel.inner and all(s.kind == "pointwise" for s in kernel.statements)
+def is_simple(kernel: Kernel) -> bool:
+    """Whether a kernel computes points, or walks its rows once to reduce them."""
+    return is_plain(kernel) and kernel.sections <= 1
+
+
+def is_plain(kernel: Kernel) -> bool:
+    """Whether a kernel computes points and reduces rows, and keeps no rows from one walk to the next."""
+    if not kernel.inner:
+        return all(s.kind == "pointwise" for s in kernel.statements)
+    plain = all(s.kind == "pointwise" or (s.kind == "reduction" and s.op in FOLDS) for s in kernel.statements)
+    return plain and not kernel.rows and kernel.share is None
+
+
+def is_static(kernel: Kernel, graph: ir.Graph) -> bool:
+    """Whether all sizes are numbers: a GPU's kernel has the members' programs counted in its text."""
+    buffers = [graph.buffers[name] for name in reads(kernel) | writes(kernel)]
+    exprs = [v.extent for v in (*kernel.outer, *kernel.inner)]
+    exprs += [e for b in buffers for e in (*b.sizes, *(b.strides or ()), ix.as_expr(b.offset))]
+    exprs += [e for v in vs.topological(r for s in kernel.statements for r in s.roots) for e in vs.index_exprs(v)]
+    return not any(isinstance(atom, ix.Size) for e in exprs for atom in ix.free_atoms(e))
+
+
+def pointer_of(graph: ir.Graph, name: str) -> Hashable:
+    """Equal for buffers that a combo kernel has one pointer for: parts of a buffer share the pointer of the whole."""
+    buffer = graph.buffers[name]
+    return address(graph, buffer.alias_of if buffer.is_part and buffer.alias_of is not None else name)
 
 
 def forbids(demand: FusionDemand, a: Kernel, b: Kernel) -> bool:
@@ -210,7 +268,7 @@ def _body(kernel: Kernel) -> Hashable:
     numbers = {value: k for k, value in enumerate(values)}
     slots: dict[str, int] = {}
     rows: list[Hashable] = [(v.op, v.dtype, tuple(numbers[a] for a in v.args), _attribute(v, slots)) for v in values]
-    rows += [(numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
+    rows += [(s.kind, s.op, s.inner, numbers[s.value], s.stored, _slots(s.outs, slots)) for s in kernel.statements]
     return tuple(rows)
 
 

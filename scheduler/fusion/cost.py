@@ -11,6 +11,7 @@ from kgen.ir.plan import MAX_PERSISTENT
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.analysis.items import Item, Members
 from kgen.scheduler.analysis.loop_alignment import Space
+from kgen.scheduler.tiling.loops import GROUPS
 from kgen.verdict import Reason
 
 # Outer points that a kernel of independent points keeps at least: lanes and threads both live on them.
@@ -29,21 +30,25 @@ MAX_BUFFERS = 96
 class Limits:
     """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
     are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours. Where rows are
-    neighbours in memory, `lanes` of them are walked together, and count as one."""
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours, nor a shorter one
+    where fewer than `min_programs` walk whole cache lines of neighbouring rows. Where rows are neighbours in memory, `lanes` of
+    them are walked together, and count as one."""
 
     long_row: int
     min_rows: int
     recompute: int
     max_row: int
     min_run: int = 0
+    min_programs: int = 0
     lanes: int = 1
 
 
 LIMITS = {
     "cpp": Limits(long_row=32768, min_rows=4, recompute=10, max_row=32768),  # 128 KiB of float32: half an L2 slice
     # a row is held by registers, and arithmetic is cheap; a row shared by programs needs a launch for each walk
-    "triton": Limits(long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, lanes=32),
+    "triton": Limits(
+        long_row=MAX_PERSISTENT, min_rows=64, recompute=60, max_row=MAX_PERSISTENT, min_run=64, min_programs=2048, lanes=32
+    ),
 }
 
 
@@ -59,7 +64,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         length = sizes.points(inner)
         if length > limits.long_row and _parallel_rows(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
             return Reason.PARALLELISM
-        if length > limits.max_row and _short_runs(graph, sizes, joined, space, limits.min_run):
+        run = _short_run(graph, sizes, joined, space, limits.min_run)
+        if run and (length > limits.max_row or _line_programs(sizes, space, run) < limits.min_programs):
             return Reason.LAYOUT_CONFLICT
         if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
             return Reason.COLUMNS
@@ -101,8 +107,8 @@ def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space
     return most * COLUMNS * sizes.points(space.inner)
 
 
-def _short_runs(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> bool:
-    """Whether some read's neighbours along the inner loops are few, and an outer loop goes on where they end."""
+def _short_run(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> int:
+    """The neighbours along the inner loops of some read that has few, and an outer loop goes on where they end; 0 of others."""
     for item in items:
         for read in item.reads:
             buffer = graph.buffers[read.buffer]
@@ -111,8 +117,14 @@ def _short_runs(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, 
             offset = ix.linearize(read.index, buffer.strides)
             runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
             if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
-                return True
-    return False
+                return runs[0]
+    return 0
+
+
+def _line_programs(sizes: Sizes, space: Space, run: int) -> float:
+    """Programs that walk as many neighbouring rows together as share a cache line. Where runs cannot be joined, each program
+    has a row in its registers, and their number does not matter."""
+    return sizes.points(space.outer) * run // COLUMNS if run in GROUPS else float("inf")
 
 
 def _stride(offset: Expr, v: Var, sizes: Sizes) -> int:

@@ -32,7 +32,7 @@ def pack_operands(plan: Schedule, device: Callable[[str], Device]) -> None:
 
     for k, step in enumerate(plan.steps):
         if isinstance(step, ComboKernel):
-            plan.steps[k] = ComboKernel(step.name, tuple(map(packed, step.members)))
+            plan.steps[k] = replace(step, members=tuple(map(packed, step.members)))
         elif not isinstance(step, Call):
             plan.steps[k] = packed(step)
     plan.packings = [replace(one, name=array) for one, array in found.items()]

@@ -28,7 +28,7 @@ def provide_workspaces(plan: Schedule, device: Callable[[str], Device]) -> None:
             continue
         fills: list[Kernel] = []
         if isinstance(step, ComboKernel):
-            changed: Step = ComboKernel(step.name, tuple(_provided(one, plan, device, fills) for one in step.members))
+            changed: Step = replace(step, members=tuple(_provided(one, plan, device, fills) for one in step.members))
         else:
             changed = _provided(step, plan, device, fills)
         steps += [*fills, changed]

@@ -41,6 +41,13 @@ THREADS = 128
 PROGRAMS_PER_SM = 12
 ROUNDS = 8
 MAX_POINTS = 8
+# Steps along rows of a combo kernel's members, each for rows up to that length and the last for all longer ones too, and points
+# of a tile: few steps, so that members of many sizes share few bodies.
+COMBO_STEPS = (16, 128, 1024)
+COMBO_POINTS = 2048
+# Warps of the one program that runs kernels in order, and points of its tile along rows and in all: its few tiles follow each
+# other, so that latency counts.
+SEQUENCE_WARPS, SEQUENCE_ROW, SEQUENCE_POINTS = 16, 4096, 16384
 # Points that a program of a reduction holds at once.
 REDUCTION_POINTS = 4096
 MAX_WARPS = 32
@@ -106,7 +113,9 @@ def choose_tiles(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorde
 def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu, reorder: bool = True) -> list[Tiling]:
     """The tilings of a combo kernel's members: the others keep SMs busy, so no tile is cut for that."""
     tilings = [choose_tiles(kernel, graph, sizes, gpu, reorder) for kernel in batch.members]
-    whole = [t if t.y else replace(t, blocks=replace(t.blocks, x=_vector_block(t.kernel, graph, sizes))) for t in tilings]
+    if batch.in_order:
+        return [_in_sequence(tiling, sizes) for tiling in tilings]
+    whole = [_of_member(tiling, graph, sizes) for tiling in tilings]
     programs = sum(-(-sizes.points(t.x) // t.blocks.x) for t in whole if not t.y)
     more = 1
     while programs > more * ROUNDS * PROGRAMS_PER_SM * gpu.compute_units:
@@ -116,11 +125,37 @@ def choose_combo_tiles(batch: ComboKernel, graph: ir.Graph, sizes: Sizes, gpu: G
         x = tiling.blocks.x
         return (
             tiling
-            if tiling.y
+            if tiling.y or tiling.kernel.inner
             else replace(tiling, blocks=replace(tiling.blocks, x=max(x, min(x * more, THREADS * MAX_POINTS))))
         )
 
     return [grown(t) for t in whole]
+
+
+def _in_sequence(tiling: Tiling, sizes: Sizes) -> Tiling:
+    """The tiling of a kernel that one program runs alone, tile after tile."""
+    kernel, warps = tiling.kernel, SEQUENCE_WARPS
+    if tiling.y or tiling.group > 1:
+        return replace(tiling, blocks=replace(tiling.blocks, warps=warps))
+    rows = power_of_two(max(1, sizes.points(tiling.x)))
+    if not kernel.inner:
+        return replace(tiling, blocks=Blocks(x=min(rows, SEQUENCE_ROW), warps=warps))
+    r = min(power_of_two(sizes.points(kernel.inner)), SEQUENCE_ROW)
+    return replace(tiling, blocks=Blocks(x=min(rows, SEQUENCE_POINTS // r), r=r, warps=warps), persistent=False)
+
+
+def _of_member(tiling: Tiling, graph: ir.Graph, sizes: Sizes) -> Tiling:
+    """The tiling of a kernel that runs beside others: all have one number of warps, and few kinds of tiles."""
+    kernel, blocks = tiling.kernel, tiling.blocks
+    if tiling.y or tiling.group > 1:
+        return tiling
+    if not kernel.inner:
+        return replace(tiling, blocks=replace(blocks, x=_vector_block(kernel, graph, sizes)))
+    if not tiling.persistent and blocks.x > 1:  # columns
+        return tiling
+    length = sizes.points(kernel.inner)
+    r = next((step for step in COMBO_STEPS if length <= step), COMBO_STEPS[-1])
+    return replace(tiling, blocks=Blocks(x=COMBO_POINTS // r, r=r, warps=THREADS // 32), persistent=False)
 
 
 def _flattened(kernel: Kernel) -> Kernel:

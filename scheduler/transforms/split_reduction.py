@@ -23,8 +23,9 @@ from kgen.ir.values import Value
 from kgen.scheduler.analysis.memory import reads
 from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
-from kgen.scheduler.tiling.loops import unflattened
+from kgen.scheduler.tiling.loops import distinct_touches, linearized, ordered, unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
 # Points that a program reduces at least, so that its launch is worth while.
 MIN_CHUNK = 4096
@@ -42,9 +43,12 @@ class SplitReduction(Transform):
         kernels = (step for step in steps if isinstance(step, Kernel))
         partial = {o for step in kernels for s in step.statements if s.kind == "column" for o in s.outs}
         graph, gpu = forming.draft.graph, forming.draft.options.gpu
+        stacked = split_stacked(steps, graph, forming.sizes, gpu)
         out: list[Step] = []
-        for step in steps:
-            if isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
+        for place, step in enumerate(steps):
+            if place in stacked:
+                out += stacked[place]
+            elif isinstance(step, Kernel) and step.target == "triton" and not step.contracts and not partial & reads(step):
                 out += split_reduction(step, graph, forming.sizes, gpu)
             else:
                 out.append(step)
@@ -62,10 +66,17 @@ def split_reduction(kernel: Kernel, graph: ir.Graph, sizes: Sizes, gpu: Gpu) -> 
     wanted = min(gpu.compute_units * WARPS // tiling.blocks.warps // programs, work // MIN_CHUNK)
     if wanted < 2:
         return (kernel,)
-    loop = next((v for v in kernel.inner if sizes.of(v.extent) >= wanted), None)
+    loop = next((v for v in _by_stride(kernel, graph, sizes) if sizes.of(v.extent) >= wanted), None)
     loop = loop or max(kernel.inner, key=lambda v: sizes.of(v.extent))
     shares = _shares(kernel, loop, min(wanted, sizes.of(loop.extent)))
     return (kernel,) if shares is None else _Split(kernel, graph, loop, shares).run()
+
+
+def _by_stride(kernel: Kernel, graph: ir.Graph, sizes: Sizes) -> tuple[Var, ...]:
+    """The inner loops, the one with the largest steps in memory first: shares of it are long runs of neighbours, while shares
+    of neighbours, as of the channels of a group in channels-last order, have several programs read each cache line."""
+    linear = linearized(kernel, graph)
+    return ordered(linear, list(distinct_touches(linear, graph, sizes)), sizes).inner
 
 
 def _programs(tiling: Tiling, sizes: Sizes) -> int:

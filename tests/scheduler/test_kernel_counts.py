@@ -107,7 +107,7 @@ def test_row_writes_move_rows() -> None:
 def test_verdicts_say_why() -> None:
     plan = plans(lambda x: (x.sum(0), x.sum(1)), r(64, 100)).forward
     assert any(v.outcome is not Outcome.FUSED and v.reason is Reason.REDUCED_AXES_DIFFER for v in plan.verdicts)
-    assert len(plan.kernels) == 2
+    assert sum(len(members(step)) for step in plan.kernels) == 2
 
 
 def test_fusion_switch() -> None:

@@ -1,4 +1,4 @@
-"""A batch of loops over points as one C++ function: the template for multi-tensor kernels, and what fills its slots."""
+"""A batch of loops over points or rows as one C++ function: the template for multi-tensor kernels, and what fills its slots."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from kgen.templates.cpp.kernels.loops import (
     point_cost,
     pointers_of,
     read_pointers,
+    row_passes,
     task_loops,
     with_prefetches,
 )
@@ -32,7 +33,7 @@ from kgen.templates.render import lines, render_slots, source_lines
 
 @template(implements=loops("multi_tensor"), device="cpu", source="foreach.cpp.jinja", name="cpp_multi_tensor")
 class MultiTensor(LoopKernel):
-    """Threads share the tasks of many independent loops over points."""
+    """Threads share the tasks of many independent loops over points or rows."""
 
 
 def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> Rendered:
@@ -74,10 +75,11 @@ def _body(form: Form, graph: ir.Graph, number: int) -> _Body:
     sizes, nest = Sizes(graph.size_hints), form.nest
     hints = {symbol: sizes.of(expr) for symbol, expr in form.sizes.items()}
     emitter = Emitter(nest, graph)
-    body, _ = emitter.run()
+    body, sections = emitter.run()
     known = Sizes({**graph.size_hints, **hints})
     outer = outer_loops(nest, known)
-    tasks, body = with_prefetches(task_loops(outer, nest, emitter, known), body, [], nest, emitter, known)
+    tasks, body = with_prefetches(task_loops(outer, nest, emitter, known), body, sections, nest, emitter, known)
+    body = [*body, *row_passes(sections, nest, emitter)]
     parameters = read_pointers(pointers_of(emitter))
     parameters += [f"const int64_t {size} = sizes[{k}];" for k, size in enumerate(emitter.sizes)]
     slot = CppForm(number, f"form{number}", loops_line(nest), lines(parameters), nest.lanes, tasks, lines(body))
@@ -102,7 +104,8 @@ class _Table:
         values = {symbol.name: expr for symbol, expr in form.sizes.items()}
         actual: dict[Atom, Expr] = {symbol: form.sizes[symbol] for symbol in form.sizes}
         tasks = ix.substitute(body.task_count, actual, {})
-        points = self.sizes.of(ix.substitute(ix.product(v.extent for v in form.nest.kernel.outer), actual, {}))
+        loops = (*form.nest.kernel.outer, *form.nest.kernel.inner)
+        points = self.sizes.of(ix.substitute(ix.product(v.extent for v in loops), actual, {}))
         weight = max(1, points * body.point_cost // max(1, self.sizes.of(tasks)))
         numbers = [values.get(name, ix.size(name).expr()) for name in body.emitter.sizes]
         return f"{{{body.slot.number}, {first}, {self._text(tasks)}, {weight}, {{{', '.join(map(self._text, numbers))}}}}}"

@@ -326,6 +326,12 @@ def _one_step(nest: Nest) -> OneStep:
     return OneStep(nest.vector.name, "Full<L> w{}" if extent == nest.lanes else f"Tail<L> w{{{extent}}}")
 
 
+def row_passes(sections: list[Section], nest: Nest, emitter: Emitter) -> list[str]:
+    """All walks over a row as one text."""
+    passes = [_section_slot(one, nest, _Text(emitter)) for one in sections]
+    return [text for one in passes for text in (one.before, one.loop, one.after) if text]
+
+
 def _section_slot(section: Section, nest: Nest, text: _Text) -> SectionSlot:
     around = _Around((), ()) if nest.one_step else _inner_loops(nest, text, section.sums)
     return SectionSlot(lines(section.before), around.with_body(section.body), lines(section.body), lines(section.after))

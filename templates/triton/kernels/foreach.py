@@ -1,4 +1,4 @@
-"""A batch of loops over points as one Triton kernel: the template for multi-tensor kernels, and what fills its slots.
+"""A batch of loops over points or rows as one Triton kernel: the template for multi-tensor kernels, and what fills its slots.
 
 Members of one form share a function of their pointers, the sizes that differ, and a program's number within its member. A
 program compares its number with the members' first numbers, a tree of depth log2(members) whose leaves hold a member's
@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
-from kgen.ir.index import Size
-from kgen.ir.plan import Nest, Tiling, address
+from kgen.ir.index import Expr, Size
+from kgen.ir.plan import ComboKernel, Nest, Tiling, address
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, canonical_text
 from kgen.templates.contract import Config, knob, template
-from kgen.templates.form import Form, form_of
+from kgen.templates.form import Form, form_of, without_parts
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import TritonForm, TritonForms
 from kgen.templates.render import clean, lines, render_slots, source_lines
@@ -29,6 +29,7 @@ from kgen.templates.triton.kernels.loops import (
     FunctionHead,
     loop_line,
     program_axes,
+    row_passes,
 )
 
 # Masks that change at multiples of so many points let whole vectors through: of 16 bytes, of 8 where numbers are bytes.
@@ -39,7 +40,7 @@ PER_LINE = 6
 
 @template(implements=loops("multi_tensor"), device="cuda", source="foreach.py.jinja", name="triton_multi_tensor")
 class MultiTensor(LoopKernel):
-    """Each program computes a tile of one of many independent loops over points."""
+    """Each program computes a tile of one of many independent loops over points, or reduces rows of one."""
 
     WARPS = knob(1, 2, 4, 8)
 
@@ -47,13 +48,15 @@ class MultiTensor(LoopKernel):
 def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, name: str) -> KernelCall:
     """The Triton function of a batch whose members' sizes are all numbers."""
     graph, tilings = problem.graph, problem.tilings
-    bodies = _bodies(problem)
+    bodies = _bodies([replace(one, kernel=without_parts(one.kernel, graph)) for one in tilings], problem)
+    in_order = isinstance(problem.step, ComboKernel) and problem.step.in_order
     parameters = _Parameters(graph)
     forms = [body.form(f"{name}_form{body.number}", parameters) for body in bodies]
     comments = (f"independent loops: {len(tilings)}, forms: {len(bodies)}", *source_lines(problem.origins))
     texts = tuple(p if k % PER_LINE else f"\n    {p}" for k, p in enumerate(parameters.names))
     own = tuple(one for one in config.values if one[0] not in OF_LAUNCH)
-    slots = TritonForms(FunctionHead(name, comments, texts, own), tuple(f.slot for f in forms), lines(_calls(forms)))
+    calls = _in_turn(forms) if in_order else _calls(forms)
+    slots = TritonForms(FunctionHead(name, comments, texts, own), tuple(f.slot for f in forms), lines(calls))
     text = render_slots(template.source, "cuda", slots, config, problem)
     names = frozenset(n for body in bodies for n in body.made_names) | set(parameters.names)
     launch = TritonKernel(
@@ -62,15 +65,17 @@ def render_batch(problem: LoopProblem, template: LoopTemplate, config: Config, n
         tuple(aligned(graph.buffers[b]) for b in parameters.buffers),
         config.get("WARPS", problem.proposed["WARPS"]), 1, compile_options(any(body.emitter.checks for body in bodies)),
     )  # fmt: skip
-    return KernelCall(name, tuple(parameters.buffers), (), (ix.constant(bodies[-1].end), ix.ONE, ix.ONE), launch)
+    programs = ix.ONE if in_order else ix.constant(bodies[-1].end)
+    return KernelCall(name, tuple(parameters.buffers), (), (programs, ix.ONE, ix.ONE), launch)
 
 
-def _bodies(problem: LoopProblem) -> list[_Body]:
+def _bodies(tilings: Sequence[Tiling], problem: LoopProblem) -> list[_Body]:
     """The functions, each with the members that share it and the numbers of their programs."""
     groups: dict[Hashable, list[_Member]] = {}
-    for tiling in problem.tilings:
+    in_order = isinstance(problem.step, ComboKernel) and problem.step.in_order
+    for number, tiling in enumerate(tilings):
         member = _Member(tiling, form_of(_nest(tiling), problem.graph), _programs(tiling))
-        groups.setdefault(_body_key(member, problem.graph), []).append(member)
+        groups.setdefault(number if in_order else _body_key(member, problem.graph), []).append(member)
     bodies: list[_Body] = []
     for members in groups.values():
         first = bodies[-1].end if bodies else 0
@@ -85,6 +90,17 @@ class _Form:
     slot: TritonForm
     end: int
     call: tuple[str, ...]
+
+
+def _in_turn(forms: Sequence[_Form]) -> list[str]:
+    """One program calls all functions, each for all tiles of its member. A barrier makes what it has stored visible."""
+    found: list[str] = []
+    first = 0
+    for form in forms:
+        found += ["tl.debug_barrier()"] if found else []
+        found += [f"for program in range({first}, {form.end}):", *(f"    {line}" for line in form.call)]
+        first = form.end
+    return found
 
 
 def _calls(forms: Sequence[_Form]) -> list[str]:
@@ -108,8 +124,9 @@ class _Member:
 
 def _nest(tiling: Tiling) -> Nest:
     """The tiling as `form_of` takes it: the fastest loops are those along which memory access is decided."""
-    fast, slow = (loops[-1] if loops else None for loops in (tiling.x, tiling.y))
-    return Nest(tiling.kernel, fast, 1, slow)
+    inner = tiling.kernel.inner
+    fast, slow = (loops[-1] if loops else None for loops in (inner or tiling.x, tiling.y))
+    return Nest(tiling.kernel, fast, 1, slow, tiling.group)
 
 
 def _programs(tiling: Tiling) -> int:
@@ -127,9 +144,15 @@ def _body_key(member: _Member, graph: ir.Graph) -> Hashable:
     tiling, number_of = member.tiling, dict[Hashable, int]()
     shared = tuple(number_of.setdefault(address(graph, name), len(number_of)) for name in member.form.buffers)
     starts = tuple(aligned(graph.buffers[name]) for name in member.form.buffers)
-    points = ix.product(v.extent for v in tiling.x).as_int()
-    whole = points is not None and points % WHOLE == 0
-    return member.form.key, len(tiling.x), tiling.blocks, tiling.wide, shared, starts, whole
+    lengths = (ix.product(v.extent for v in loops) for loops in (tiling.x, tiling.kernel.inner))
+    whole = tuple(_is_whole(length) for length in lengths)
+    shape = len(tiling.x), tiling.blocks, tiling.wide, tiling.persistent, tiling.group
+    return member.form.key, shape, shared, starts, whole, all(map(_is_whole, member.form.sizes.values()))
+
+
+def _is_whole(number: Expr) -> bool:
+    known = number.as_int()
+    return known is not None and known % WHOLE == 0
 
 
 class _Parameters:
@@ -164,7 +187,9 @@ class _Body:
         self.sizes = {symbol.name: [_number(m.form, symbol) for m in members] for symbol in members[0].form.sizes}
         self.tiling = members[0].tiling if all(map(_constant, self.sizes.values())) else _abstract(members[0])
         self.emitter = Emitter(self.tiling, graph, exact)
-        self.lines, _ = self.emitter.run()
+        head, sections = self.emitter.run()
+        row, passes = row_passes(sections, self.tiling, self.emitter)
+        self.lines = [*row, *head, *passes]
         self.axes = program_axes(self.tiling, self.emitter, "program")
         self.made_names = set(self.emitter.made_names)
 
@@ -174,7 +199,9 @@ class _Body:
         sizes = {size: self.sizes[size] for size in self.emitter.sizes}
         choices = {f"p_{clean(p)}": [parameters.of(b) for b in self._of_members(p)] for p in pointers}
         choices |= {clean(s): self._texts(numbers) for s, numbers in sizes.items() if not _constant(numbers)}
-        constants = [("XBLOCK", self.tiling.blocks.x), *([("YBLOCK", self.tiling.blocks.y)] if self.tiling.y else [])]
+        blocks = self.tiling.blocks
+        constants = [("XBLOCK", blocks.x), *([("YBLOCK", blocks.y)] if self.tiling.y else [])]
+        constants += [("RBLOCK", blocks.r)] if self.tiling.kernel.inner else []
         constants += [(clean(s), numbers[0]) for s, numbers in sizes.items() if _constant(numbers)]
         head = FunctionHead(name, (), ("program", *choices), tuple(constants)).function()
         find, arguments = self._tree(choices)

@@ -138,6 +138,14 @@ def _frame(tiling: Tiling, emitter: Emitter) -> _Frame:
     return _Frame(indices, row, length, f"{share.name} = {program}", blocks)
 
 
+def row_passes(sections: list[Section], tiling: Tiling, emitter: Emitter) -> tuple[list[str], list[str]]:
+    """The variables along rows that registers hold, and all walks over the rows as one text; neither of loops over points."""
+    frame = _frame(tiling, emitter)
+    passes = _sections(sections, frame, tiling, emitter)
+    texts = [text for one in passes for text in (one.before, one.loop, one.after) if text]
+    return frame.row, [line for text in texts for line in text.split("\n")]
+
+
 def _sections(sections: list[Section], frame: _Frame, tiling: Tiling, emitter: Emitter) -> tuple[SectionSlot, ...]:
     return tuple(_section(one, _inner_axis(tiling, emitter) if one.body else [], frame, tiling) for one in sections)
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 import kgen
+from kgen.ir.nodes import storages
 from kgen.ir.plan import ComboKernel, Schedule, members
 from kgen.scheduler import Options
+from kgen.scheduler.analysis.memory import reads, writes
 from kgen.scheduler.fusion import combo_kernels
 from kgen.verdict import FusionDemand, Outcome, Reason
 from tests.kernels import plans
@@ -200,16 +202,13 @@ def test_members_touch_nothing_that_another_one_writes(name: str) -> None:
 
 
 def independent(plan: Schedule) -> None:
+    """No member touches memory that another one writes, or that its result takes over."""
     for step in batches(plan):
-        for one in step.members:
-            mine = {combo_kernels.root(plan.graph, n) for n in combo_kernels.writes(one)}
-            # memory that a result takes over counts as written as well
-            mine |= {combo_kernels.root(plan.graph, plan.reuses[n]) for n in combo_kernels.writes(one) if n in plan.reuses}
+        for one in () if step.in_order else step.members:
+            written = writes(one)
+            mine = storages(plan.graph, [*written, *(plan.reuses[n] for n in written if n in plan.reuses)])
             for other in step.members:
-                if other is not one:
-                    names = combo_kernels.writes(other) | combo_kernels.reads(other)
-                    touched = {combo_kernels.root(plan.graph, n) for n in names}
-                    assert not mine & touched
+                assert other is one or mine.isdisjoint(storages(plan.graph, writes(other) | reads(other)))
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
