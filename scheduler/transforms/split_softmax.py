@@ -205,9 +205,15 @@ def _in_parts(layout: Layout, place: Expr, even: bool) -> tuple[Value, ...]:
     found = list(vs.substitute_all(list(made.operands[:count]), {over: last}))
     inside = vs.const(True, torch.bool) if even else vs.compare("lt", place, over.extent)
     for step, value in zip(program.middles, vs.substitute_all(list(made.operands[count:]), {over: place}), strict=True):
-        along = layout.softmax.over in step.axes
-        found.append(vs.masked(inside, value, vs.const(-math.inf, value.dtype)) if along else value)
+        found.append(value if even or layout.softmax.over not in step.axes else _inside(value, inside))
     return tuple(found)
+
+
+def _inside(value: Value, inside: Value) -> Value:
+    """A score, or -inf past the end of the axis. Loads that do not go along the axis, such as those of lengths, stay as they
+    are: templates look for them in masks."""
+    free = {load for load in vs.loads([value]) if load.variables().isdisjoint(inside.variables())}
+    return vs.where(inside, vs.guard_loads(value, inside, free), vs.const(-math.inf, value.dtype))
 
 
 def _buffer(graph: ir.Graph, node: ir.Operation, role: str, loops: Sequence[Var]) -> str:
