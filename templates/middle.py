@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
 
@@ -62,16 +62,27 @@ class Middle:
         rows, columns = (loops[axis] for axis in self.axes[-2:])
         if self.mask is None:
             return EVERYWHERE
-        if len(columns) != 1:
+        if not columns:
             return UNKNOWN
+        along = columns[0] if len(columns) == 1 else ix.var(self.axes[-1], ix.product(v.extent for v in columns))
+        mask = vs.substitute(self.mask, _digits(columns, along.expr())) if len(columns) > 1 else self.mask
         ranges = (
             {v: (ix.ZERO, v.extent - 1) for v in rows} if len(rows) > 1 else dict.fromkeys(rows, (first, first + count - 1))
         )
-        return where_holds(self.mask, columns[0], ranges, known)
+        return where_holds(mask, along, ranges, known)
 
     def known(self, loops: Mapping[str, tuple[Var, ...]]) -> Known:
         """What the ends may be in terms of where a kernel has one index of each axis but the last two."""
         return Known(frozenset(v for axis in self.axes[:-2] for v in loops[axis]))
+
+
+def _digits(loops: Sequence[Var], place: Expr) -> dict[Atom, Expr]:
+    """Loops as digits of the place in an axis, the last one fastest."""
+    found: dict[Atom, Expr] = {}
+    for v in reversed(loops):
+        found[v] = place if v is loops[0] else ix.mod(place, v.extent)
+        place = ix.floordiv(place, v.extent)
+    return found
 
 
 def _kept(value: Value) -> Value | None:
