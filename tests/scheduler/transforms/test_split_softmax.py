@@ -13,6 +13,7 @@ from torch import Tensor
 
 import kgen
 from kgen.only import only
+from tests.kernels import plans
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {f32: 1e-5, f16: 3e-3, bf16: 2e-2}
@@ -135,3 +136,76 @@ def test_all_shapes(template, shared, rows, keys, head, dtype, parts):
 def test_one_key():
     q, k, v = inputs(1, 1, 8, 16)
     torch.testing.assert_close(torch.compile(of_library, backend="kgen")(q, k, v), of_library(q, k, v))
+
+
+# ---- caches ---------------------------------------------------------------------------------------------------------
+
+
+def of_pages(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    """Keys and values are in pages of a cache."""
+    page, pages = k.shape[1], table.shape[1]
+    n = torch.arange(pages * page)
+    k, v = (t[table[:, n // page], n % page].transpose(1, 2) for t in (k, v))
+    return of_lengths(q, k, v, lengths)
+
+
+def of_whole_pages(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> Tensor:
+    k, v = (t[table].flatten(1, 2).transpose(1, 2) for t in (k, v))
+    return of_library_with_lengths(q, k, v, lengths)
+
+
+def pages(page: int, keys: int = 512, dtype: torch.dtype = f32) -> list[Tensor]:
+    count = keys // page
+    table = torch.randperm(2 * count, generator=torch.Generator().manual_seed(0)).reshape(2, count)
+    caches = [r(2 * count, page, 2, 32, dtype=dtype, seed=seed) for seed in range(2)]
+    return [r(2, 8, 1, 32, dtype=dtype), *caches, table, torch.tensor([keys, 70])]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("function", "page", "parts"),
+    [(of_pages, 16, 3), (of_whole_pages, 64, 1), *(_slow(f, n, 2) for f in (of_pages, of_whole_pages) for n in (16, 64, 128))],
+)
+def test_pages_are_gathered_by_the_kernel(function, page, parts):
+    assert_right("cpp_attention", function, pages(page), parts)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize(("page", "parts"), [_slow(16, 2), _slow(64, 3), _slow(128, 2)])
+def test_pages_are_gathered_by_the_kernel_on_gpus(page, parts):
+    assert_right("triton_attention", of_pages, pages(page), parts)
+
+
+def of_slice_write(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, place: Tensor) -> Tensor:
+    k[:, :, 37:38], v[:, :, 37:38] = new_k, new_v
+    return of_lengths(q, k, v, place.expand(2) + 1)
+
+
+def of_index_copy(q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, place: Tensor) -> Tensor:
+    k.index_copy_(2, place, new_k)
+    v.index_copy_(2, place, new_v)
+    return of_lengths(q, k, v, place.expand(2) + 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("function", [of_slice_write, of_index_copy])
+def test_a_cache_is_updated_in_place(function):
+    """Nothing as large as the cache is allocated, and attention reads what was written."""
+    q, k, v = inputs(1, 512, 4, 32)
+    args = [q, k, v, r(2, 2, 1, 32), r(2, 2, 1, 32), torch.tensor([37])]
+    with only("cpp_attention", lambda configs: configs[0], parts=2):
+        plan = plans(function, *(a.clone() for a in args)).forward
+        kept = {
+            out
+            for step in plan.kernels
+            for s in step.statements
+            for out, stored in zip(s.outs, s.stored, strict=True)
+            if stored
+        }
+        sizes = {name: math.prod(size.as_int() or 0 for size in plan.graph.buffers[name].sizes) for name in kept}
+        assert sum(size >= k.numel() for size in sizes.values()) == 2, "only the caches themselves are as large"
+        torch._dynamo.reset()
+        ours, theirs = [a.clone() for a in args], [a.clone() for a in args]
+        got = torch.compile(function, backend="kgen")(*ours)
+    torch.testing.assert_close(got, function(*theirs), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
