@@ -210,8 +210,8 @@ def show(row: dict[str, Any], console: Console) -> None:
 # ---- is it right? ---------------------------------------------------------------------------------------------------
 
 # Configurations of a case that are checked at most, and the parts that each is checked with.
-CONFIGS, PARTS = 6, (1, 4)
-CHECKS = [(case, number, parts) for case in range(len(SMOKE)) for number in range(CONFIGS) for parts in PARTS]
+CONFIGS, SPLITS = 6, (1, 4)
+CHECKS = [(case, number, parts) for case in range(len(SMOKE)) for number in range(CONFIGS) for parts in SPLITS]
 
 
 def smoke(device: str) -> int:

@@ -34,7 +34,7 @@ from kgen.verdict import Outcome, Verdict
 
 SPLIT_SOFTMAX = "split softmax"
 # Rows up to which a program has few, rows of a tile of a template, and programs that an SM runs side by side.
-FEW, TILE, RESIDENT = 16, 64, 2
+FEW, TILE, SIDE_BY_SIDE = 16, 64, 2
 # The shortest part, and what parts are a multiple of where they do not divide the axis: pages and tiles of templates do.
 SHORTEST, ROUND, MOST = 256, 128, 128
 # A share of the time above the best that fewer parts may cost.
@@ -106,7 +106,7 @@ def _wanted(attempt: Attempt) -> Iterator[tuple[str, Split]]:
             continue
         more = packed(layout)
         device = options.device(plan.graph, out)
-        slots = device.compute_units * (RESIDENT if device.kind == "cuda" else 1)
+        slots = device.compute_units * (SIDE_BY_SIDE if device.kind == "cuda" else 1)
         parts = best_parts(more, sizes, slots) if options.only is None else options.only.parts
         parts = 1 if node.seconds else parts
         yield out, Split(parts, more is not layout)
