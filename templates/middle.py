@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
-from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, where_holds
+from kgen.ir.index import Atom, Expr, Var
+from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
 
 # Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
@@ -55,14 +56,33 @@ class Middle:
         value = value if masked else _unmasked(value)
         return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
 
-    def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr) -> Holds:
-        """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on."""
+    def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr, known: Known | None = None) -> Holds:
+        """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on. With `known` the
+        ends may be in terms of the loops of the other axes. Rows that are several loops count as all rows."""
         rows, columns = (loops[axis] for axis in self.axes[-2:])
         if self.mask is None:
             return EVERYWHERE
-        if len(columns) != 1 or len(rows) > 1:
+        if not columns:
             return UNKNOWN
-        return where_holds(self.mask, columns[0], dict.fromkeys(rows, (first, first + count - 1)))
+        along = columns[0] if len(columns) == 1 else ix.var(self.axes[-1], ix.product(v.extent for v in columns))
+        mask = vs.substitute(self.mask, _digits(columns, along.expr())) if len(columns) > 1 else self.mask
+        ranges = (
+            {v: (ix.ZERO, v.extent - 1) for v in rows} if len(rows) > 1 else dict.fromkeys(rows, (first, first + count - 1))
+        )
+        return where_holds(mask, along, ranges, known)
+
+    def known(self, loops: Mapping[str, tuple[Var, ...]]) -> Known:
+        """What the ends may be in terms of where a kernel has one index of each axis but the last two."""
+        return Known(frozenset(v for axis in self.axes[:-2] for v in loops[axis]))
+
+
+def _digits(loops: Sequence[Var], place: Expr) -> dict[Atom, Expr]:
+    """Loops as digits of the place in an axis, the last one fastest."""
+    found: dict[Atom, Expr] = {}
+    for v in reversed(loops):
+        found[v] = place if v is loops[0] else ix.mod(place, v.extent)
+        place = ix.floordiv(place, v.extent)
+    return found
 
 
 def _kept(value: Value) -> Value | None:

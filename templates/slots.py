@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr, as_expr
-from kgen.ir.spans import Holds, Span
+from kgen.ir.spans import Holds, Known, Span
 from kgen.templates.contract import Config
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
@@ -115,6 +115,7 @@ class StepSlot:
     name: str
     filler: Filler
     rows: int = 0
+    batch: tuple[Index, ...] = ()
 
     @property
     def type(self) -> str:
@@ -128,11 +129,11 @@ class StepSlot:
     def runs(self) -> tuple[Any, ...]:
         """In Triton, runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the
         numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
-        return self.filler.runs(self.name, self.rows)
+        return self.filler.runs(self.name, self.rows, bool(self.batch))
 
     def edges(self, stem: str, row: str) -> str:
         """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
-        return "\n".join(self.filler.edges(self.name, stem, row, self.rows))
+        return "\n".join(self.filler.edges(self.name, stem, row, self.rows, self.batch))
 
     @property
     def last_edge(self) -> int:
@@ -142,6 +143,11 @@ class StepSlot:
     def of_rows(self, rows: int) -> StepSlot:
         """The step whose runs are those of so many rows, where that is not the length of a block."""
         return replace(self, rows=rows)
+
+    def of_batch(self, *batch: Index) -> StepSlot:
+        """The step whose runs are those of one index of each axis of the batch. A mask may depend on these, and on integers
+        from memory at these, such as lengths."""
+        return replace(self, batch=batch)
 
     @property
     def factor(self) -> float:
@@ -173,20 +179,32 @@ class StepSlot:
         return self._end(self._reach(first, count).must, (first, count))
 
     def _begin(self, span: Span | None, names: Sequence[str]) -> str:
-        begin = None if span is None else span.begin
-        return self.filler.expression(ix.ZERO if begin is None else ix.maximum(begin, ix.ZERO), names)
+        return self.filler.expression(self._ends(span)[0], names)
 
     def _end(self, span: Span | None, names: Sequence[str]) -> str:
-        length, end = self.filler.problem.extent(self._middle.axes[-1]), ix.ZERO if span is None else span.end
-        return self.filler.expression(length if end is None else ix.minimum(end, length), names)
+        return self.filler.expression(self._ends(span)[1], names)
+
+    def span(self, begin: str, end: str, first: str, count: str, *batch: str) -> str:
+        """In C++, statements that make `begin` and `end` the ends of the columns that the mask may keep there, for one index of
+        each axis of the batch. A mask may depend on these, and on integers from memory at these, such as lengths."""
+        known = self._middle.known(self.filler.problem.loops)
+        may = self._reach(first, count, known).may
+        return "\n".join(self.filler.bounds(self.name, (begin, end), self._ends(may), known, (first, count), batch))
+
+    def _ends(self, span: Span | None) -> tuple[Expr, Expr]:
+        length = self.filler.problem.extent(self._middle.axes[-1])
+        if span is None:
+            return ix.ZERO, ix.ZERO
+        begin = ix.ZERO if span.begin is None else ix.maximum(span.begin, ix.ZERO)
+        return begin, length if span.end is None else ix.minimum(span.end, length)
 
     @property
     def _middle(self) -> Middle:
         return self.filler.problem.middles[self.name]
 
-    def _reach(self, first: str, count: str) -> Holds:
-        rows = (ix.size(name).expr() for name in (first, count))
-        return self._middle.reach(self.filler.problem.loops, *rows)
+    def _reach(self, first: str, count: str, known: Known | None = None) -> Holds:
+        from_row, rows = (ix.size(name).expr() for name in (first, count))
+        return self._middle.reach(self.filler.problem.loops, from_row, rows, known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +300,16 @@ class Filler(Protocol):
 
     @property
     def edges(self) -> Callable[..., Lines]:
-        """Of a step of a program, the stem of the edges' names, the first row of a tile, and its rows (0: a block's)."""
+        """Of a step of a program, the stem of the edges' names, the first row of a tile, its rows (0: a block's), and indices
+        of its batch, if its runs depend on these."""
 
     @property
-    def runs(self) -> Callable[[str, int], tuple[Any, ...]]:
-        """Of a step of a program, and the rows of a tile."""
+    def runs(self) -> Callable[[str, int, bool], tuple[Any, ...]]:
+        """Of a step of a program, the rows of a tile, and whether its batch is given."""
+
+    @property
+    def bounds(self) -> Callable[..., Lines]:
+        """Of a step of a program, names for two ends, the ends, what is known, and names of variables, of its batch last."""
 
     @property
     def accumulator(self) -> str:

@@ -3,14 +3,15 @@
     n <= m           rows m0 ... m1    may hold for n < m1 + 1, holds in all rows for n < m0 + 1
     m - n < 128                        may hold for n > m0 - 128, holds in all rows for n > m1 - 128
 
-Both answers are spans of indices whose ends are expressions, so that a kernel can work them out for a tile of rows. What is no
-comparison of sums of loops, such as one with data, may hold anywhere and need not hold at all.
+Both answers are spans of indices whose ends are expressions, so that a kernel can work them out for a tile of rows. They may be
+in terms of an integer from memory, such as the length of a sequence, where the kernel can load it. What is no comparison of
+such sums may hold anywhere and need not hold at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,11 +53,28 @@ COMPARISONS = {
 }  # fmt: skip
 # The first and the last index of a loop that it may have.
 Ranges = Mapping[Var, tuple[Expr, Expr]]
+# The bounds of a symbol for an integer from memory: nothing is known of it.
+ANY = 1 << 62
 
 
-def where_holds(condition: Value, along: Var, ranges: Ranges) -> Holds:
-    """Where a condition holds along a loop, while each other one has any index of its range."""
-    return _Analysis(along, ranges).holds(condition, True)
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What ends of spans may be in terms of, besides sizes: `loops` of which a kernel has one index, and integers in memory at
+    such indices, each by the symbol in `loaded`, which grows as the analysis meets them."""
+
+    loops: frozenset[Var] = frozenset()
+    loaded: dict[Value, Size] = field(default_factory=dict)
+
+    def symbol(self, load: Value) -> Size | None:
+        """The symbol of an integer from memory, where the kernel can load it."""
+        if load.args or load.dtype.itemsize < 4 or not load.variables() <= self.loops:
+            return None
+        return self.loaded.setdefault(load, ix.size(f"loaded{len(self.loaded)}", -ANY, ANY))
+
+
+def where_holds(condition: Value, along: Var, ranges: Ranges, known: Known | None = None) -> Holds:
+    """Where a condition holds along a loop, while each other one has any index of its range, or the one that it has."""
+    return _Analysis(along, ranges, known or Known()).holds(condition, True)
 
 
 def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
@@ -67,6 +85,7 @@ def _joined(how: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -
 class _Analysis:
     along: Var
     ranges: Ranges
+    known: Known
 
     def holds(self, value: Value, wanted: bool) -> Holds:
         """Where a condition is as it is `wanted`."""
@@ -87,7 +106,7 @@ class _Analysis:
         for side, other in ((left, right), (right, left)):
             if side.op == "abs":
                 return self._distance(op, side.args[0], other, side is left, wanted)
-        a, b = _index(left), _index(right)
+        a, b = self._index(left), self._index(right)
         if a is None or b is None:
             return UNKNOWN
         if op == "eq":
@@ -98,7 +117,7 @@ class _Analysis:
 
     def _distance(self, op: str, inside: Value, other: Value, is_left: bool, wanted: bool) -> Holds:
         """``|x| < y``, ``|x| <= y``, and these with their sides exchanged."""
-        x, y = _index(inside), _index(other)
+        x, y = self._index(inside), self._index(other)
         if x is None or y is None or op == "eq":
             return UNKNOWN
         if not is_left:  # y < |x| is not |x| <= y
@@ -134,8 +153,29 @@ class _Analysis:
                 return None
             first, last = ends if step >= 0 else ends[::-1]
             least, most = least + step * (first - loop.expr()), most + step * (last - loop.expr())
-        known = all(isinstance(atom, Size) for end in (least, most) for atom in ix.free_atoms(end))
+        atoms = {atom for end in (least, most) for atom in ix.free_atoms(end)}
+        known = all(isinstance(atom, Size) or atom in self.known.loops for atom in atoms)
         return (least, most) if known else None
+
+    def _index(self, value: Value) -> Expr | None:
+        """An integer as an expression of loops, sizes, and integers from memory."""
+        if value.dtype.is_floating_point or value.dtype is torch.bool:
+            return None
+        if value.op == "index":
+            found: Expr = value.attr
+            return found
+        if value.op == "load":
+            symbol = self.known.symbol(value)
+            return None if symbol is None else symbol.expr()
+        if value.op == "const":
+            return ix.constant(int(value.attr))
+        if value.op == "cast" and value.dtype.itemsize >= 4:  # narrower ones wrap
+            return self._index(value.args[0])
+        args = [self._index(arg) for arg in value.args]
+        if value.op not in ("add", "sub", "neg") or None in args:
+            return None
+        first, *rest = (arg for arg in args if arg is not None)
+        return -first if not rest else first + rest[0] if value.op == "add" else first - rest[0]
 
 
 def _both(left: Holds, right: Holds) -> Holds:
@@ -149,22 +189,4 @@ def _either(left: Holds, right: Holds) -> Holds:
     return Holds(may, left.must or right.must)
 
 
-def _index(value: Value) -> Expr | None:
-    """An integer as an expression of loops and sizes."""
-    if value.dtype.is_floating_point or value.dtype is torch.bool:
-        return None
-    if value.op == "index":
-        found: Expr = value.attr
-        return found
-    if value.op == "const":
-        return ix.constant(int(value.attr))
-    if value.op == "cast" and value.dtype.itemsize >= 4:  # narrower ones wrap
-        return _index(value.args[0])
-    args = [_index(arg) for arg in value.args]
-    if value.op not in ("add", "sub", "neg") or None in args:
-        return None
-    first, *rest = (arg for arg in args if arg is not None)
-    return -first if not rest else first + rest[0] if value.op == "add" else first - rest[0]
-
-
-__all__ = ["Holds", "Ranges", "Span", "where_holds"]
+__all__ = ["Holds", "Known", "Ranges", "Span", "where_holds"]

@@ -293,7 +293,7 @@ def compare(op: str, a: Expr, b: Expr) -> Value:
 
 def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
     """An index computed from data. With `wrap`, negative values count from the end, as in torch's indexing."""
-    value = cast(value, torch.int64)
+    value = _as_index(cast(value, torch.int64))
     if value.op == "index":
         lo, _ = value.attr.bounds()
         if lo >= 0 and ix.known_less(value.attr, extent):
@@ -303,6 +303,16 @@ def indirect(value: Value, extent: Expr, wrap: bool = True) -> Expr:
     if wrap:
         value = where(call("lt", value, const(0, torch.int64)), call("add", value, index_value(extent)), value)
     return ix.indirect(value, extent).expr()
+
+
+def _as_index(value: Value) -> Value:
+    """What an index is divided into by a positive number, as an index: pages, and places in these."""
+    if value.op not in ("floordiv", "remainder") or value.dtype is not torch.int64:
+        return value
+    divided, by = _as_index(value.args[0]), value.args[1]
+    if divided.op != "index" or by.op != "const" or by.attr <= 0:
+        return value
+    return index_value(ix.floordiv(divided.attr, by.attr) if value.op == "floordiv" else ix.mod(divided.attr, by.attr))
 
 
 def asserted(value: Value, condition: Value, failure: str) -> Value:

@@ -16,6 +16,7 @@ from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
 from kgen.scheduler.transforms.split_k import SplitK
 from kgen.scheduler.transforms.split_reduction import SplitReduction
+from kgen.scheduler.transforms.split_softmax import SplitSoftmax
 from kgen.scheduler.transforms.template_kernels import Offer, Prologues, Selection
 from kgen.scheduler.transforms.tile_partials import TilePartials
 from kgen.scheduler.transforms.tuning_queries import GroupedMatmuls, Measurements
@@ -37,6 +38,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Recompute(),
     FullRowTiles(),
     Selection(),
+    SplitSoftmax(),
     TilePartials(),
     LibraryFusion(),
     ColumnReduction(),

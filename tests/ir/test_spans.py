@@ -18,7 +18,7 @@ from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Atom
 from kgen.ir.plan import Kernel
-from kgen.ir.spans import Holds, Span, where_holds
+from kgen.ir.spans import Holds, Known, Span, where_holds
 from kgen.ir.values import Value
 from kgen.only import Only, only
 from kgen.reference.evaluate_value import Points, Policy
@@ -114,6 +114,20 @@ def test_usual_masks_have_tight_spans():
     assert at(where_holds(near, N, RANGES), 4, 6) == (set(range(2, 9)), set(range(4, 7)))
     assert at(where_holds(prefix, N, RANGES), 1, 2)[0] == set(range(4))
     assert at(where_holds(looked_up(True), N, RANGES), 1, 2) == (set(range(COLUMNS)), set())
+
+
+def test_ends_may_be_in_terms_of_integers_from_memory():
+    """At indices that a kernel has one of, and nowhere else."""
+    batch = ix.var("b", 5)
+    length, other = (vs.load("lengths", (v.expr(),), torch.int64) for v in (batch, M))
+    known = Known(frozenset({batch}))
+    found = where_holds(vs.call("lt", vs.index_value(N.expr() + 3 * batch.expr(), torch.int64), length), N, RANGES, known)
+    [symbol] = known.loaded.values()
+    env = {batch: 2, symbol: 9}
+    assert inside(found.may, env) == inside(found.must, env) == set(range(3))
+    assert inside(found.may, {batch: 2, symbol: -7}) == set()
+    for load, where in ((other, known), (length, None)):
+        assert where_holds(vs.call("lt", vs.index_value(N.expr(), torch.int64), load), N, RANGES, where).must is None
 
 
 # ---- in templates ---------------------------------------------------------------------------------------------------

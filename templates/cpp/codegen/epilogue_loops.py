@@ -96,6 +96,14 @@ class EpilogueLoops:
         self.parameters.made_names.add(name)
         return [f"const int64_t {name} = [&] {{", *_indented([*emitter.lines, f"return {found};"]), "}();"], name
 
+    def integer(self, value: Value, name: str) -> list[str]:
+        """Statements that make `name` an integer from memory."""
+        emitter = Emitter(Nest(Kernel(name, (), (), 0, ()), None, self.problem.device.lanes), self.problem.graph)
+        found = emitter.emit(value)
+        self._note(emitter, frozenset())
+        self.parameters.made_names.add(name)
+        return [f"const int64_t {name} = [&] {{", *_indented([*emitter.lines, f"return int64_t({found});"]), "}();"]
+
     def block(self, statement: Statement, over: Rectangle) -> list[str]:
         """Computes all of a rectangle."""
         return [self._lanes(), *self._rows(over, [self._moved(statement, over)], [], [])]

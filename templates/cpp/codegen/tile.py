@@ -14,6 +14,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
+from kgen.ir.spans import ANY, Known
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.epilogue_loops import Block, EpilogueLoops, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
@@ -197,10 +198,26 @@ class Slots:
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
 
-    def edges(self, step: str, stem: str, row: str, rows: int) -> list[str]:
+    def bounds(
+        self, step: str, names: tuple[str, str], ends: tuple[Expr, Expr], known: Known, variables: Sequence[str],
+        batch: Sequence[str],
+    ) -> list[str]:  # fmt: skip
+        """Statements that make the first names the ends of a span, for indices of a batch; before, those that load integers."""
+        fixed = self._digits(self.problem.middles[step].axes[:-2], batch, self.problem.loops)
+        self._note_variables(variables)
+        lines: list[str] = []
+        for load, symbol in known.loaded.items():
+            name = f"{names[0]}_{symbol.name}"
+            lines += self.epilogue_loops.integer(vs.substitute(load, fixed), name)
+            fixed[symbol] = ix.size(name, -ANY, ANY).expr()
+            self._note_variables([name])
+        texts = (self.text(ix.substitute(end, fixed)) for end in ends)
+        return [*lines, *(f"const int64_t {name} = {text};" for name, text in zip(names, texts, strict=True))]
+
+    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[str]) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
 
-    def runs(self, step: str, rows: int) -> tuple[object, ...]:
+    def runs(self, step: str, rows: int, by_batch: bool) -> tuple[object, ...]:
         return ()
 
     @property

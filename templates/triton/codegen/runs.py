@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr, Size
-from kgen.ir.spans import Span
+from kgen.ir.spans import Known, Span
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem, memoised
 
@@ -32,12 +32,14 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Runs:
     """The tiles to make, as long as `block`, along an axis of length `length`: those with columns of `made`; those within
-    `whole` are whole, if that is known of any. Expressions are in terms of the first row."""
+    `whole` are whole, if that is known of any. Expressions are in terms of the first row, and of loops and integers from memory
+    that are `known`."""
 
     length: Expr
     block: int
     made: Span
     whole: Span | None
+    known: Known | None = None
 
     @property
     def all(self) -> tuple[Run, ...]:
@@ -82,11 +84,13 @@ class Runs:
 
 
 @memoised
-def runs_of(problem: Problem, step: str, config: Config, height: int = 0) -> Runs:
-    """The runs of tiles of a step's result along the axis of the softmax, for so many rows, or for a block's."""
+def runs_of(problem: Problem, step: str, config: Config, height: int = 0, by_batch: bool = False) -> Runs:
+    """The runs of tiles of a step's result along the axis of the softmax, for so many rows, or for a block's; `by_batch`: those
+    of each index of the other axes."""
     middle, template = problem.middles[step], problem.template
     rows, columns = middle.axes[-2:]
     own, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
-    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own))
+    known = middle.known(problem.loops) if by_batch else None
+    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own), known)
     nothing = Span(end=ix.ZERO)
-    return Runs(problem.extent(columns), block, found.may or nothing, found.must)
+    return Runs(problem.extent(columns), block, found.may or nothing, found.must, known)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import PART, Statement
+from kgen.ir.spans import ANY
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config, Result
@@ -224,14 +225,30 @@ class Slots:
         emitter.outer.lines += [f"{name} = {text}"] if text != name else []
         return emitter.finish()
 
-    def edges(self, step: str, stem: str, row: str, rows: int) -> list[str]:
-        """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
-        runs = runs_of(self.problem, step, self.config, rows)
-        edges = runs.edges(ix.size(row).expr())
-        return [f"{stem}{k} = {self.expression(edge, (row,))}" for k, edge in enumerate(edges)]
+    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[Index] = ()) -> list[str]:
+        """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on. With indices of a
+        `batch` these are the runs of that batch: integers from memory are loaded first."""
+        axes = self.problem.middles[step].axes[:-2] if batch else ()
+        runs = runs_of(self.problem, step, self.config, rows, bool(batch))
+        emitter = self.emitter(axes, batch, self.problem.loops, {})
+        emitter.suffix = f"_{stem}"
+        names = [row]
+        loaded: dict[Atom, Expr] = {}
+        for load, symbol in runs.known.loaded.items() if runs.known is not None else ():
+            name = emitter._bind(f"{stem}_{symbol.name}", emitter.emit(load))
+            names.append(name)
+            loaded[symbol] = ix.size(name, -ANY, ANY).expr()
+        kind = "tl.int64" if emitter.wide else "tl.int32"
+        for k, edge in enumerate(runs.edges(ix.size(row).expr())):
+            text = self._of_variables(emitter, ix.substitute(edge, loaded), names)
+            emitter.outer.lines.append(f"{stem}{k} = tl.cast({text}, {kind})" if loaded else f"{stem}{k} = {text}")
+        return emitter.finish()
 
-    def runs(self, step: str, rows: int) -> tuple[Run, ...]:
-        return runs_of(self.problem, step, self.config, rows).all
+    def runs(self, step: str, rows: int, by_batch: bool = False) -> tuple[Run, ...]:
+        return runs_of(self.problem, step, self.config, rows, by_batch).all
+
+    def bounds(self, step: str, *_: object) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in Triton tiles of {step} are in `runs` between `edges`")
 
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""
@@ -348,8 +365,11 @@ class Slots:
 
     def expression(self, expr: Expr, names: Sequence[str]) -> str:
         """The text of an expression of sizes, and of these variables, which are no parameters of the kernel."""
+        return self._of_variables(self.emitter((), (), {}, {}), expr, names)
+
+    def _of_variables(self, emitter: TileEmitter, expr: Expr, names: Iterable[str]) -> str:
         own = [name for name in names if name not in self.parameters.sizes]
-        text = self.length(expr)
+        text = emitter.text(expr)
         for name in own:
             self.parameters.sizes.pop(name, None)
         return text

@@ -8,7 +8,7 @@
 //   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, nullptr, store);
 //
 // Element (n, v) of the values is operand element (i, k) = (n, v), as for keys (n, d). `score` changes a tile of scores in place;
-// nullptr: they stay as they are. `reach(m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
+// nullptr: they stay as they are. `reach(b, m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
 // -inf. `rows(b, m0, rows, lse)` gets the log-sum-exp of each row of scores, unless it is nullptr. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
 //
 // Packed keys and values of a batch are kept while a thread goes through rows of queries, up to `kKeptBytes`, and for the next
@@ -136,7 +136,7 @@ struct Attention {
   const void* self;
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld);
-  KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
+  KeySpan (*reach)(const void* self, int64_t b, int64_t m0, int64_t rows);
   void (*rows)(const void* self, int64_t b, int64_t m0, int64_t rows, const Acc* lse);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
@@ -277,14 +277,14 @@ class AttentionRun {
     }
     few ? pack_few(own, operands, m, rows) : pack_queries(own, operands, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
-      if (is_empty(span_of(m, rows, i * block_))) continue;
+      if (is_empty(span_of(own.b, m, rows, i * block_))) continue;
       if (!few && (!kept_ || !own.packed[i])) {
         pack_block(own, operands, i);
         own.packed[i] = 1;
       }
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const KeySpan span = span_of(strip.m, strip.rows, i * block_);
+        const KeySpan span = span_of(own.b, strip.m, strip.rows, i * block_);
         if (is_empty(span)) continue;
         few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
       }
@@ -301,10 +301,10 @@ class AttentionRun {
 
   static bool is_empty(KeySpan span) { return span.begin >= span.end; }
   // The keys that rows look at in the block that begins with key n, from the first one of a panel on; of none, the end is first.
-  KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
+  KeySpan span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
     if (all_.reach == nullptr) return block;
-    const KeySpan wanted = all_.reach(all_.self, m, rows);
+    const KeySpan wanted = all_.reach(all_.self, b, m, rows);
     return {larger(block.begin, wanted.begin / P * P), smaller(block.end, wanted.end)};
   }
 
@@ -620,8 +620,8 @@ struct AttentionFunctions {
   static void scored(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld) {
     if constexpr (!std::is_null_pointer_v<Score>) of(self).score(b, m0, n0, rows, columns, tile, ld);
   }
-  static KeySpan reached(const void* self, int64_t m0, int64_t rows) {
-    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
+  static KeySpan reached(const void* self, int64_t b, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(b, m0, rows);
     else return {0, 0};
   }
   static void summed(const void* self, int64_t b, int64_t m0, int64_t rows, const Acc* lse) {
