@@ -25,7 +25,7 @@ from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
-from kgen.templates.windows import windows_of
+from kgen.templates.windows import Grid, grid_of, over_places, windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -341,6 +341,32 @@ class Problem:
         if len(loops) > 1:
             return None
         return self.steps.get(loops[0], 1) if loops else 1
+
+    def grid(self, position: str) -> Grid | None:
+        """The places that the positions of a window and its taps come to; None where one of them is not one loop."""
+        tap = next(tap for own, tap in self.template.implements.windows if own == position)
+        pair = [*self.loops[position], *self.loops[tap]]
+        one_each = len(pair) == 2 and len(self.loops[tap]) == 1
+        return grid_of(pair[0], pair[1], self.steps) if one_each else None
+
+    @memoised
+    def over_places(self, name: str) -> Input | str:
+        """An operand over the places that its windows come to, which have the names of positions; or why it is none such."""
+        one, pairs = self.inputs[name], dict(self.template.implements.windows)
+        value, loops = one.value, dict(one.loops)
+        for position, tap in pairs.items():
+            if position not in one.axes or not (loops[position] or loops[tap]):
+                continue
+            grid = self.grid(position)
+            if grid is None:
+                return f"the windows {position} + {tap} of {name} are several loops"
+            found = over_places(value, grid)
+            if found is None:
+                return f"{name} depends on positions {position} and taps {tap}, not on their places alone"
+            value, loops[position] = found, (grid.place,)
+        taps = {tap for position, tap in pairs.items() if position in one.axes}
+        axes = tuple(axis for axis in one.axes if axis not in taps)
+        return replace(one, axes=axes, value=value, load=None, loops={axis: loops[axis] for axis in axes})
 
     def tiles(self, axis: str, block: int) -> Expr:
         return ix.ceildiv(self.extent(axis), block)

@@ -7,7 +7,7 @@ stays in a thread's cache, and its epilogue is a loop nest over it like that of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -46,8 +46,10 @@ class Slots:
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], phase: str = "") -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
+        if self.problem.template.operands[operand].access == "places":
+            return self._over_places(operand, name, indices, phase)
         one = self.problem.members[number][operand]
         own, summed = self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
@@ -132,6 +134,43 @@ class Slots:
         head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
         return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
+
+    def _over_places(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
+        """A function that computes a rectangle of the operand over places of its windows, in the type of sums: places, not
+        positions, of which each is computed once for all taps. Of `phase`, every so many-th place along the rows."""
+        one = self.problem.over_places(operand)
+        assert isinstance(one, Input)
+        slow_axis, fast_axis = (axis for axis in one.axes if self.problem.template.block(axis) is not None)
+        rest = [axis for axis in one.axes if axis not in (slow_axis, fast_axis)]
+        if len(indices) != len(rest):
+            raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(rest)}")
+        self._told_apart((*indices, phase), FILLING)
+        if phase:
+            one = self._every(one, fast_axis, phase)
+        sides = [
+            Block(axis, one.loops[axis], *names, ix.product(v.extent for v in one.loops[axis]))
+            for axis, names in ((slow_axis, ("i0", "ni", "i")), (fast_axis, ("k0", "nk", "k")))
+        ]
+        lines = self._computed(one, name, Rectangle(*sides, (), "ld", self._digits(rest, indices, one.loops)))
+        return [f"const auto {name} = [&](int64_t i0, int64_t ni, int64_t k0, int64_t nk, {lines[0]}, int64_t ld) {{", *lines[1:], "};"]
+
+    def _every(self, one: Input, axis: str, phase: str) -> Input:
+        """The operand at every so many-th place of an axis, as many as its positions step over, from the C++ variable on."""
+        self._note_variables([phase])
+        grid = self.problem.grid(axis)
+        if grid is None or grid.step == 1:
+            return one
+        place = one.loops[axis][0]
+        own = ix.var(f"{place.name}_step", ix.ceildiv(place.extent, grid.step))
+        value = vs.substitute(one.value, {place: ix.size(phase).expr() + own.expr() * grid.step})
+        return replace(one, value=value, loops={**one.loops, axis: (own,)})
+
+    def _computed(self, one: Input, name: str, over: Rectangle) -> list[str]:
+        """The parameter to which a rectangle of an operand's values is written, in the type of sums, and what writes it."""
+        buffer, kind = ir.fresh(self.problem.graph, f"{name}_block"), self.problem.accumulator
+        statement = Statement("pointwise", (buffer,), vs.cast(one.value, kind), (ix.ZERO,), False, -1, (True,))
+        body = self.epilogue_loops.block(statement, replace(over, buffers=(buffer,), local={buffer: kind}))
+        return [f"{self.accumulator}* p_{clean(buffer)}", *(f"  {line}" for line in body)]
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the
