@@ -13,6 +13,8 @@ from kgen.templates.contract import Config, contraction, knob, operand, result, 
 from kgen.templates.problem import Problem
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Taps of a row that are unrolled at most.
+UNROLLED = 8
 # Seconds: starting the kernel.
 START = 2e-6
 
@@ -27,12 +29,14 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the Jinja file is told: the windows' steps, and whether all channels of results read one image."""
+    """What the Jinja file is told: the windows' steps, and whether all channels of results read one image. `taps` of a row
+    are unrolled; 0 are not."""
 
     d: Steps
     h: Steps
     w: Steps
     shared: bool
+    taps: int
 
 
 @template(
@@ -76,7 +80,13 @@ def _facts(problem: Problem) -> Facts:
     image = problem.over_places("X")
     assert not isinstance(image, str)
     shared = image.value.variables().isdisjoint(problem.loops["g"])
-    return Facts(*(_steps(problem, axis) for axis in "dhw"), shared)
+    return Facts(*(_steps(problem, axis) for axis in "dhw"), shared, _unrolled(problem))
+
+
+def _unrolled(problem: Problem) -> int:
+    """Taps of a row, where these are few, and known."""
+    taps = problem.extent("s").as_int()
+    return taps if taps is not None and taps <= UNROLLED else 0
 
 
 def _steps(problem: Problem, position: str) -> Steps:

@@ -43,14 +43,24 @@ KGEN_FN int direct_threads(int threads, const DirectShape& s) {
   return int(larger<int64_t>(1, smaller<int64_t>(threads, useful)));
 }
 
+// What is known of rows when a kernel is compiled: taps, their steps, and elements from one place to the next (0: not known).
+template <int Taps_, int Step_, int Dilation_, int Width_>
+struct RowTraits {
+  static constexpr int Taps = Taps_, Step = Step_, Dilation = Dilation_, Width = Width_;
+};
+
 // ---- vectors of channels --------------------------------------------------------------------------------------------
 
-// The filter as [c][q][r][s][g], rows `ld` elements apart: once for all threads, to whom it is worth packing.
-template <class Acc, class Filter>
-void pack_filter(const DirectShape& s, int64_t ld, Acc* to, const Filter& filter) {
-  for (int64_t c = 0; c < s.c; ++c) {
-    for (int64_t q = 0; q < s.d.taps; ++q) {
-      for (int64_t r = 0; r < s.h.taps; ++r, to += s.w.taps * ld) filter(c, q, r, s.w.taps, s.g, to, ld);
+// The filter as [block of g][c][q][r][s][g]: once for all threads.
+template <class T, class Acc, class Filter>
+void pack_filter(const DirectShape& s, Acc* to, const Filter& filter) {
+  for (int64_t g = 0; g < s.g; g += T::Width) {
+    for (int64_t c = 0; c < s.c; ++c) {
+      for (int64_t q = 0; q < s.d.taps; ++q) {
+        for (int64_t r = 0; r < s.h.taps; ++r, to += s.w.taps * T::Width) {
+          filter(c, q, r, s.w.taps, g, smaller<int64_t>(T::Width, s.g - g), to, T::Width);
+        }
+      }
     }
   }
 }
@@ -63,55 +73,68 @@ struct RowRing {
   KGEN_FN Acc* at(int64_t plane, int64_t place) const { return data + (plane * rows + place % rows) * row; }
 };
 
-// One strip of results: `Count` neighbouring positions, a vector of channels.
-template <class Acc, int Count, bool Shared, class W>
-KGEN_FN void direct_strip(const DirectShape& s, const RowRing<Acc>& ring, int64_t h, int64_t w, int64_t g, const Acc* filter,
-                          int64_t filter_ld, int64_t ld, Acc* tile, int64_t tile_ld, W lanes) {
+// sums[i] += x[i * step + t * dilation] * filter[t] over the taps t of a row. What neighbouring positions share is loaded once:
+// all taps are unrolled.
+template <class T, int Count, bool Shared, class Acc, class W>
+KGEN_FN void add_taps(Vec<Acc, W::L> (&sums)[Count], const DirectShape& s, const Acc* x, const Acc* filter, W lanes) {
   constexpr int L = W::L;
-  Vec<Acc, L> sums[Count];
-  KGEN_UNROLL for (int i = 0; i < Count; ++i) sums[i] = splat<L>(Acc(0));
-  const int64_t step = s.w.step * ld, dilation = s.w.dilation * ld;
-  for (int64_t plane = 0; plane < s.c * s.d.taps; ++plane) {
-    for (int64_t r = 0; r < s.h.taps; ++r) {
-      const Acc* x = ring.at(plane, s.h.place(h, r)) + w * step + (Shared ? 0 : g);
-      for (int64_t t = 0; t < s.w.taps; ++t, x += dilation, filter += filter_ld) {
-        const auto f = load<L>(filter + g, lanes);
-        KGEN_UNROLL for (int i = 0; i < Count; ++i) {
-          if constexpr (Shared) sums[i] = multiply_add(splat<L>(x[i * step]), f, sums[i]);
-          else sums[i] = multiply_add(load<L>(x + i * step, lanes), f, sums[i]);
-        }
-      }
+  constexpr int64_t ld = Shared ? 1 : T::Width;
+  const auto tap = [&](int64_t t, int64_t step, int64_t dilation) KGEN_INLINE {
+    const auto f = load<L>(filter + t * T::Width, lanes);
+    KGEN_UNROLL for (int i = 0; i < Count; ++i) {
+      const Acc* const from = x + (i * step + t * dilation) * ld;
+      if constexpr (Shared) sums[i] = multiply_add(splat<L>(*from), f, sums[i]);
+      else sums[i] = multiply_add(load<L>(from, lanes), f, sums[i]);
     }
+  };
+  if constexpr (T::Taps > 0) {
+    KGEN_UNROLL for (int t = 0; t < T::Taps; ++t) tap(t, T::Step, T::Dilation);
+  } else {
+    for (int64_t t = 0; t < s.w.taps; ++t) tap(t, s.w.step, s.w.dilation);
+  }
+}
+
+// One strip of results: `Count` neighbouring positions, a vector of channels, of one row of places for each c, q and r.
+template <class T, int Count, bool Shared, class Acc, class W>
+KGEN_FN void direct_strip(const DirectShape& s, const Acc* const* rows, int64_t count, int64_t w, int64_t g, const Acc* filter,
+                          Acc* tile, int64_t tile_ld, W lanes) {
+  Vec<Acc, W::L> sums[Count];
+  KGEN_UNROLL for (int i = 0; i < Count; ++i) sums[i] = splat<W::L>(Acc(0));
+  const int64_t first = Shared ? w * s.w.step : w * s.w.step * T::Width + g;
+  for (int64_t r = 0; r < count; ++r, filter += s.w.taps * T::Width) {
+    add_taps<T, Count, Shared>(sums, s, rows[r] + first, filter + g, lanes);
   }
   KGEN_UNROLL for (int i = 0; i < Count; ++i) store(tile + (w + i) * tile_ld + g, sums[i], lanes);
 }
 
-template <class Acc, bool Shared, class Image, class Filter, class Finish>
+template <class Acc, bool Shared, class T, class Image, class Filter, class Finish>
 void convolve_channels(int threads, const DirectShape& s, const DirectBlocks& how, const Image& image, const Filter& filter,
                        const Finish& finish) {
   constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc)));
-  constexpr int Count = Shared ? 12 : 8;
-  const int64_t taps = s.d.taps * s.h.taps * s.w.taps, filter_ld = round_up(s.g, 64);
-  const int64_t wide = larger<int64_t>(1, smaller(how.w, s.w.positions)), block = round_up(smaller(how.g, s.g), L);
+  constexpr int Count = KGEN_AVX512 ? (Shared ? 12 : 8) : 4;
+  constexpr int64_t block = T::Width, ld = Shared ? 1 : block, tile_ld = block + 16;
+  const int64_t taps = s.d.taps * s.h.taps * s.w.taps, wide = larger<int64_t>(1, smaller(how.w, s.w.positions));
   const int64_t across = ceil_div(s.w.positions, wide), blocks = ceil_div(s.g, block);
   threads = direct_threads(threads, s);
   const int64_t wanted = threads > 1 ? ceil_div(4 * threads, larger<int64_t>(1, s.b * s.d.positions * across * blocks)) : 1;
   const int64_t high = larger<int64_t>(1, smaller(how.h, ceil_div(s.h.positions, wanted))), down = ceil_div(s.h.positions, high);
-  // of what no g tells apart, a row of places is one column
-  const int64_t ld = Shared ? 16 : block, tile_ld = block + 16;
-  Rooms common(scratch<0>(Rooms::bytes<Acc>(s.c * taps * filter_ld)));
-  Acc* const packed = common.take<Acc>(s.c * taps * filter_ld);
-  if (s.b * s.g * s.d.positions * s.h.positions * s.w.positions > 0) pack_filter(s, filter_ld, packed, filter);
+  Rooms common(scratch<0>(Rooms::bytes<Acc>(s.c * taps * blocks * block)));
+  Acc* const packed = common.take<Acc>(s.c * taps * blocks * block);
+  const int64_t tasks = s.b * s.d.positions * down * across * blocks;
+  if (tasks > 0) pack_filter<T>(s, packed, filter);
   parallel_team(threads, [&] {
-    const int64_t planes = s.c * s.d.taps, row = s.w.span(wide) * ld;
-    Rooms own(scratch<1>(Rooms::bytes<Acc>(planes * s.h.span() * row) + Rooms::bytes<Acc>(wide * tile_ld)));
+    const int64_t planes = s.c * s.d.taps, row = round_up(s.w.span(wide) * ld, 16);
+    Rooms own(scratch<1>(Rooms::bytes<Acc>(planes * s.h.span() * row) + Rooms::bytes<Acc>(wide * tile_ld) +
+                           Rooms::bytes<const Acc*>(planes * s.h.taps)));
     const RowRing<Acc> ring{own.take<Acc>(planes * s.h.span() * row), row, s.h.span()};
     Acc* const tile = own.take<Acc>(wide * tile_ld);
-    team_share(s.b * s.d.positions * down * across * blocks, [&](int64_t task) {
+    const Acc** const rows = own.take<const Acc*>(planes * s.h.taps);
+    team_share(tasks, [&](int64_t task) {
       const int64_t g0 = task % blocks * block, ng = smaller(block, s.g - g0);
       const int64_t w0 = task / blocks % across * wide, nw = smaller(wide, s.w.positions - w0);
       const int64_t h0 = task / (blocks * across) % down * high, nh = smaller(high, s.h.positions - h0);
       const int64_t d = task / (blocks * across * down) % s.d.positions, b = task / (blocks * across * down) / s.d.positions;
+      const Acc* const own_filter = packed + g0 * s.c * taps;
       int64_t there = s.h.place(h0, 0);  // rows of places before this one are in the ring
       for (int64_t h = h0; h < h0 + nh; ++h) {
         for (int64_t place = larger(there, s.h.place(h, 0)); place <= s.h.place(h, s.h.taps - 1); ++place) {
@@ -121,16 +144,17 @@ void convolve_channels(int threads, const DirectShape& s, const DirectBlocks& ho
           }
         }
         there = s.h.place(h, s.h.taps - 1) + 1;
+        for (int64_t i = 0; i < planes * s.h.taps; ++i) rows[i] = ring.at(i / s.h.taps, s.h.place(h, i % s.h.taps));
         vector_loop<L>(0, ng, [&](int64_t g, auto lanes) KGEN_INLINE {
           int64_t w = 0;
-          const auto strip = [&](auto count) KGEN_INLINE {
+          const auto strips = [&](auto count) KGEN_INLINE {
             for (; w + count.value <= nw; w += count.value) {
-              direct_strip<Acc, count.value, Shared>(s, ring, h, w, g, packed + g0, filter_ld, ld, tile, tile_ld, lanes);
+              direct_strip<T, count.value, Shared>(s, rows, planes * s.h.taps, w, g, own_filter, tile, tile_ld, lanes);
             }
           };
-          strip(std::integral_constant<int, Count>{});
-          strip(std::integral_constant<int, 4>{});
-          strip(std::integral_constant<int, 1>{});
+          strips(std::integral_constant<int, Count>{});
+          if constexpr (Count > 4) strips(std::integral_constant<int, 4>{});
+          strips(std::integral_constant<int, 1>{});
         });
         finish(b, d, h, w0, g0, nw, ng, tile, tile_ld);
       }
