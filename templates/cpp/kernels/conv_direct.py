@@ -69,6 +69,35 @@ class ConvolutionOfChannels(KernelTemplate):
         return _facts(problems[0])
 
 
+@template(
+    implements=contraction("b,g,c,d+q,h+r,w+s", "g,c,q,r,s -> b,g,d,h,w"),
+    device="cpu",
+    source="conv_rows.cpp.jinja",
+    name="cpp_conv_rows",
+)
+class ConvolutionOfRows(KernelTemplate):
+    """Y[b, g, d, h, w] = sum over c, q, r, s of X[b, g, c, d + q, h + r, w + s] F[g, c, q, r, s]: vectors of neighbouring w."""
+
+    X = operand("b", "g", "c", "d+q", "h+r", "w+s", access="places")
+    F = operand("g", "c", "q", "r", "s", access="places")
+    Y = result("b", "g", "d", "h", "w")
+    BLOCK_H, BLOCK_W, BLOCK_R, BLOCK_S = knob(32, 8), knob(256, 64), knob(1), knob(1)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return _refuse(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        for rows in (32, 8):
+            for width in (256, 64):
+                yield {"BLOCK_H": rows, "BLOCK_W": width}
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return START + problem.flops / problem.device.rate(torch.float32)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return _facts(problems[0])
+
+
 def _refuse(problem: Problem) -> str | None:
     """Why loops over taps cannot compute a problem."""
     if problem.main_dtype not in TYPES:

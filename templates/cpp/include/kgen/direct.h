@@ -162,4 +162,112 @@ void convolve_channels(int threads, const DirectShape& s, const DirectBlocks& ho
   });
 }
 
+// ---- vectors of positions -------------------------------------------------------------------------------------------
+
+// Where rows of places lie that a strip of results reads. Of positions that step over places these come in phases: places that
+// are equal modulo the step are neighbours, so that neighbouring positions read neighbours.
+struct PlaceRows {
+  int64_t row, phase, plane;  // elements from a row, a phase of a row, a plane to the next one
+  KGEN_FN int64_t of_tap(const Window& w, int64_t tap) const {
+    return tap * w.dilation % w.step * phase + tap * w.dilation / w.step;
+  }
+};
+
+// Results of `Rows` rows, `Count` vectors of positions each, whose first row of places is at x.
+template <class T, int Rows, int Count, class Acc>
+KGEN_FN void direct_rows(const DirectShape& s, const PlaceRows& at, const Acc* x, const Acc* filter, Acc* tile, int64_t tile_ld) {
+  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc)));
+  Vec<Acc, L> sums[Rows * Count];
+  KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) sums[i] = splat<L>(Acc(0));
+  const int64_t step = s.h.step * at.row;
+  for (int64_t plane = 0; plane < s.c * s.d.taps; ++plane) {
+    for (int64_t r = 0; r < s.h.taps; ++r) {
+      const Acc* const row = x + plane * at.plane + r * s.h.dilation * at.row;
+      const auto tap = [&](int64_t place, int64_t t) KGEN_INLINE {
+        const auto f = splat<L>(filter[t]);
+        KGEN_UNROLL for (int i = 0; i < Rows; ++i) {
+          KGEN_UNROLL for (int j = 0; j < Count; ++j) {
+            sums[i * Count + j] = multiply_add(load<L>(row + i * step + place + j * L, Full<L>{}), f, sums[i * Count + j]);
+          }
+        }
+      };
+      if constexpr (T::Taps > 0) {
+        KGEN_UNROLL for (int t = 0; t < T::Taps; ++t) {
+          tap(t * T::Dilation % T::Step * at.phase + t * T::Dilation / T::Step, t);
+        }
+      } else {
+        for (int64_t t = 0; t < s.w.taps; ++t) tap(at.of_tap(s.w, t), t);
+      }
+      filter += s.w.taps;
+    }
+  }
+  KGEN_UNROLL for (int i = 0; i < Rows; ++i) {
+    KGEN_UNROLL for (int j = 0; j < Count; ++j) store(tile + i * tile_ld + j * L, sums[i * Count + j], Full<L>{});
+  }
+}
+
+template <class Acc, bool Shared, class T, class Image, class Filter, class Finish>
+void convolve_rows(int threads, const DirectShape& s, const DirectBlocks& how, const Image& image, const Filter& filter,
+                   const Finish& finish) {
+  constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc))), Count = 2;
+  const int64_t taps = s.d.taps * s.h.taps * s.w.taps, planes = s.c * s.d.taps, together = Shared ? larger<int64_t>(s.g, 1) : 1;
+  const int64_t wide = larger<int64_t>(1, smaller(how.w, s.w.positions)), across = ceil_div(s.w.positions, wide);
+  threads = direct_threads(threads, s);
+  const int64_t blocks = ceil_div(s.g, together), others = s.b * s.d.positions * across * blocks;
+  const int64_t wanted = threads > 1 ? ceil_div(4 * threads, larger<int64_t>(1, others)) : 1;
+  const int64_t high = larger<int64_t>(1, smaller(how.h, ceil_div(s.h.positions, wanted))), down = ceil_div(s.h.positions, high);
+  const int64_t tasks = others * down, beyond = (s.w.taps - 1) * s.w.dilation / s.w.step;
+  const int64_t padded = round_up(wide, Count * L), phases = smaller(s.w.step, s.w.span());
+  PlaceRows at{.phase = round_up(padded + beyond, L)};
+  at.row = at.phase * phases;
+  at.plane = at.row * s.h.span(high);
+  Rooms common(scratch<0>(Rooms::bytes<Acc>(s.g * s.c * taps)));
+  Acc* const packed = common.take<Acc>(s.g * s.c * taps);
+  for (int64_t i = 0; tasks > 0 && i < s.g * planes; ++i) {
+    filter(i / planes, i % planes / s.d.taps, i % s.d.taps, s.h.taps, s.w.taps, packed + i * s.h.taps * s.w.taps, s.w.taps);
+  }
+  parallel_team(threads, [&] {
+    Rooms own(scratch<1>(Rooms::bytes<Acc>(planes * at.plane) + Rooms::bytes<Acc>(high * padded)));
+    Acc* const places = own.take<Acc>(planes * at.plane);
+    Acc* const tile = own.take<Acc>(high * padded);
+    // what pads vectors is multiplied as well, and some of what memory may hold is slow
+    for (int64_t i = 0; i < planes * at.plane; ++i) places[i] = Acc(0);
+    team_share(tasks, [&](int64_t task) {
+      const int64_t w0 = task % across * wide, nw = smaller(wide, s.w.positions - w0);
+      const int64_t h0 = task / across % down * high, nh = smaller(high, s.h.positions - h0);
+      const int64_t d = task / (across * down) % s.d.positions, g0 = task / (across * down * s.d.positions) % blocks * together;
+      const int64_t b = task / (across * down * s.d.positions * blocks);
+      for (int64_t plane = 0; plane < planes; ++plane) {
+        for (int64_t phase = 0; phase < phases; ++phase) {
+          const int64_t all = (s.w.span(s.w.positions) - 1 - phase) / s.w.step + 1;
+          image(b, g0, plane / s.d.taps, s.d.place(d, plane % s.d.taps), phase, s.h.place(h0, 0), s.h.span(nh), w0,
+                smaller(nw + beyond, all - w0), places + plane * at.plane + phase * at.phase, at.row);
+        }
+      }
+      for (int64_t g = g0; g < g0 + together; ++g) {
+        const Acc* const own_filter = packed + g * s.c * taps;
+        for (int64_t w = 0; w < nw; w += Count * L) {
+          int64_t h = 0;
+          const auto strips = [&](auto rows, auto count) KGEN_INLINE {
+            for (; h + rows.value <= nh; h += rows.value) {
+              direct_rows<T, rows.value, count.value>(s, at, places + h * s.h.step * at.row + w, own_filter,
+                                                      tile + h * padded + w, padded);
+            }
+          };
+          using std::integral_constant;
+          if (nw - w > L) {
+            strips(integral_constant<int, 4>{}, integral_constant<int, Count>{});
+            strips(integral_constant<int, 1>{}, integral_constant<int, Count>{});
+          } else {
+            strips(integral_constant<int, 8>{}, integral_constant<int, 1>{});
+            strips(integral_constant<int, 4>{}, integral_constant<int, 1>{});
+            strips(integral_constant<int, 1>{}, integral_constant<int, 1>{});
+          }
+        }
+        finish(b, g, d, h0, w0, nh, nw, tile, padded);
+      }
+    });
+  });
+}
+
 }  // namespace kgen
