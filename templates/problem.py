@@ -597,7 +597,10 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
     windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
-    windows = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
+    other = values[1 - windowed].variables()
+    # a group of channels and a channel in it walk through one dimension as well, but the other operand has both
+    found = windows_of(values[windowed], graph, kernel.outer, kernel.inner)
+    windows = [window for window in found if other.isdisjoint(window.positions)]
     if not windows or len(windows) > len(pattern.windows):
         return None
     named = {v: axis for pair, w in zip(pattern.windows[-len(windows) :], windows, strict=True)
