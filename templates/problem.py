@@ -587,7 +587,26 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
+    if device.kind == "cpu":  # which computes operands in runs of the last loop
+        values = [value for position in operands for value in position]
+        loops = {axis: found if axis in pattern.results[0] else _neighbours_last(found, values) for axis, found in loops.items()}
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+
+
+def _neighbours_last(loops: list[Var], values: Sequence[Value]) -> list[Var]:
+    """Loops of a sum, in which the one comes last along which most of what depends on several of them is contiguous: the
+    channels of a window, before which come its taps. They are added up in any order."""
+    weights = dict.fromkeys(loops, 0)
+    if len(loops) < 2:
+        return loops
+    for load in vs.loads(values):
+        index = load.attr[1][0]
+        own = [v for v in loops if v in ix.free_atoms(index)]
+        rest = ix.free_atoms(index).difference(loops)
+        for v in own if len(own) > 1 and load.args else ():
+            weights[v] += len(rest) if ix.stride_of(index, v) == 1 else 0
+    last = max(loops, key=lambda v: weights[v])
+    return [*(v for v in loops if v is not last), last] if weights[last] else loops
 
 
 def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:

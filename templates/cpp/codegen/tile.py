@@ -6,7 +6,7 @@ stays in a thread's cache, and its epilogue is a loop nest over it like that of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kgen.ir import index as ix
@@ -23,7 +23,49 @@ from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
-FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
+FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k", "i_run", "i_first", "k_run", "k_first")), frozenset(("r", "j"))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Indices of an axis among which its last loop alone counts on, `count` of them from the C++ variable `first` on. `length`
+    is that loop's, 0 where there is no other."""
+
+    outer: tuple[Var, ...]
+    last: tuple[Var, ...]
+    first: str
+    count: str
+    name: str
+
+    @classmethod
+    def of(cls, loops: tuple[Var, ...], first: str, count: str, name: str) -> Run:
+        return cls(loops[:-1], loops[-1:], first, count, name)
+
+    @property
+    def length(self) -> Expr:
+        return self.last[0].extent if self.outer else ix.ZERO
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (f"{self.name}_run", f"{self.name}_first") if self.outer else ()
+
+    @property
+    def digits(self) -> dict[Atom, Expr]:
+        """The other loops, in the run that begins with the first index."""
+        return digits(self.outer, ix.size(self.names[0]).expr()) if self.outer else {}
+
+    def block(self, axis: str) -> Block:
+        return Block(axis, self.last, self.names[1] if self.outer else self.first, self.count, self.name)
+
+    def lines(self, text: Callable[[Expr], str]) -> list[str]:
+        """Statements that work out the run, and where in it the first index is."""
+        if not self.outer:
+            return []
+        length = text(self.length)
+        return [
+            f"const int64_t {self.names[0]} = {self.first} / ({length});",
+            f"const int64_t {self.names[1]} = {self.first} - {self.names[0]} * ({length});",
+        ]
 
 
 @dataclass(slots=True)
@@ -120,20 +162,24 @@ class Slots:
         return extent is not None and 2 * extent < self.problem.device.lanes
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
-        """A function that computes a block of the operand."""
+        """A function that computes a block of the operand: run by run where an axis is several loops, so that addresses and
+        bounds are worked out once a run, and neighbours along the last loop are neighbours in a vector."""
         own, summed = self.problem.operand_axes(one.name)
-        operand_axes = {
-            own: Block(own, one.loops[own], "i0", "ni", "i"),
-            summed: Block(summed, one.loops[summed], "k0", "nk", "k"),
-        }
+        runs = {axis: Run.of(one.loops[axis], *names) for axis, names in ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))}
+        operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
+        fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
+        self._note_variables([name for run in runs.values() for name in run.names])
         slow, fast = (operand_axes[a] for a in ((own, summed) if along == summed else (summed, own)))
         buffer = ir.fresh(self.problem.graph, f"{name}_block")
         kind = CPP_TYPES[one.dtype].storage
         statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
         body = self.epilogue_loops.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
-        head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
+        body = [*(line for run in runs.values() for line in run.lines(self.text)), *body]
+        filled = f"filled<{kind}, Along::{'k' if along == summed else 'i'}>"
+        lengths = [self.text(run.length) for run in runs.values()]
+        in_runs = f", {lengths[0]}, {lengths[1]}" if any(run.outer for run in runs.values()) else ""
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
-        return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
+        return [f"const auto {name} = {filled}([&]({arguments}) {{", *(f"  {line}" for line in body), f"}}{in_runs});"]
 
     def _over_places(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
         """A function that computes a rectangle of the operand over places of its windows, in the type of sums: places, not
