@@ -8,15 +8,24 @@ from typing import Any
 
 import torch
 
+from kgen.ir import index as ix
+from kgen.ir import values as vs
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.problem import Problem
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Why an estimate counts for nothing.
+OTHERS = "direct convolutions of this kind were not measured, or are slower than the library's"
+# Positions of a row from which on channels are cut finer.
+NARROW = 28
 # Taps of a row that are unrolled at most.
 UNROLLED = 8
-# Seconds: starting the kernel.
-START = 2e-6
+# Seconds: starting the kernel. The share of the peak rate, and how many times longer it takes where neighbours in a vector are
+# no neighbours in memory (docs/decisions/0021-cpu-convolutions.md).
+START, RATE, APART = 2e-6, 0.45, 8.0
+# Sizes of what was measured: channels and positions of a row at least, and taps of a row and a column.
+FEWEST_CHANNELS, FEWEST_POSITIONS = 64, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +67,20 @@ class ConvolutionOfChannels(KernelTemplate):
         return _refuse(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        for channels in (64, 32):
-            for width in (64, 32):
+        """Rectangles that L1 holds with the rows that they read; wider ones where rows are short."""
+        narrow = problem.size("w") >= NARROW
+        for channels in (32, 64) if narrow else (64, 32):
+            for width in (32, 64):
                 yield {"BLOCK_W": width, "BLOCK_G": channels}
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        return START + problem.flops / problem.device.rate(torch.float32)
+        return _seconds(problem, "g")
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        """Depthwise convolutions of stride 1 with 3 by 3 or 5 by 5 taps take .7 to 1.0 of the library's time."""
+        if problem.size("g") < FEWEST_CHANNELS or not _moves_by_one(problem):
+            return OTHERS
+        return _of_depthwise(problem, "g", (3, 5))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return _facts(problems[0])
@@ -92,7 +109,11 @@ class ConvolutionOfRows(KernelTemplate):
                 yield {"BLOCK_H": rows, "BLOCK_W": width}
 
     def seconds(self, problem: Problem, config: Config) -> float:
-        return START + problem.flops / problem.device.rate(torch.float32)
+        return _seconds(problem, "w")
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        """Depthwise convolutions of 3 by 3 taps take .5 to .9 of the library's time."""
+        return OTHERS if problem.size("w") < FEWEST_POSITIONS else _of_depthwise(problem, "w", (3,))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return _facts(problems[0])
@@ -121,3 +142,38 @@ def _unrolled(problem: Problem) -> int:
 def _steps(problem: Problem, position: str) -> Steps:
     grid = problem.grid(position)
     return Steps(1, 1) if grid is None else Steps(grid.step, grid.dilation)
+
+
+def _seconds(problem: Problem, vector: str) -> float:
+    """Multiplying, or reading and writing; `vector` is the axis of neighbours in a vector."""
+    moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+    compute = problem.flops / problem.device.rate(problem.accumulator) / RATE
+    apart = 1.0 if _are_neighbours(problem, vector) else APART
+    return START + max(compute, moved / problem.device.bandwidth) * apart
+
+
+def _are_neighbours(problem: Problem, axis: str) -> bool:
+    """Whether what is stored along an axis, and most of what is read, is contiguous in memory."""
+    loops = problem.loops[axis]
+    stores = [s.store[0] for s in problem.epilogue for kept in s.stored if kept and s.kind == "pointwise"]
+    loads = [load.attr[1][0] for load in vs.loads([problem.inputs["X"].value]) if loops and loops[-1] in load.variables()]
+    if not loops or not loads:
+        return False
+    step = problem.steps.get(loops[-1], 1)
+    return all(ix.stride_of(e, loops[-1]) == 1 for e in stores) and all(ix.stride_of(e, loops[-1]) == step for e in loads)
+
+
+def _moves_by_one(problem: Problem) -> bool:
+    return all(problem.step(axis) == 1 for axis in ("h", "w"))
+
+
+def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str | None:
+    """What is to be said of all but depthwise convolutions of two dimensions with so many taps along either of them, whose
+    neighbours along the axis of vectors are neighbours in memory: these were measured, one thread with AVX-512."""
+    square = problem.size("r") == problem.size("s") in taps and problem.size("q") == problem.size("d") == 1
+    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _facts(problem).shared
+    static = all(problem.static(axis) for axis in "grshw")
+    undilated = all(problem.step(axis) == 1 for axis in ("r", "s"))
+    measured = problem.device.isa == "avx512" and problem.main_dtype in (torch.float32, torch.bfloat16)
+    usual = square and depthwise and static and undilated and measured
+    return None if usual and _are_neighbours(problem, vector) else OTHERS
