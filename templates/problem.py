@@ -589,7 +589,9 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         loops[axis].append(v)
     if device.kind == "cpu":  # which computes operands in runs of the last loop
         values = [value for position in operands for value in position]
-        loops = {axis: found if axis in pattern.results[0] else _neighbours_last(found, values) for axis, found in loops.items()}
+        loops = {
+            axis: found if axis in pattern.results[0] else _neighbours_last(found, values) for axis, found in loops.items()
+        }
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
 
 

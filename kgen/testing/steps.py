@@ -68,8 +68,8 @@ class Convolution:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        single = [self._batch, self._channels, self._made]
-        if len(self.pattern.windows) > 3 or any(len(axes) != 1 for axes in single):
+        several = any(len(axes) > 1 for axes in (self._groups, self._channels, self._made))
+        if len(self.pattern.windows) > 3 or len(self._batch) != 1 or several or not (self._groups or self._made):
             problem = "its windows are those of no convolution: give check_template problems with them"
             raise errors.BadTemplate(template=str(self.pattern.operands), problem=problem)
 
@@ -87,26 +87,43 @@ class Convolution:
 
     @property
     def _batch(self) -> Axes:
+        apart = (*self._positions, *self._groups)
         image, result = self.pattern.operands[self._windowed], self.pattern.results[0]
-        return tuple(a for a in image if a in result and a not in self._positions)
+        return tuple(a for a in image if a in result and a not in apart)
+
+    @property
+    def _groups(self) -> Axes:
+        image, filters = self.pattern.operands[self._windowed], self.pattern.operands[1 - self._windowed]
+        return tuple(a for a in image if a in filters and a in self.pattern.results[0])
 
     @property
     def _channels(self) -> Axes:
         image, taps = self.pattern.operands[self._windowed], self.pattern.operands[1 - self._windowed]
-        return tuple(a for a in image if a in taps and a not in self._taps)
+        return tuple(a for a in image if a in taps and a not in (*self._taps, *self._groups))
 
     @property
     def _made(self) -> Axes:
-        return tuple(a for a in self.pattern.operands[1 - self._windowed] if a in self.pattern.results[0])
+        filters = self.pattern.operands[1 - self._windowed]
+        return tuple(a for a in filters if a in self.pattern.results[0] and a not in self._groups)
 
     def __call__(self, *operands: torch.Tensor) -> torch.Tensor:
         image, filters = (operands[k] for k in (self._windowed, 1 - self._windowed))
         own = tuple(a for a in self.pattern.operands[self._windowed] if a not in self._taps)
-        image = _permuted(image, own, (*self._batch, *self._channels, *self._positions))
-        filters = _permuted(filters, self.pattern.operands[1 - self._windowed], (*self._made, *self._channels, *self._taps))
+        image = _permuted(image, own, (*self._batch, *self._groups, *self._channels, *self._positions))
+        taps = self.pattern.operands[1 - self._windowed]
+        filters = _permuted(filters, taps, (*self._groups, *self._made, *self._channels, *self._taps))
+        made = filters.shape[: len((*self._groups, *self._made))]
+        groups = filters.shape[0] if self._groups else 1
+        image = _merged(image, 1, len((*self._groups, *self._channels)))
+        filters = _merged(_merged(filters, 0, len(made)), 1, len(self._channels))
         call = (F.conv1d, F.conv2d, F.conv3d)[len(self.pattern.windows) - 1]
-        result = call(image, filters, **self.arguments)
-        return _permuted(result, (*self._batch, *self._made, *self._positions), self.pattern.results[0])
+        result = call(image, filters, groups=groups, **self.arguments).unflatten(1, made)
+        return _permuted(result, (*self._batch, *self._groups, *self._made, *self._positions), self.pattern.results[0])
+
+
+def _merged(tensor: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """The tensor with so many dimensions as one, be it none."""
+    return tensor.flatten(first, first + count - 1) if count else tensor.unsqueeze(first)
 
 
 def _permuted(tensor: torch.Tensor, axes: Sequence[str], wanted: Sequence[str]) -> torch.Tensor:

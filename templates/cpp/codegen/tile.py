@@ -23,7 +23,10 @@ from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
-FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k", "i_run", "i_first", "k_run", "k_first")), frozenset(("r", "j"))
+FILLING, WALKING = (
+    frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k", "i_run", "i_first", "k_run", "k_first")),
+    frozenset(("r", "j")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +168,9 @@ class Slots:
         """A function that computes a block of the operand: run by run where an axis is several loops, so that addresses and
         bounds are worked out once a run, and neighbours along the last loop are neighbours in a vector."""
         own, summed = self.problem.operand_axes(one.name)
-        runs = {axis: Run.of(one.loops[axis], *names) for axis, names in ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))}
+        runs = {
+            axis: Run.of(one.loops[axis], *names) for axis, names in ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
+        }
         operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
         fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
         self._note_variables([name for run in runs.values() for name in run.names])
@@ -198,7 +203,11 @@ class Slots:
             for axis, names in ((slow_axis, ("i0", "ni", "i")), (fast_axis, ("k0", "nk", "k")))
         ]
         lines = self._computed(one, name, Rectangle(*sides, (), "ld", self._digits(rest, indices, one.loops)))
-        return [f"const auto {name} = [&](int64_t i0, int64_t ni, int64_t k0, int64_t nk, {lines[0]}, int64_t ld) {{", *lines[1:], "};"]
+        return [
+            f"const auto {name} = [&](int64_t i0, int64_t ni, int64_t k0, int64_t nk, {lines[0]}, int64_t ld) {{",
+            *lines[1:],
+            "};",
+        ]
 
     def _every(self, one: Input, axis: str, phase: str) -> Input:
         """The operand at every so many-th place of an axis, as many as its positions step over, from the C++ variable on."""
