@@ -64,7 +64,7 @@ class Pattern:
 
     @property
     def template(self) -> str:
-        return "cpp_conv_rows" if self.rows or len(self.lengths) == 1 else "cpp_conv_direct"
+        return "cpp_conv_contiguous" if self.rows or len(self.lengths) == 1 else "cpp_conv_direct"
 
     def args(self, dtype: torch.dtype) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)

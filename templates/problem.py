@@ -25,7 +25,7 @@ from kgen.templates.arguments import Arguments
 from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
-from kgen.templates.windows import Grid, grid_of, over_places, windows_of
+from kgen.templates.windows import Grid, grid_of, over_coordinates, windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -343,15 +343,15 @@ class Problem:
         return self.steps.get(loops[0], 1) if loops else 1
 
     def grid(self, position: str) -> Grid | None:
-        """The places that the positions of a window and its taps come to; None where one of them is not one loop."""
+        """The coordinates that the positions of a window and its taps come to; None where one of them is not one loop."""
         tap = next(tap for own, tap in self.template.implements.windows if own == position)
         pair = [*self.loops[position], *self.loops[tap]]
         one_each = len(pair) == 2 and len(self.loops[tap]) == 1
         return grid_of(pair[0], pair[1], self.steps) if one_each else None
 
     @memoised
-    def over_places(self, name: str) -> Input | str:
-        """An operand over the places that its windows come to, which have the names of positions; or why it is none such."""
+    def over_coordinates(self, name: str) -> Input | str:
+        """An operand over the coordinates that its windows come to, which have the names of positions; or why it is none such."""
         one, pairs = self.inputs[name], dict(self.template.implements.windows)
         value, loops = one.value, dict(one.loops)
         for position, tap in pairs.items():
@@ -360,10 +360,10 @@ class Problem:
             grid = self.grid(position)
             if grid is None:
                 return f"the windows {position} + {tap} of {name} are several loops"
-            found = over_places(value, grid)
+            found = over_coordinates(value, grid)
             if found is None:
-                return f"{name} depends on positions {position} and taps {tap}, not on their places alone"
-            value, loops[position] = found, (grid.place,)
+                return f"{name} depends on positions {position} and taps {tap}, not on their coordinates alone"
+            value, loops[position] = found, (grid.coordinate,)
         taps = {tap for position, tap in pairs.items() if position in one.axes}
         axes = tuple(axis for axis in one.axes if axis not in taps)
         return replace(one, axes=axes, value=value, load=None, loops={axis: loops[axis] for axis in axes})
@@ -590,12 +590,12 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     if device.kind == "cpu":  # which computes operands in runs of the last loop
         values = [value for position in operands for value in position]
         loops = {
-            axis: found if axis in pattern.results[0] else _neighbours_last(found, values) for axis, found in loops.items()
+            axis: found if axis in pattern.results[0] else _contiguous_last(found, values) for axis, found in loops.items()
         }
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
 
 
-def _neighbours_last(loops: list[Var], values: Sequence[Value]) -> list[Var]:
+def _contiguous_last(loops: list[Var], values: Sequence[Value]) -> list[Var]:
     """Loops of a sum, in which the one comes last along which most of what depends on several of them is contiguous: the
     channels of a window, before which come its taps. They are added up in any order."""
     weights = dict.fromkeys(loops, 0)

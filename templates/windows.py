@@ -68,7 +68,7 @@ def _multiple(stride: Expr, unit: Expr) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The places along a dimension that a position and a tap come to: ``place = position * step + tap * dilation``. Steps that
+    """The coordinates along a dimension that a position and a tap come to: ``position * step + tap * dilation``. Steps that
     have a common factor are divided by it."""
 
     position: Var
@@ -77,10 +77,10 @@ class Grid:
     dilation: int
 
     @property
-    def place(self) -> Var:
-        """The loop over all places, in the order of the dimension."""
+    def coordinate(self) -> Var:
+        """The loop over all coordinates, in the order of the dimension."""
         last = (self.position.extent - 1) * self.step + (self.tap.extent - 1) * self.dilation
-        return ix.var(f"{self.position.name}_place", last + 1)
+        return ix.var(f"{self.position.name}_coordinate", last + 1)
 
 
 def grid_of(position: Var, tap: Var, steps: Mapping[Var, int]) -> Grid:
@@ -90,15 +90,17 @@ def grid_of(position: Var, tap: Var, steps: Mapping[Var, int]) -> Grid:
     return Grid(position, tap, step // common, dilation // common)
 
 
-def over_places(value: Value, grid: Grid) -> Value | None:
-    """What a value is at each place of a grid; None where it depends on the position and the tap in another way."""
+def over_coordinates(value: Value, grid: Grid) -> Value | None:
+    """What a value is at each coordinate of a grid; None where it depends on the position and the tap in another way."""
     if 1 not in (grid.step, grid.dilation):
         return None
-    place, position, tap = grid.place.expr(), grid.position.expr(), grid.tap.expr()
+    coordinate, position, tap = grid.coordinate.expr(), grid.position.expr(), grid.tap.expr()
+    left: Var
+    mapping: dict[Atom, Expr]
     if grid.step == 1:
-        left, mapping = grid.tap, {grid.position: place - tap * grid.dilation}
+        left, mapping = grid.tap, {grid.position: coordinate - tap * grid.dilation}
     else:
-        left, mapping = grid.position, {grid.tap: place - position * grid.step}
-    # each place is one of some position and tap, so that what no longer names either of these holds at all places
-    found = vs.substitute(value, dict[Atom, Expr](mapping))
+        left, mapping = grid.position, {grid.tap: coordinate - position * grid.step}
+    # each coordinate is one of some position and tap: what no longer names either of these holds at all of them
+    found = vs.substitute(value, mapping)
     return None if left in found.variables() else found

@@ -93,8 +93,8 @@ class Slots:
 
     def tile(self, operand: str, number: int, name: str, indices: Sequence[str], phase: str = "") -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
-        if self.problem.template.operands[operand].access == "places":
-            return self._over_places(operand, name, indices, phase)
+        if self.problem.template.operands[operand].access == "coordinates":
+            return self._over_coordinates(operand, name, indices, phase)
         one = self.problem.members[number][operand]
         own, summed = self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
@@ -166,7 +166,7 @@ class Slots:
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
         """A function that computes a block of the operand: run by run where an axis is several loops, so that addresses and
-        bounds are worked out once a run, and neighbours along the last loop are neighbours in a vector."""
+        bounds are worked out once a run, and lanes of a vector are along the last loop."""
         own, summed = self.problem.operand_axes(one.name)
         runs = {
             axis: Run.of(one.loops[axis], *names) for axis, names in ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
@@ -186,10 +186,10 @@ class Slots:
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
         return [f"const auto {name} = {filled}([&]({arguments}) {{", *(f"  {line}" for line in body), f"}}{in_runs});"]
 
-    def _over_places(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
-        """A function that computes a rectangle of the operand over places of its windows, in the type of sums: places, not
-        positions, of which each is computed once for all taps. Of `phase`, every so many-th place along the rows."""
-        one = self.problem.over_places(operand)
+    def _over_coordinates(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
+        """A function that computes a rectangle of the operand over coordinates of its windows, in the type of sums: each once
+        for all taps. Of `phase`, every so many-th coordinate along the rows."""
+        one = self.problem.over_coordinates(operand)
         assert isinstance(one, Input)
         slow_axis, fast_axis = (axis for axis in one.axes if self.problem.template.block(axis) is not None)
         rest = [axis for axis in one.axes if axis not in (slow_axis, fast_axis)]
@@ -198,11 +198,11 @@ class Slots:
         self._told_apart((*indices, phase), FILLING)
         if phase:
             one = self._every(one, fast_axis, phase)
-        sides = [
+        slow, fast = (
             Block(axis, one.loops[axis], *names, ix.product(v.extent for v in one.loops[axis]))
             for axis, names in ((slow_axis, ("i0", "ni", "i")), (fast_axis, ("k0", "nk", "k")))
-        ]
-        lines = self._computed(one, name, Rectangle(*sides, (), "ld", self._digits(rest, indices, one.loops)))
+        )
+        lines = self._computed(one, name, Rectangle(slow, fast, (), "ld", self._digits(rest, indices, one.loops)))
         return [
             f"const auto {name} = [&](int64_t i0, int64_t ni, int64_t k0, int64_t nk, {lines[0]}, int64_t ld) {{",
             *lines[1:],
@@ -210,14 +210,14 @@ class Slots:
         ]
 
     def _every(self, one: Input, axis: str, phase: str) -> Input:
-        """The operand at every so many-th place of an axis, as many as its positions step over, from the C++ variable on."""
+        """The operand at every so many-th coordinate of an axis, as many as its positions step over, from the C++ variable on."""
         self._note_variables([phase])
         grid = self.problem.grid(axis)
         if grid is None or grid.step == 1:
             return one
-        place = one.loops[axis][0]
-        own = ix.var(f"{place.name}_step", ix.ceildiv(place.extent, grid.step))
-        value = vs.substitute(one.value, {place: ix.size(phase).expr() + own.expr() * grid.step})
+        coordinate = one.loops[axis][0]
+        own = ix.var(f"{coordinate.name}_step", ix.ceildiv(coordinate.extent, grid.step))
+        value = vs.substitute(one.value, {coordinate: ix.size(phase).expr() + own.expr() * grid.step})
         return replace(one, value=value, loops={**one.loops, axis: (own,)})
 
     def _computed(self, one: Input, name: str, over: Rectangle) -> list[str]:

@@ -21,8 +21,8 @@ OTHERS = "direct convolutions of this kind were not measured, or are slower than
 NARROW = 28
 # Taps of a row that are unrolled at most.
 UNROLLED = 8
-# Seconds: starting the kernel. The share of the peak rate, and how many times longer it takes where neighbours in a vector are
-# no neighbours in memory (docs/decisions/0021-cpu-convolutions.md).
+# Seconds: starting the kernel. The share of the peak rate, and how many times longer it takes where adjacent lanes are
+# no adjacent in memory (docs/decisions/0021-cpu-convolutions.md).
 START, RATE, APART = 2e-6, 0.45, 8.0
 # Sizes of what was measured: channels and positions of a row at least, and taps of a row and a column.
 FEWEST_CHANNELS, FEWEST_POSITIONS = 64, 14
@@ -30,7 +30,7 @@ FEWEST_CHANNELS, FEWEST_POSITIONS = 64, 14
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Places from a position to the next one, and from a tap to the next one."""
+    """Coordinates from a position to the next one, and from a tap to the next one."""
 
     step: int
     dilation: int
@@ -55,11 +55,11 @@ class Facts:
     name="cpp_conv_direct",
 )
 class ConvolutionOfChannels(KernelTemplate):
-    """Y[b, d, h, w, g] = sum over q, r, s, c of X[b, d + q, h + r, w + s, g, c] F[q, r, s, g, c]: vectors of neighbouring g.
+    """Y[b, d, h, w, g] = sum over q, r, s, c of X[b, d + q, h + r, w + s, g, c] F[q, r, s, g, c]: vectors of adjacent g.
     Of a depthwise convolution c is empty; of one with few channels no g tells images apart."""
 
-    X = operand("b", "d+q", "h+r", "w+s", "g", "c", access="places")
-    F = operand("q", "r", "s", "g", "c", access="places")
+    X = operand("b", "d+q", "h+r", "w+s", "g", "c", access="coordinates")
+    F = operand("q", "r", "s", "g", "c", access="coordinates")
     Y = result("b", "d", "h", "w", "g")
     ROWS, BLOCK_W, BLOCK_G, BLOCK_S = knob(1 << 20, 16), knob(64, 32), knob(64, 32), knob(1)
 
@@ -89,14 +89,14 @@ class ConvolutionOfChannels(KernelTemplate):
 @template(
     implements=contraction("b,g,c,d+q,h+r,w+s", "g,c,q,r,s -> b,g,d,h,w"),
     device="cpu",
-    source="conv_rows.cpp.jinja",
-    name="cpp_conv_rows",
+    source="conv_direct_contiguous.cpp.jinja",
+    name="cpp_conv_contiguous",
 )
 class ConvolutionOfRows(KernelTemplate):
-    """Y[b, g, d, h, w] = sum over c, q, r, s of X[b, g, c, d + q, h + r, w + s] F[g, c, q, r, s]: vectors of neighbouring w."""
+    """Y[b, g, d, h, w] = sum over c, q, r, s of X[b, g, c, d + q, h + r, w + s] F[g, c, q, r, s]: vectors of adjacent w."""
 
-    X = operand("b", "g", "c", "d+q", "h+r", "w+s", access="places")
-    F = operand("g", "c", "q", "r", "s", access="places")
+    X = operand("b", "g", "c", "d+q", "h+r", "w+s", access="coordinates")
+    F = operand("g", "c", "q", "r", "s", access="coordinates")
     Y = result("b", "g", "d", "h", "w")
     BLOCK_H, BLOCK_W, BLOCK_R, BLOCK_S = knob(32, 8), knob(256, 64), knob(1), knob(1)
 
@@ -123,14 +123,15 @@ def _refuse(problem: Problem) -> str | None:
     """Why loops over taps cannot compute a problem."""
     if problem.main_dtype not in TYPES:
         return f"it does not multiply {problem.main_dtype}"
-    return next((found for name in problem.inputs if isinstance(found := problem.over_places(name), str)), None)
+    return next((found for name in problem.inputs if isinstance(found := problem.over_coordinates(name), str)), None)
 
 
 def _facts(problem: Problem) -> Facts:
-    image = problem.over_places("X")
+    image = problem.over_coordinates("X")
     assert not isinstance(image, str)
     shared = image.value.variables().isdisjoint(problem.loops["g"])
-    return Facts(*(_steps(problem, axis) for axis in "dhw"), shared, _unrolled(problem))
+    d, h, w = (_steps(problem, axis) for axis in "dhw")
+    return Facts(d, h, w, shared, _unrolled(problem))
 
 
 def _unrolled(problem: Problem) -> int:
@@ -145,14 +146,14 @@ def _steps(problem: Problem, position: str) -> Steps:
 
 
 def _seconds(problem: Problem, vector: str) -> float:
-    """Multiplying, or reading and writing; `vector` is the axis of neighbours in a vector."""
+    """Multiplying, or reading and writing; `vector` is the axis of adjacent lanes."""
     moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
     compute = problem.flops / problem.device.rate(problem.accumulator) / RATE
-    apart = 1.0 if _are_neighbours(problem, vector) else APART
+    apart = 1.0 if _are_adjacent(problem, vector) else APART
     return START + max(compute, moved / problem.device.bandwidth) * apart
 
 
-def _are_neighbours(problem: Problem, axis: str) -> bool:
+def _are_adjacent(problem: Problem, axis: str) -> bool:
     """Whether what is stored along an axis, and most of what is read, is contiguous in memory."""
     loops = problem.loops[axis]
     stores = [s.store[0] for s in problem.epilogue for kept in s.stored if kept and s.kind == "pointwise"]
@@ -169,11 +170,11 @@ def _moves_by_one(problem: Problem) -> bool:
 
 def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str | None:
     """What is to be said of all but depthwise convolutions of two dimensions with so many taps along either of them, whose
-    neighbours along the axis of vectors are neighbours in memory: these were measured, one thread with AVX-512."""
+    adjacent along the axis of vectors are adjacent in memory: these were measured, one thread with AVX-512."""
     square = problem.size("r") == problem.size("s") in taps and problem.size("q") == problem.size("d") == 1
     depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _facts(problem).shared
     static = all(problem.static(axis) for axis in "grshw")
     undilated = all(problem.step(axis) == 1 for axis in ("r", "s"))
     measured = problem.device.isa == "avx512" and problem.main_dtype in (torch.float32, torch.bfloat16)
     usual = square and depthwise and static and undilated and measured
-    return None if usual and _are_neighbours(problem, vector) else OTHERS
+    return None if usual and _are_adjacent(problem, vector) else OTHERS

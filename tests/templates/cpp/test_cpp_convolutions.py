@@ -18,7 +18,7 @@ from kgen.templates.cpp.kernels.conv_direct import OTHERS
 from kgen.testing import cases, check_template
 from kgen.verdict import Reason
 
-CHANNELS, ROWS, MATMUL = "cpp_conv_direct", "cpp_conv_rows", "cpp_matmul"
+CHANNELS, ROWS, MATMUL = "cpp_conv_direct", "cpp_conv_contiguous", "cpp_matmul"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 pytestmark = pytest.mark.cpu
 
@@ -116,12 +116,12 @@ def test_images_of_no_batch():
         check(replace(PROBLEMS["3x3"], batch=0), name, taken=False)
 
 
-def test_what_depends_on_more_than_places_is_no_direct_convolution():
-    """Neither the stride nor the dilation is 1: between places of one position lie some of no position."""
+def test_what_depends_on_more_than_coordinates_is_no_direct_convolution():
+    """Neither the stride nor the dilation is 1: between coordinates of one position lie some of no position."""
     problem = Problem((20, 20), (3, 3), 2, 2, 3, groups=5)
     with only(CHANNELS, lambda configs: configs[0]), kgen.config.override(cache=False):
         report = kgen.explain(problem.run, *problem.args(), print_report=False)
-    assert "not on their places alone" in str(report.verdicts), report.verdicts
+    assert "not on their coordinates alone" in str(report.verdicts), report.verdicts
 
 
 def test_a_template_that_nobody_measured_is_not_taken_by_default():

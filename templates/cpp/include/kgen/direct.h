@@ -1,11 +1,11 @@
 // Convolutions without a matmul: each output is a sum over few taps, and over few channels, in registers. What is convolved and
 // what becomes of the results comes from generated code.
 //
-//   convolve_channels<float>(threads, shape, blocks, shared, image, filter, finish);   // neighbours in a vector are channels g
+//   convolve_channels<float>(threads, shape, blocks, shared, image, filter, finish);   // adjacent lanes are channels g
 //   convolve_rows<float>(threads, shape, blocks, shared, image, filter, finish);       // ... are positions w along a row
 //
-// Places of the image are numbered as the taps come to them: place = position * step + tap * dilation, in d, h and w. `image`
-// computes a rectangle of places into a thread's memory, once for all taps and outputs there, whatever is fused into it:
+// Coordinates of the image are numbered as the taps come to them: coordinate = position * step + tap * dilation, in d, h and w. `image`
+// computes a rectangle of coordinates into a thread's memory, once for all taps and outputs there, whatever is fused into it:
 // zeros beyond the image, a cast, a normalisation. So no tap asks for a bound. With `shared`, g does not tell images apart.
 //
 // `finish` gets every result exactly once, after its whole sum, in a rectangle: of positions w by channels g, or of rows h by
@@ -20,8 +20,8 @@ namespace kgen {
 // Steps of positions and dilations of taps along one dimension, and how many there are of either.
 struct Window {
   int64_t positions, taps, step, dilation;
-  KGEN_FN int64_t place(int64_t position, int64_t tap) const { return position * step + tap * dilation; }
-  // Places that `count` neighbouring positions come to.
+  KGEN_FN int64_t coordinate(int64_t position, int64_t tap) const { return position * step + tap * dilation; }
+  // Coordinates that `count` adjacent positions come to.
   KGEN_FN int64_t span(int64_t count) const { return (count - 1) * step + (taps - 1) * dilation + 1; }
   KGEN_FN int64_t span() const { return (taps - 1) * dilation + 1; }
 };
@@ -43,7 +43,7 @@ KGEN_FN int direct_threads(int threads, const DirectShape& s) {
   return int(larger<int64_t>(1, smaller<int64_t>(threads, useful)));
 }
 
-// What is known of rows when a kernel is compiled: taps, their steps, and elements from one place to the next (0: not known).
+// What is known of rows when a kernel is compiled: taps, their steps, and elements from one coordinate to the next (0: not known).
 template <int Taps_, int Step_, int Dilation_, int Width_>
 struct RowTraits {
   static constexpr int Taps = Taps_, Step = Step_, Dilation = Dilation_, Width = Width_;
@@ -65,15 +65,15 @@ void pack_filter(const DirectShape& s, Acc* to, const Filter& filter) {
   }
 }
 
-// Rows of places, each [w][g], of which the last few are kept: those that one row of results needs. Of channels c and planes q.
+// Rows of coordinates, each [w][g], of which the last few are kept: those that one row of results needs. Of channels c and planes q.
 template <class Acc>
 struct RowRing {
   Acc* data;
   int64_t row, rows;  // elements of a row, and rows of a ring
-  KGEN_FN Acc* at(int64_t plane, int64_t place) const { return data + (plane * rows + place % rows) * row; }
+  KGEN_FN Acc* at(int64_t plane, int64_t coordinate) const { return data + (plane * rows + coordinate % rows) * row; }
 };
 
-// sums[i] += x[i * step + t * dilation] * filter[t] over the taps t of a row. What neighbouring positions share is loaded once:
+// sums[i] += x[i * step + t * dilation] * filter[t] over the taps t of a row. What adjacent positions share is loaded once:
 // all taps are unrolled.
 template <class T, int Count, bool Shared, class Acc, class W>
 KGEN_FN void add_taps(Vec<Acc, W::L> (&sums)[Count], const DirectShape& s, const Acc* x, const Acc* filter, W lanes) {
@@ -94,7 +94,7 @@ KGEN_FN void add_taps(Vec<Acc, W::L> (&sums)[Count], const DirectShape& s, const
   }
 }
 
-// One strip of results: `Count` neighbouring positions, a vector of channels, of one row of places for each c, q and r.
+// One strip of results: `Count` adjacent positions, a vector of channels, of one row of coordinates for each c, q and r.
 template <class T, int Count, bool Shared, class Acc, class W>
 KGEN_FN void direct_strip(const DirectShape& s, const Acc* const* rows, int64_t count, int64_t w, int64_t g, const Acc* filter,
                           Acc* tile, int64_t tile_ld, W lanes) {
@@ -135,16 +135,16 @@ void convolve_channels(int threads, const DirectShape& s, const DirectBlocks& ho
       const int64_t h0 = task / (blocks * across) % down * high, nh = smaller(high, s.h.positions - h0);
       const int64_t d = task / (blocks * across * down) % s.d.positions, b = task / (blocks * across * down) / s.d.positions;
       const Acc* const own_filter = packed + g0 * s.c * taps;
-      int64_t there = s.h.place(h0, 0);  // rows of places before this one are in the ring
+      int64_t there = s.h.coordinate(h0, 0);  // rows of coordinates before this one are in the ring
       for (int64_t h = h0; h < h0 + nh; ++h) {
-        for (int64_t place = larger(there, s.h.place(h, 0)); place <= s.h.place(h, s.h.taps - 1); ++place) {
+        for (int64_t coordinate = larger(there, s.h.coordinate(h, 0)); coordinate <= s.h.coordinate(h, s.h.taps - 1); ++coordinate) {
           for (int64_t plane = 0; plane < planes; ++plane) {
             const int64_t c = plane / s.d.taps, q = plane % s.d.taps;
-            image(b, c, s.d.place(d, q), place, s.w.place(w0, 0), s.w.span(nw), g0, Shared ? 1 : ng, ring.at(plane, place), ld);
+            image(b, c, s.d.coordinate(d, q), coordinate, s.w.coordinate(w0, 0), s.w.span(nw), g0, Shared ? 1 : ng, ring.at(plane, coordinate), ld);
           }
         }
-        there = s.h.place(h, s.h.taps - 1) + 1;
-        for (int64_t i = 0; i < planes * s.h.taps; ++i) rows[i] = ring.at(i / s.h.taps, s.h.place(h, i % s.h.taps));
+        there = s.h.coordinate(h, s.h.taps - 1) + 1;
+        for (int64_t i = 0; i < planes * s.h.taps; ++i) rows[i] = ring.at(i / s.h.taps, s.h.coordinate(h, i % s.h.taps));
         vector_loop<L>(0, ng, [&](int64_t g, auto lanes) KGEN_INLINE {
           int64_t w = 0;
           const auto strips = [&](auto count) KGEN_INLINE {
@@ -164,18 +164,18 @@ void convolve_channels(int threads, const DirectShape& s, const DirectBlocks& ho
 
 // ---- vectors of positions -------------------------------------------------------------------------------------------
 
-// Where rows of places lie that a strip of results reads. Of positions that step over places these come in phases: places that
-// are equal modulo the step are neighbours, so that neighbouring positions read neighbours.
-struct PlaceRows {
+// Where rows of coordinates lie that a strip of results reads. Of positions that step over coordinates these come in phases: coordinates that
+// are equal modulo the step are adjacent, so that adjacent positions read adjacent.
+struct CoordinateRows {
   int64_t row, phase, plane;  // elements from a row, a phase of a row, a plane to the next one
   KGEN_FN int64_t of_tap(const Window& w, int64_t tap) const {
     return tap * w.dilation % w.step * phase + tap * w.dilation / w.step;
   }
 };
 
-// Results of `Rows` rows, `Count` vectors of positions each, whose first row of places is at x.
+// Results of `Rows` rows, `Count` vectors of positions each, whose first row of coordinates is at x.
 template <class T, int Rows, int Count, class Acc>
-KGEN_FN void direct_rows(const DirectShape& s, const PlaceRows& at, const Acc* x, const Acc* filter, Acc* tile, int64_t tile_ld) {
+KGEN_FN void direct_rows(const DirectShape& s, const CoordinateRows& at, const Acc* x, const Acc* filter, Acc* tile, int64_t tile_ld) {
   constexpr int L = larger(4, kRegisterBytes / int(sizeof(Acc)));
   Vec<Acc, L> sums[Rows * Count];
   KGEN_UNROLL for (int i = 0; i < Rows * Count; ++i) sums[i] = splat<L>(Acc(0));
@@ -183,11 +183,11 @@ KGEN_FN void direct_rows(const DirectShape& s, const PlaceRows& at, const Acc* x
   for (int64_t plane = 0; plane < s.c * s.d.taps; ++plane) {
     for (int64_t r = 0; r < s.h.taps; ++r) {
       const Acc* const row = x + plane * at.plane + r * s.h.dilation * at.row;
-      const auto tap = [&](int64_t place, int64_t t) KGEN_INLINE {
+      const auto tap = [&](int64_t coordinate, int64_t t) KGEN_INLINE {
         const auto f = splat<L>(filter[t]);
         KGEN_UNROLL for (int i = 0; i < Rows; ++i) {
           KGEN_UNROLL for (int j = 0; j < Count; ++j) {
-            sums[i * Count + j] = multiply_add(load<L>(row + i * step + place + j * L, Full<L>{}), f, sums[i * Count + j]);
+            sums[i * Count + j] = multiply_add(load<L>(row + i * step + coordinate + j * L, Full<L>{}), f, sums[i * Count + j]);
           }
         }
       };
@@ -218,7 +218,7 @@ void convolve_rows(int threads, const DirectShape& s, const DirectBlocks& how, c
   const int64_t high = larger<int64_t>(1, smaller(how.h, ceil_div(s.h.positions, wanted))), down = ceil_div(s.h.positions, high);
   const int64_t tasks = others * down, beyond = (s.w.taps - 1) * s.w.dilation / s.w.step;
   const int64_t padded = round_up(wide, Count * L), phases = smaller(s.w.step, s.w.span());
-  PlaceRows at{.phase = round_up(padded + beyond, L)};
+  CoordinateRows at{.phase = round_up(padded + beyond, L)};
   at.row = at.phase * phases;
   at.plane = at.row * s.h.span(high);
   Rooms common(scratch<0>(Rooms::bytes<Acc>(s.g * s.c * taps)));
@@ -228,10 +228,10 @@ void convolve_rows(int threads, const DirectShape& s, const DirectBlocks& how, c
   }
   parallel_team(threads, [&] {
     Rooms own(scratch<1>(Rooms::bytes<Acc>(planes * at.plane) + Rooms::bytes<Acc>(high * padded)));
-    Acc* const places = own.take<Acc>(planes * at.plane);
+    Acc* const coordinates = own.take<Acc>(planes * at.plane);
     Acc* const tile = own.take<Acc>(high * padded);
     // what pads vectors is multiplied as well, and some of what memory may hold is slow
-    for (int64_t i = 0; i < planes * at.plane; ++i) places[i] = Acc(0);
+    for (int64_t i = 0; i < planes * at.plane; ++i) coordinates[i] = Acc(0);
     team_share(tasks, [&](int64_t task) {
       const int64_t w0 = task % across * wide, nw = smaller(wide, s.w.positions - w0);
       const int64_t h0 = task / across % down * high, nh = smaller(high, s.h.positions - h0);
@@ -240,8 +240,8 @@ void convolve_rows(int threads, const DirectShape& s, const DirectBlocks& how, c
       for (int64_t plane = 0; plane < planes; ++plane) {
         for (int64_t phase = 0; phase < phases; ++phase) {
           const int64_t all = (s.w.span(s.w.positions) - 1 - phase) / s.w.step + 1;
-          image(b, g0, plane / s.d.taps, s.d.place(d, plane % s.d.taps), phase, s.h.place(h0, 0), s.h.span(nh), w0,
-                smaller(nw + beyond, all - w0), places + plane * at.plane + phase * at.phase, at.row);
+          image(b, g0, plane / s.d.taps, s.d.coordinate(d, plane % s.d.taps), phase, s.h.coordinate(h0, 0), s.h.span(nh), w0,
+                smaller(nw + beyond, all - w0), coordinates + plane * at.plane + phase * at.phase, at.row);
         }
       }
       for (int64_t g = g0; g < g0 + together; ++g) {
@@ -250,7 +250,7 @@ void convolve_rows(int threads, const DirectShape& s, const DirectBlocks& how, c
           int64_t h = 0;
           const auto strips = [&](auto rows, auto count) KGEN_INLINE {
             for (; h + rows.value <= nh; h += rows.value) {
-              direct_rows<T, rows.value, count.value>(s, at, places + h * s.h.step * at.row + w, own_filter,
+              direct_rows<T, rows.value, count.value>(s, at, coordinates + h * s.h.step * at.row + w, own_filter,
                                                       tile + h * padded + w, padded);
             }
           };
