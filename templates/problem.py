@@ -351,7 +351,7 @@ class Problem:
 
     @memoised
     def over_coordinates(self, name: str) -> Input | str:
-        """An operand over the coordinates that its windows come to, which have the names of positions; or why it is none such."""
+        """An operand over the coordinates that its windows come to, by the names of positions; or why it is none such."""
         one, pairs = self.inputs[name], dict(self.template.implements.windows)
         value, loops = one.value, dict(one.loops)
         for position, tap in pairs.items():

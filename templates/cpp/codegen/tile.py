@@ -210,7 +210,7 @@ class Slots:
         ]
 
     def _every(self, one: Input, axis: str, phase: str) -> Input:
-        """The operand at every so many-th coordinate of an axis, as many as its positions step over, from the C++ variable on."""
+        """The operand at every so many-th coordinate of an axis, as its positions step, from the C++ variable on."""
         self._note_variables([phase])
         grid = self.problem.grid(axis)
         if grid is None or grid.step == 1:
