@@ -31,7 +31,7 @@ FILLING, WALKING = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Indices of an axis among which its last loop alone counts on, `count` of them from the C++ variable `first` on. `length`
+    """Indices of an axis among which the loops `last` alone count on, `count` of them from the C++ variable `first` on. `length`
     is that loop's, 0 where there is no other."""
 
     outer: tuple[Var, ...]
@@ -41,12 +41,13 @@ class Run:
     name: str
 
     @classmethod
-    def of(cls, loops: tuple[Var, ...], first: str, count: str, name: str) -> Run:
-        return cls(loops[:-1], loops[-1:], first, count, name)
+    def of(cls, loops: tuple[Var, ...], first: str, count: str, name: str, in_runs: bool) -> Run:
+        """The runs of an axis; all of it is one run where it is not computed `in_runs`."""
+        return cls(loops[:-1], loops[-1:], first, count, name) if in_runs else cls((), loops, first, count, name)
 
     @property
     def length(self) -> Expr:
-        return self.last[0].extent if self.outer else ix.ZERO
+        return ix.product(v.extent for v in self.last) if self.outer else ix.ZERO
 
     @property
     def names(self) -> tuple[str, ...]:
