@@ -31,8 +31,8 @@ FILLING, WALKING = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Indices of an axis among which the loops `last` alone count on, `count` of them from the C++ variable `first` on. `length`
-    is that loop's, 0 where there is no other."""
+    """Indices of an axis among which the loops `last` alone count on, `count` of them from the C++ variable `first` on.
+    `length` is how many there may be, 0 where there are no other loops."""
 
     outer: tuple[Var, ...]
     last: tuple[Var, ...]
@@ -166,12 +166,12 @@ class Slots:
         return extent is not None and 2 * extent < self.problem.device.lanes
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
-        """A function that computes a block of the operand: run by run where an axis is several loops, so that addresses and
-        bounds are worked out once a run, and lanes of a vector are along the last loop."""
+        """A function that computes a block of the operand: of a window within bounds run by run, so that addresses and bounds
+        are worked out once a run, and lanes of a vector are along the last loop of an axis."""
         own, summed = self.problem.operand_axes(one.name)
-        runs = {
-            axis: Run.of(one.loops[axis], *names) for axis, names in ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
-        }
+        sides = ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
+        guarded = any(load.args for load in vs.loads([one.value])) and self.problem.reads_window(one)
+        runs = {axis: Run.of(one.loops[axis], *names, in_runs=guarded) for axis, names in sides}
         operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
         fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
         self._note_variables([name for run in runs.values() for name in run.names])
