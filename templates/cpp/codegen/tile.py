@@ -169,9 +169,9 @@ class Slots:
         """A function that computes a block of the operand: of a window within bounds run by run, so that addresses and bounds
         are worked out once a run, and lanes of a vector are along the last loop of an axis."""
         own, summed = self.problem.operand_axes(one.name)
-        sides = ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
+        blocks = ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
         guarded = any(load.args for load in vs.loads([one.value])) and self.problem.reads_window(one)
-        runs = {axis: Run.of(one.loops[axis], *names, in_runs=guarded) for axis, names in sides}
+        runs = {axis: Run.of(one.loops[axis], *names, in_runs=guarded) for axis, names in blocks}
         operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
         fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
         self._note_variables([name for run in runs.values() for name in run.names])
