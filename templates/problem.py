@@ -26,7 +26,7 @@ from kgen.templates.base import Request
 from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
 from kgen.templates.pattern import Pattern
-from kgen.templates.windows import windows_of
+from kgen.templates.windows import Grid, grid_of, over_coordinates, windows_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -354,6 +354,32 @@ class Problem:
             return None
         return self.steps.get(loops[0], 1) if loops else 1
 
+    def grid(self, position: str) -> Grid | None:
+        """The coordinates that the positions of a window and its taps come to; None where one of them is not one loop."""
+        tap = next(tap for own, tap in self.template.implements.windows if own == position)
+        pair = [*self.loops[position], *self.loops[tap]]
+        one_each = len(pair) == 2 and len(self.loops[tap]) == 1
+        return grid_of(pair[0], pair[1], self.steps) if one_each else None
+
+    @memoised
+    def over_coordinates(self, name: str) -> Input | str:
+        """An operand over the coordinates that its windows come to, by the names of positions; or why it is none such."""
+        one, pairs = self.inputs[name], dict(self.template.implements.windows)
+        value, loops = one.value, dict(one.loops)
+        for position, tap in pairs.items():
+            if position not in one.axes or not (loops[position] or loops[tap]):
+                continue
+            grid = self.grid(position)
+            if grid is None:
+                return f"the windows {position} + {tap} of {name} are several loops"
+            found = over_coordinates(value, grid)
+            if found is None:
+                return f"{name} depends on positions {position} and taps {tap}, not on their coordinates alone"
+            value, loops[position] = found, (grid.coordinate,)
+        taps = {tap for position, tap in pairs.items() if position in one.axes}
+        axes = tuple(axis for axis in one.axes if axis not in taps)
+        return replace(one, axes=axes, value=value, load=None, loops={axis: loops[axis] for axis in axes})
+
     def tiles(self, axis: str, block: int) -> Expr:
         return ix.ceildiv(self.extent(axis), block)
 
@@ -579,7 +605,28 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         if axis is None:
             return f"loop {v.name} fits none of the axes {', '.join(pattern.axes)}"
         loops[axis].append(v)
+    if device.kind == "cpu":  # which computes operands in runs of the last loop
+        values = [value for position in operands for value in position]
+        loops = {
+            axis: found if axis in pattern.results[0] else _contiguous_last(found, values) for axis, found in loops.items()
+        }
     return Problem(template, kernel, graph, {a: tuple(found) for a, found in loops.items()}, device)
+
+
+def _contiguous_last(loops: list[Var], values: Sequence[Value]) -> list[Var]:
+    """Loops of a sum, in which the one comes last along which most of what depends on several of them is contiguous: the
+    channels of a window, before which come its taps. They are added up in any order."""
+    weights = dict.fromkeys(loops, 0)
+    if len(loops) < 2:
+        return loops
+    for load in vs.loads(values):
+        index = load.attr[1][0]
+        own = [v for v in loops if v in ix.free_atoms(index)]
+        rest = ix.free_atoms(index).difference(loops)
+        for v in own if len(own) > 1 and load.args else ():
+            weights[v] += len(rest) if ix.stride_of(index, v) == 1 else 0
+    last = max(loops, key=lambda v: weights[v])
+    return [*(v for v in loops if v is not last), last] if weights[last] else loops
 
 
 def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Device) -> Problem | None:

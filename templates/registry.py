@@ -29,6 +29,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.conv_weight",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
+    "kgen.templates.cpp.kernels.conv_direct",
 )
 
 # The same for loop kernels, by device.

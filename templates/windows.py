@@ -5,13 +5,14 @@ A wrong guess would be no error: a template's slots work out addresses from loop
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.index import Expr, Var
+from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.values import Value
 
 # The largest stride or dilation that is looked for where sizes are symbols.
@@ -63,3 +64,43 @@ def _multiple(stride: Expr, unit: Expr) -> int | None:
     if whole is not None and part:
         return whole // part if whole % part == 0 and whole // part > 0 else None
     return next((count for count in range(1, MOST_STEPS + 1) if unit * count is stride), None) if unit.terms else None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The coordinates along a dimension that a position and a tap come to: ``position * step + tap * dilation``. Steps that
+    have a common factor are divided by it."""
+
+    position: Var
+    tap: Var
+    step: int
+    dilation: int
+
+    @property
+    def coordinate(self) -> Var:
+        """The loop over all coordinates, in the order of the dimension."""
+        last = (self.position.extent - 1) * self.step + (self.tap.extent - 1) * self.dilation
+        return ix.var(f"{self.position.name}_coordinate", last + 1)
+
+
+def grid_of(position: Var, tap: Var, steps: Mapping[Var, int]) -> Grid:
+    """The grid of a window with one loop each."""
+    step, dilation = steps.get(position, 1), steps.get(tap, 1)
+    common = math.gcd(step, dilation)
+    return Grid(position, tap, step // common, dilation // common)
+
+
+def over_coordinates(value: Value, grid: Grid) -> Value | None:
+    """What a value is at each coordinate of a grid; None where it depends on the position and the tap in another way."""
+    if 1 not in (grid.step, grid.dilation):
+        return None
+    coordinate, position, tap = grid.coordinate.expr(), grid.position.expr(), grid.tap.expr()
+    left: Var
+    mapping: dict[Atom, Expr]
+    if grid.step == 1:
+        left, mapping = grid.tap, {grid.position: coordinate - tap * grid.dilation}
+    else:
+        left, mapping = grid.position, {grid.tap: coordinate - position * grid.step}
+    # each coordinate is one of some position and tap: what no longer names either of these holds at all of them
+    found = vs.substitute(value, mapping)
+    return None if left in found.variables() else found

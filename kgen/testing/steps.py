@@ -69,7 +69,7 @@ class Convolution:
 
     def __post_init__(self) -> None:
         found = [len(axes) for axes in (self._made, self._channels, self._groups, self._batch)]
-        if len(self.pattern.windows) > 3 or found[0] != 1 or max(found) > 1:
+        if len(self.pattern.windows) > 3 or max(found) > 1 or not (self._made or self._groups):
             problem = "its windows are those of no convolution: give check_template problems with them"
             raise errors.BadTemplate(template=str(self.pattern.operands), problem=problem)
 
@@ -118,6 +118,7 @@ class Convolution:
         axes = [tuple(a for a in own if a in groups or a not in self._groups) for own in (self._image, self._filters)]
         image = _permuted(image, axes[0], (*self._batch, *groups, *self._channels, *self._positions))
         filters = _permuted(filters, axes[1], (*groups, *self._made, *self._channels, *self._taps))
+        filters = filters if self._made else filters.unsqueeze(len(groups))
         if not self._channels:
             image, filters = (x.unsqueeze(-1 - len(self._taps)) for x in (image, filters))
         image = image if self._batch else image[None]
@@ -127,6 +128,7 @@ class Convolution:
         call = (F.conv1d, F.conv2d, F.conv3d)[len(self.pattern.windows) - 1]
         result = call(image, filters, groups=count, **self.arguments)
         result = result.unflatten(1, (count, -1)) if groups else result
+        result = result if self._made else result.squeeze(1 + len(groups))
         result = result if self._batch else result[0]
         wanted = tuple(a for a in self.pattern.results[0] if a in groups or a not in self._groups)
         return _permuted(result, (*self._batch, *groups, *self._made, *self._positions), wanted)

@@ -40,13 +40,15 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One side of a rectangle: the axis, its loops, and C++ names: of the first index, the number of indices, and the loop."""
+    """One side of a rectangle: the axis, its loops, and C++ names: of the first index, the number of indices, and the loop.
+    `extent` is how many indices there may be, where these are not the axis' own."""
 
     axis: str
     loops: tuple[Var, ...]
     first: str
     count: str
     name: str
+    extent: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +325,7 @@ def digits(loops: tuple[Var, ...], index: Expr) -> dict[Atom, Expr]:
 
 def _loop(side: Block, problem: Problem) -> Var:
     """The loop over a side. It is said to be longer than a vector: a nest in one step would be another kind of code."""
-    extent, least = problem.extent(side.axis), problem.device.lanes + 1
+    extent, least = side.extent or problem.extent(side.axis), problem.device.lanes + 1
     known = extent.as_int()
     return ix.var(side.name, least if known is not None and known < least else extent)
 

@@ -6,8 +6,8 @@ stays in a thread's cache, and its epilogue is a loop nest over it like that of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
@@ -24,7 +24,53 @@ from kgen.templates.render import clean
 from kgen.templates.slots import OperandSlot, ResultSlot
 
 # Names of what a function that computes a block of an operand has, and of the loops over a rectangle of results.
-FILLING, WALKING = frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k")), frozenset(("r", "j"))
+FILLING, WALKING = (
+    frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k", "i_run", "i_first", "k_run", "k_first")),
+    frozenset(("r", "j")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Indices of an axis among which the loops `last` alone count on, `count` of them from the C++ variable `first` on.
+    `length` is how many there may be, 0 where there are no other loops."""
+
+    outer: tuple[Var, ...]
+    last: tuple[Var, ...]
+    first: str
+    count: str
+    name: str
+
+    @classmethod
+    def of(cls, loops: tuple[Var, ...], first: str, count: str, name: str, in_runs: bool) -> Run:
+        """The runs of an axis; all of it is one run where it is not computed `in_runs`."""
+        return cls(loops[:-1], loops[-1:], first, count, name) if in_runs else cls((), loops, first, count, name)
+
+    @property
+    def length(self) -> Expr:
+        return ix.product(v.extent for v in self.last) if self.outer else ix.ZERO
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (f"{self.name}_run", f"{self.name}_first") if self.outer else ()
+
+    @property
+    def digits(self) -> dict[Atom, Expr]:
+        """The other loops, in the run that begins with the first index."""
+        return digits(self.outer, ix.size(self.names[0]).expr()) if self.outer else {}
+
+    def block(self, axis: str) -> Block:
+        return Block(axis, self.last, self.names[1] if self.outer else self.first, self.count, self.name)
+
+    def lines(self, text: Callable[[Expr], str]) -> list[str]:
+        """Statements that work out the run, and where in it the first index is."""
+        if not self.outer:
+            return []
+        length = text(self.length)
+        return [
+            f"const int64_t {self.names[0]} = {self.first} / ({length});",
+            f"const int64_t {self.names[1]} = {self.first} - {self.names[0]} * ({length});",
+        ]
 
 
 @dataclass(slots=True)
@@ -47,8 +93,10 @@ class Slots:
 
     # ---- operands ---------------------------------------------------------------------------------------------------
 
-    def tile(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
+    def tile(self, operand: str, number: int, name: str, indices: Sequence[str], phase: str = "") -> list[str]:
         """Declares `name`, the operand as the engine takes it. `indices` are those of the axes without a tile (batches)."""
+        if self.problem.template.operands[operand].access == "coordinates":
+            return self._over_coordinates(operand, name, indices, phase)
         one = self.problem.members[number][operand]
         own, summed = self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
@@ -119,20 +167,67 @@ class Slots:
         return extent is not None and 2 * extent < self.problem.device.lanes
 
     def _filled(self, one: Input, name: str, fixed: Mapping[Atom, Expr], along: str) -> list[str]:
-        """A function that computes a block of the operand."""
+        """A function that computes a block of the operand: of a window within bounds run by run, so that addresses and bounds
+        are worked out once a run, and lanes of a vector are along the last loop of an axis."""
         own, summed = self.problem.operand_axes(one.name)
-        operand_axes = {
-            own: Block(own, one.loops[own], "i0", "ni", "i"),
-            summed: Block(summed, one.loops[summed], "k0", "nk", "k"),
-        }
+        blocks = ((own, ("i0", "ni", "i")), (summed, ("k0", "nk", "k")))
+        guarded = any(load.args for load in vs.loads([one.value])) and self.problem.reads_window(one)
+        runs = {axis: Run.of(one.loops[axis], *names, in_runs=guarded) for axis, names in blocks}
+        operand_axes = {axis: run.block(axis) for axis, run in runs.items()}
+        fixed = {**fixed, **runs[own].digits, **runs[summed].digits}
+        self._note_variables([name for run in runs.values() for name in run.names])
         slow, fast = (operand_axes[a] for a in ((own, summed) if along == summed else (summed, own)))
         buffer = ir.fresh(self.problem.graph, f"{name}_block")
         kind = CPP_TYPES[one.dtype].storage
         statement = Statement("pointwise", (buffer,), one.value, (ix.ZERO,), False, -1, (True,))
         body = self.epilogue_loops.block(statement, Rectangle(slow, fast, (buffer,), "ld", fixed, {buffer: one.dtype}))
-        head = f"const auto {name} = filled<{kind}, Along::{'k' if along == summed else 'i'}>("
+        body = [*(line for run in runs.values() for line in run.lines(self.text)), *body]
+        filled = f"filled<{kind}, Along::{'k' if along == summed else 'i'}>"
+        lengths = [self.text(run.length) for run in runs.values()]
+        in_runs = f", {lengths[0]}, {lengths[1]}" if any(run.outer for run in runs.values()) else ""
         arguments = f"int64_t i0, int64_t ni, int64_t k0, int64_t nk, {kind}* p_{clean(buffer)}, int64_t ld"
-        return [f"{head}[&]({arguments}) {{", *(f"  {line}" for line in body), "});"]
+        return [f"const auto {name} = {filled}([&]({arguments}) {{", *(f"  {line}" for line in body), f"}}{in_runs});"]
+
+    def _over_coordinates(self, operand: str, name: str, indices: Sequence[str], phase: str) -> list[str]:
+        """A function that computes a rectangle of the operand over coordinates of its windows, in the type of sums: each once
+        for all taps. Of `phase`, every so many-th coordinate along the rows."""
+        one = self.problem.over_coordinates(operand)
+        assert isinstance(one, Input)
+        slow_axis, fast_axis = (axis for axis in one.axes if self.problem.template.block(axis) is not None)
+        rest = [axis for axis in one.axes if axis not in (slow_axis, fast_axis)]
+        if len(indices) != len(rest):
+            raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(rest)}")
+        self._told_apart((*indices, phase), FILLING)
+        if phase:
+            one = self._every(one, fast_axis, phase)
+        slow, fast = (
+            Block(axis, one.loops[axis], *names, ix.product(v.extent for v in one.loops[axis]))
+            for axis, names in ((slow_axis, ("i0", "ni", "i")), (fast_axis, ("k0", "nk", "k")))
+        )
+        lines = self._computed(one, name, Rectangle(slow, fast, (), "ld", self._digits(rest, indices, one.loops)))
+        return [
+            f"const auto {name} = [&](int64_t i0, int64_t ni, int64_t k0, int64_t nk, {lines[0]}, int64_t ld) {{",
+            *lines[1:],
+            "};",
+        ]
+
+    def _every(self, one: Input, axis: str, phase: str) -> Input:
+        """The operand at every so many-th coordinate of an axis, as its positions step, from the C++ variable on."""
+        self._note_variables([phase])
+        grid = self.problem.grid(axis)
+        if grid is None or grid.step == 1:
+            return one
+        coordinate = one.loops[axis][0]
+        own = ix.var(f"{coordinate.name}_step", ix.ceildiv(coordinate.extent, grid.step))
+        value = vs.substitute(one.value, {coordinate: ix.size(phase).expr() + own.expr() * grid.step})
+        return replace(one, value=value, loops={**one.loops, axis: (own,)})
+
+    def _computed(self, one: Input, name: str, over: Rectangle) -> list[str]:
+        """The parameter to which a rectangle of an operand's values is written, in the type of sums, and what writes it."""
+        buffer, kind = ir.fresh(self.problem.graph, f"{name}_block"), self.problem.accumulator
+        statement = Statement("pointwise", (buffer,), vs.cast(one.value, kind), (ix.ZERO,), False, -1, (True,))
+        body = self.epilogue_loops.block(statement, replace(over, buffers=(buffer,), local={buffer: kind}))
+        return [f"{self.accumulator}* p_{clean(buffer)}", *(f"  {line}" for line in body)]
 
     def store_sum(self, operand: str, number: int, name: str, indices: Sequence[str]) -> list[str]:
         """What becomes of the sums `name` of an operand. `indices` are those of the batch axes, then the first index of the

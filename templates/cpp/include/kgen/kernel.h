@@ -17,3 +17,4 @@
 #include "scan.h"
 #include "matmul.h"
 #include "attention.h"
+#include "direct.h"

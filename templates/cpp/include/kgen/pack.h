@@ -48,6 +48,24 @@ KGEN_FN Filled<T, A, F> filled(F fill) {
   return {fill};
 }
 
+
+// The same of a function that takes blocks which are all of one run along both axes, whose runs have these lengths (0: any).
+template <class T, Along A, class F>
+KGEN_FN auto filled(F fill, int64_t run_i, int64_t run_k) {
+  return filled<T, A>([=](int64_t i0, int64_t ni, int64_t k0, int64_t nk, T* to, int64_t ld) {
+    const auto in_run = [](int64_t at, int64_t end, int64_t run) { return run > 0 ? smaller(end - at, run - at % run) : end - at; };
+    for (int64_t k = k0; k < k0 + nk;) {
+      const int64_t some_k = in_run(k, k0 + nk, run_k);
+      for (int64_t i = i0; i < i0 + ni;) {
+        const int64_t some_i = in_run(i, i0 + ni, run_i);
+        fill(i, some_i, k, some_k, to + (A == Along::k ? (i - i0) * ld + (k - k0) : (k - k0) * ld + (i - i0)), ld);
+        i += some_i;
+      }
+      k += some_k;
+    }
+  });
+}
+
 // Elements that a view of ni by nk needs as room: in either orientation.
 KGEN_FN constexpr int64_t room_of(int64_t ni, int64_t nk) { return (ni + 63) / 64 * 64 * ((nk + 63) / 64 * 64); }
 

@@ -1,0 +1,180 @@
+"""Convolutions of few channels on CPUs, depthwise ones above all, without a matmul: by `include/kgen/direct.h`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kgen.ir import index as ix
+from kgen.ir import values as vs
+from kgen.templates.base import KernelTemplate
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.problem import Problem
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# Why an estimate counts for nothing.
+OTHERS = "direct convolutions of this kind were not measured, or are slower than the library's"
+# Positions of a row from which on channels are cut finer.
+NARROW = 28
+# Taps of a row that are unrolled at most.
+UNROLLED = 8
+# Seconds: starting the kernel. The share of the peak rate, and how many times longer it takes where adjacent lanes are
+# no adjacent in memory (docs/decisions/0021-cpu-convolutions.md).
+START, RATE, APART = 2e-6, 0.45, 8.0
+# Sizes of what was measured: channels and positions of a row at least, and taps of a row and a column.
+FEWEST_CHANNELS, FEWEST_POSITIONS = 64, 14
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Coordinates from a position to the next one, and from a tap to the next one."""
+
+    step: int
+    dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the Jinja file is told: the windows' steps, and whether all channels of results read one image. `taps` of a row
+    are unrolled; 0 are not."""
+
+    d: Steps
+    h: Steps
+    w: Steps
+    shared: bool
+    taps: int
+
+
+@template(
+    implements=contraction("b,d+q,h+r,w+s,g,c", "q,r,s,g,c -> b,d,h,w,g"),
+    device="cpu",
+    source="conv_direct.cpp.jinja",
+    name="cpp_conv_direct",
+)
+class ConvolutionOfChannels(KernelTemplate):
+    """Y[b, d, h, w, g] = sum over q, r, s, c of X[b, d + q, h + r, w + s, g, c] F[q, r, s, g, c]: vectors of adjacent g.
+    Of a depthwise convolution c is empty; of one with few channels no g tells images apart."""
+
+    X = operand("b", "d+q", "h+r", "w+s", "g", "c", access="coordinates")
+    F = operand("q", "r", "s", "g", "c", access="coordinates")
+    Y = result("b", "d", "h", "w", "g")
+    ROWS, BLOCK_W, BLOCK_G, BLOCK_S = knob(1 << 20, 16), knob(64, 32), knob(64, 32), knob(1)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return _refuse(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        """Rectangles that L1 holds with the rows that they read; wider ones where rows are short."""
+        narrow = problem.size("w") >= NARROW
+        for channels in (32, 64) if narrow else (64, 32):
+            for width in (32, 64):
+                yield {"BLOCK_W": width, "BLOCK_G": channels}
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return _seconds(problem, "g")
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        """Depthwise convolutions of stride 1 with 3 by 3 or 5 by 5 taps take .7 to 1.0 of the library's time."""
+        if problem.size("g") < FEWEST_CHANNELS or not _moves_by_one(problem):
+            return OTHERS
+        return _of_depthwise(problem, "g", (3, 5))
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return _facts(problems[0])
+
+
+@template(
+    implements=contraction("b,g,c,d+q,h+r,w+s", "g,c,q,r,s -> b,g,d,h,w"),
+    device="cpu",
+    source="conv_direct_contiguous.cpp.jinja",
+    name="cpp_conv_contiguous",
+)
+class ConvolutionOfRows(KernelTemplate):
+    """Y[b, g, d, h, w] = sum over c, q, r, s of X[b, g, c, d + q, h + r, w + s] F[g, c, q, r, s]: vectors of adjacent w."""
+
+    X = operand("b", "g", "c", "d+q", "h+r", "w+s", access="coordinates")
+    F = operand("g", "c", "q", "r", "s", access="coordinates")
+    Y = result("b", "g", "d", "h", "w")
+    BLOCK_H, BLOCK_W, BLOCK_R, BLOCK_S = knob(32, 8), knob(256, 64), knob(1), knob(1)
+
+    def refuse(self, problem: Problem) -> str | None:
+        return _refuse(problem)
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        for rows in (32, 8):
+            for width in (256, 64):
+                yield {"BLOCK_H": rows, "BLOCK_W": width}
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        return _seconds(problem, "w")
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        """Depthwise convolutions of 3 by 3 taps take .5 to .9 of the library's time."""
+        return OTHERS if problem.size("w") < FEWEST_POSITIONS else _of_depthwise(problem, "w", (3,))
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return _facts(problems[0])
+
+
+def _refuse(problem: Problem) -> str | None:
+    """Why loops over taps cannot compute a problem."""
+    if problem.main_dtype not in TYPES:
+        return f"it does not multiply {problem.main_dtype}"
+    return next((found for name in problem.inputs if isinstance(found := problem.over_coordinates(name), str)), None)
+
+
+def _facts(problem: Problem) -> Facts:
+    image = problem.over_coordinates("X")
+    assert not isinstance(image, str)
+    shared = image.value.variables().isdisjoint(problem.loops["g"])
+    d, h, w = (_steps(problem, axis) for axis in "dhw")
+    return Facts(d, h, w, shared, _unrolled(problem))
+
+
+def _unrolled(problem: Problem) -> int:
+    """Taps of a row, where these are few, and known."""
+    taps = problem.extent("s").as_int()
+    return taps if taps is not None and taps <= UNROLLED else 0
+
+
+def _steps(problem: Problem, position: str) -> Steps:
+    grid = problem.grid(position)
+    return Steps(1, 1) if grid is None else Steps(grid.step, grid.dilation)
+
+
+def _seconds(problem: Problem, vector: str) -> float:
+    """Multiplying, or reading and writing; `vector` is the axis of adjacent lanes."""
+    moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+    compute = problem.flops / problem.device.rate(problem.accumulator) / RATE
+    apart = 1.0 if _are_adjacent(problem, vector) else APART
+    return START + max(compute, moved / problem.device.bandwidth) * apart
+
+
+def _are_adjacent(problem: Problem, axis: str) -> bool:
+    """Whether what is stored along an axis, and most of what is read, is contiguous in memory."""
+    loops = problem.loops[axis]
+    stores = [s.store[0] for s in problem.epilogue for kept in s.stored if kept and s.kind == "pointwise"]
+    loads = [load.attr[1][0] for load in vs.loads([problem.inputs["X"].value]) if loops and loops[-1] in load.variables()]
+    if not loops or not loads:
+        return False
+    step = problem.steps.get(loops[-1], 1)
+    return all(ix.stride_of(e, loops[-1]) == 1 for e in stores) and all(ix.stride_of(e, loops[-1]) == step for e in loads)
+
+
+def _moves_by_one(problem: Problem) -> bool:
+    return all(problem.step(axis) == 1 for axis in ("h", "w"))
+
+
+def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str | None:
+    """What is to be said of all but depthwise convolutions of two dimensions with so many taps along either of them, whose
+    adjacent along the axis of vectors are adjacent in memory: these were measured, one thread with AVX-512."""
+    square = problem.size("r") == problem.size("s") in taps and problem.size("q") == problem.size("d") == 1
+    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _facts(problem).shared
+    static = all(problem.static(axis) for axis in "grshw")
+    undilated = all(problem.step(axis) == 1 for axis in ("r", "s"))
+    measured = problem.device.isa == "avx512" and problem.main_dtype in (torch.float32, torch.bfloat16)
+    usual = square and depthwise and static and undilated and measured
+    return None if usual and _are_adjacent(problem, vector) else OTHERS
