@@ -19,6 +19,7 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze
+from kgen.capture.repeats import has_repeats
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -54,6 +55,15 @@ class Stage(Protocol[In_contra, Out_co]):
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
+
+
+def rewrite(gm: GraphModule, config: Config) -> GraphModule:
+    """Dynamo's graph with independent iterations of unrolled loops as batches."""
+    if config.loop_batching and has_repeats(gm):
+        from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
+
+        batch_repeats(gm)
+    return gm
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
@@ -175,6 +185,7 @@ def kgen_backend(
     config = configuration.from_call(mode, {**(options or {}), **unknown})
     cpp.prepare()
     with _without_collections():
+        rewrite(gm, config)
         return torch_adapter.capture(
             gm,
             example_inputs,

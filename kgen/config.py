@@ -39,7 +39,7 @@ class Config:
     without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
     `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
+    other, no combo kernels; without `loop_batching` a loop's iterations stay operators of their own; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
     when the one before has ended.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
@@ -69,6 +69,7 @@ class Config:
     prologues: bool = True
     operand_padding: bool = True
     horizontal_fusion: bool = True
+    loop_batching: bool = True
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
@@ -105,7 +106,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
+    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
     "gpu_interpreter", "poison",
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -312,6 +313,11 @@ def fake_mode_of(node: torch.fx.Node) -> AbstractContextManager[Any]:
     """The mode of the fake tensors that a node reads."""
     values = [arg.meta.get("val") for arg in node.all_input_nodes]
     return detect_fake_mode(_leaves(values)) or nullcontext()
+
+
+def own_fake_mode(values: Any) -> AbstractContextManager[Any]:
+    """The mode in which a tree's fake tensors were made: Dynamo's, while the current one is AOTAutograd's."""
+    return next((one.fake_mode for one in _leaves(values) if isinstance(one, FakeTensor)), None) or nullcontext()
 
 
 def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
