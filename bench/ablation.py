@@ -42,6 +42,7 @@ SWITCHES: dict[str, dict[str, bool]] = {
     "prologues": {"prologues": False},
     "operand_padding": {"operand_padding": False},
     "horizontal_fusion": {"horizontal_fusion": False},
+    "loop_batching": {"loop_batching": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},
 }

@@ -19,7 +19,6 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze
-from kgen.capture.repeats import has_repeats
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
+    from kgen.verdict import Verdict
 
     Lowered = tuple[GraphModule, ir.Graph]
     Scheduled = tuple[GraphModule, Schedule]
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "STAGES", "Stage", "build", "compile", "compile_graph", "kgen_backend", "lower", "reinplace", "render", "replace_random",
-    "run_eagerly", "schedule",
+    "rewrite", "run_eagerly", "schedule",
 ]  # fmt: skip
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -57,13 +57,17 @@ class Stage(Protocol[In_contra, Out_co]):
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
 
 
-def rewrite(gm: GraphModule, config: Config) -> GraphModule:
-    """Dynamo's graph with independent iterations of unrolled loops as batches."""
-    if config.loop_batching and has_repeats(gm):
-        from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
+def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
+    """Makes independent iterations of the loops that Dynamo has unrolled batches, in its graph."""
+    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
+        return ()
+    from kgen.capture.repeats import has_repeats  # noqa: PLC0415  not for the smallest graphs
 
-        batch_repeats(gm)
-    return gm
+    if not has_repeats(gm):
+        return ()
+    from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
+
+    return tuple(batch_repeats(gm))
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
@@ -185,11 +189,11 @@ def kgen_backend(
     config = configuration.from_call(mode, {**(options or {}), **unknown})
     cpp.prepare()
     with _without_collections():
-        rewrite(gm, config)
+        verdicts = rewrite(gm, config)
         return torch_adapter.capture(
             gm,
             example_inputs,
-            compile_graph=partial(_compile_graph_with, config),
+            compile_graph=partial(_compile_graph_with, config, verdicts),
             joint_pass=partial(_before_partitioning, config),
             cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
         )
@@ -218,9 +222,9 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
-def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
+def _compile_graph_with(config: Config, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
-        return compile_graph(gm, info, config)
+        return compile_graph(gm, replace(info, rewrites=rewrites), config)
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:

@@ -39,8 +39,9 @@ class Config:
     without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
     `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `loop_batching` a loop's iterations stay operators of their own; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
-    when the one before has ended.
+    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
+    without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    ended.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
@@ -106,8 +107,8 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
-    "gpu_interpreter", "poison",
+    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file",
+    "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -122,6 +122,8 @@ class Reason(Enum):
     WRITTEN = "the graph writes that tensor, or may"
     FROZEN_OPERAND = "that operand is a frozen tensor"
     UNPACKED_BETTER = "reading it unpacked is no slower, or takes less memory"
+    INDEPENDENT_ITERATIONS = "no iteration of the loop touches what another one writes"
+    ITERATIONS = "the iterations of the loop cannot run as one batch"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
@@ -152,6 +154,7 @@ CHANGES: dict[Reason, str] = {
     Reason.NOT_ONE_GPU: "move all tensors to one GPU, or compile the parts apart",
     Reason.FEW_LAUNCHES: "compile more in one graph",
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
+    Reason.ITERATIONS: "index tensors by the number of the iteration alone, and write what no other iteration needs",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }
 

@@ -140,7 +140,7 @@ def _apart(one: Span, other: Span, count: int) -> bool:
 
 
 def _meet(one: Span, other: Span, shift: int) -> bool:
-    """Whether progressions that advance alike may meet, the second one `shift` iterations later."""
+    """Whether progressions that advance by the same step may meet, the second one `shift` iterations later."""
     distance = other.first(shift) - one.start
     if distance >= one.extent or -distance >= other.extent:
         return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule, Node
@@ -13,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from kgen.capture.accesses import conflicts, whole
 from kgen.capture.batch_views import Writer, batch_view
-from kgen.capture.places import Place, Places, Refused, example, index_of
+from kgen.capture.regions import Refused, Region, Regions, example, index_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 
 __all__ = ["Refused", "batched_body"]
@@ -21,13 +23,24 @@ __all__ = ["Refused", "batched_body"]
 aten = torch.ops.aten
 
 # Functions that take a tensor of one element where they take a number, and mean the same.
-_NAMES = ("add", "sub", "mul", "truediv", "true_divide", "eq", "ne", "lt", "le", "gt", "ge", "iadd", "isub", "imul", "where")
-ARITHMETIC = frozenset(getattr(module, name) for module in (operator, torch) for name in _NAMES if hasattr(module, name))
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+_NAMES = ("add", "sub", "mul", "div", "truediv", "true_divide", "iadd", "isub", "imul", "where", *_COMPARED)
+_METHODS = ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "fill_", *_COMPARED)
+ARITHMETIC: frozenset[Any] = frozenset(
+    [*(getattr(module, name) for module in (operator, torch) for name in _NAMES if hasattr(module, name)), *_METHODS]
+)
 # Types to which any number of the program is rounded as it would be on its way through float64 or int64.
 WIDE = (torch.float32, torch.float64, torch.int64)
 # Operators with gradients, besides views, elementwise and core ones.
 KEEP_GRADIENTS = frozenset(
-    {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten._unsafe_view.default, aten.baddbmm.default}
+    {
+        aten.copy_.default,
+        aten.fill_.Scalar,
+        aten.fill_.Tensor,
+        aten.zero_.default,
+        aten._unsafe_view.default,
+        aten.baddbmm.default,
+    }
 )
 # Nothing between a loop's operators may be larger than this many bytes, unless what the loop reads or writes is.
 LARGEST = 64 << 20
@@ -38,17 +51,15 @@ def batched_body(writer: Writer, repeat: Repeat, results: Sequence[int]) -> list
 
     Raises Refused."""
     _check_steps(repeat)
-    places = Places(repeat)
-    _check_sizes(repeat, places)
-    if not results and all(position in places.of and not _is_write(step) for position, step in enumerate(repeat.steps)):
-        raise Refused("nothing is computed")
-    body = _Body(writer, repeat, places)
+    regions = Regions(repeat)
+    _check_sizes(repeat, regions)
+    body = _Body(writer, repeat, regions)
     traced = body.traced(results)
     written = _Written(traced, body)
     if not written.storages and not results:
         raise Refused("nothing is written or joined")
     body.check_aliases(written.storages)
-    written.check_independent(places)
+    written.check_independent(regions)
     if body.differentiable:
         _check_gradients(traced)
     return _copied(writer, traced, list(body.inputs.values()))
@@ -86,16 +97,18 @@ def _kind(value: Any) -> tuple[Any, ...] | None:
     return value.shape, value.stride(), value.dtype, value.device
 
 
-def _check_sizes(repeat: Repeat, places: Places) -> None:
+def _check_sizes(repeat: Repeat, regions: Regions) -> None:
     """A loop may be there in order to keep what it computes small."""
-    outside = max((one.numel() * one.element_size() for place in places.touched for one in _tensors(example(place.base))), default=0)
+    outside = max(
+        (one.numel() * one.element_size() for region in regions.touched for one in _tensors(example(region.base))), default=0
+    )
     for step in repeat.steps:
         made = 0 if _is_write(step) else max(one.numel() * one.element_size() for one in _tensors(example(step.nodes[0])))
         if made * repeat.count > max(LARGEST, 4 * outside):
             raise Refused(f"{step.nodes[0].name} of all iterations would take {made * repeat.count:,} bytes")
 
 
-def _rounds_alike(column: Column, dtype: torch.dtype) -> bool:
+def _rounds_equally(column: Column, dtype: torch.dtype) -> bool:
     """Whether numbers are rounded to the type in one step, so that it does not matter that they come from tensors."""
     if dtype in WIDE:
         return True
@@ -105,11 +118,25 @@ def _rounds_alike(column: Column, dtype: torch.dtype) -> bool:
 # ---- tracing -----------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Operators that a batch cannot have are reasons not to make one: neither errors to log, nor to be run one by one."""
+    log, functorch = logging.getLogger("torch._subclasses.fake_tensor"), cast(Any, torch._C._functorch)
+    disabled, fallback = log.disabled, functorch._is_vmap_fallback_enabled()
+    log.disabled = True
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        log.disabled = disabled
+        functorch._set_vmap_fallback_enabled(fallback)
+
+
 class _Body:
     """One iteration as a function of what the loop reads and writes."""
 
-    def __init__(self, writer: Writer, repeat: Repeat, places: Places) -> None:
-        self.writer, self.repeat, self.places = writer, repeat, places
+    def __init__(self, writer: Writer, repeat: Repeat, regions: Regions) -> None:
+        self.writer, self.repeat, self.regions = writer, repeat, regions
         self.inputs = dict[Any, Node]()
         self.batched = dict[Any, bool]()
         self.views = dict[int, Any]()
@@ -120,19 +147,21 @@ class _Body:
     @property
     def differentiable(self) -> bool:
         """Whether something may want the gradient of what the loop makes."""
-        return torch.is_grad_enabled() and any(one.requires_grad for node in self.inputs.values() for one in _tensors(example(node)))
+        return torch.is_grad_enabled() and any(
+            one.requires_grad for node in self.inputs.values() for one in _tensors(example(node))
+        )
 
-    def place_of(self, number: int) -> Place | None:
+    def region_of(self, number: int) -> Region | None:
         """What the input of this number is a view of; None for numbers."""
         key = list(self.inputs)[number]
-        if isinstance(key, Place):
+        if isinstance(key, Region):
             return key
-        return Place(key, whole(example(key).shape)) if isinstance(key, Node) else None
+        return Region(key, whole(example(key).shape)) if isinstance(key, Node) else None
 
     def _note_inputs(self, position: int, step: Step) -> None:
-        place = self.places.of.get(position)
-        if place is not None and _moves(step):
-            self.views[position] = self._view(place)
+        region = self.regions.of.get(position)
+        if region is not None and _moves(step):
+            self.views[position] = self._view(region)
             trees: Any = step.args[2:] if _is_write(step) else ()
         else:
             trees = (step.args, step.kwargs)
@@ -144,7 +173,7 @@ class _Body:
                 raise Refused(f"{leaf.name} is no tensor")
             self._add(leaf, lambda: leaf, False)
         elif isinstance(leaf, Lifted):
-            self._view(self.places.lifted(leaf))
+            self._view(self.regions.lifted(leaf))
         elif isinstance(leaf, Column):
             self._numbers(leaf, step)
 
@@ -154,8 +183,8 @@ class _Body:
             self.batched[key] = batched
         return key
 
-    def _view(self, place: Place) -> Any:
-        return self._add(place, lambda: batch_view(self.writer, place.base, place.access, self.repeat.count), True)
+    def _view(self, region: Region) -> Any:
+        return self._add(region, lambda: batch_view(self.writer, region.base, region.access, self.repeat.count), True)
 
     def _numbers(self, column: Column, step: Step) -> None:
         """Numbers of a step's arithmetic as a tensor."""
@@ -164,7 +193,7 @@ class _Body:
         known += [one for node in first.all_input_nodes for one in _tensors(example(node))]
         if first.target not in (*ARITHMETIC, operator.setitem) or not known:
             raise Refused(f"{first.name} has numbers that differ, and is no arithmetic")
-        if not all(_rounds_alike(column, one.dtype) for one in known if one.dtype != torch.bool):
+        if not all(_rounds_equally(column, one.dtype) for one in known if one.dtype != torch.bool):
             raise Refused(f"{first.name} has numbers that its type does not hold")
         self._add(column, lambda: self._counted(column, known[0].device), True)
 
@@ -183,17 +212,13 @@ class _Body:
         over_all = torch.vmap(lambda *values: self._run(values, results), in_dims=dims, randomness="error")
         values = [example(node) for node in self.inputs.values()]
         node = next(iter(self.inputs.values()))
-        fallback = torch._C._functorch._is_vmap_fallback_enabled()
-        torch._C._functorch._set_vmap_fallback_enabled(False)
         try:
-            with self.writer.mode, torch.no_grad():
+            with _quiet(), self.writer.mode, torch.no_grad():
                 return make_fx(over_all, _allow_non_fake_inputs=True)(*values)
         except Refused:
             raise
         except Exception as cause:
             raise Refused(f"{node.name}: {cause}") from cause
-        finally:
-            torch._C._functorch._set_vmap_fallback_enabled(fallback)
 
     def _run(self, values: Sequence[Any], results: Sequence[int]) -> tuple[Any, ...]:
         known = dict(zip(self.inputs, values, strict=True))
@@ -210,7 +235,7 @@ class _Body:
             if isinstance(leaf, Inside):
                 return made[leaf.position]
             if isinstance(leaf, Lifted):
-                return known[self.places.lifted(leaf)]
+                return known[self.regions.lifted(leaf)]
             return known[leaf] if isinstance(leaf, Node | Column) else leaf
 
         first = step.nodes[0]
@@ -218,7 +243,7 @@ class _Body:
             view = known[self.views[position]]
             return _assign(view, mapped(step.args[2], value)) if _is_write(step) else view
         args, kwargs = mapped(step.args, value), mapped(step.kwargs, value)
-        if _is_write(step) and position in self.places.of:
+        if _is_write(step) and position in self.regions.of:
             return _assign(operator.getitem(args[0], args[1]), args[2])
         if first.op == "call_method":
             return getattr(args[0], str(first.target))(*args[1:], **kwargs)
@@ -235,7 +260,7 @@ class _Body:
 
     def check_aliases(self, written: frozenset[int]) -> None:
         """What shares memory with something written does so in the batch, and nothing else does. Raises Refused."""
-        pairs = [*self.seen, *(2 * (_storage(example(place.base)),) for place in self.places.touched)]
+        pairs = [*self.seen, *(2 * (_storage(example(region.base)),) for region in self.regions.touched)]
         partners = {(one, other) for one, other in pairs if other in written}
         originals = {one for one, _ in partners}
         if len(originals) < len(partners) or len({other for _, other in partners}) < len(partners):
@@ -277,31 +302,31 @@ class _Written:
         self.nodes = [node for call in traced.graph.nodes for node in _written_by(call)]
         self.storages = frozenset(_storage(node.meta["val"]) for node in self.nodes)
 
-    def check_independent(self, places: Places) -> None:
+    def check_independent(self, regions: Regions) -> None:
         """No iteration touches what another one writes. Raises Refused."""
         for node in self.nodes:
-            for place in self._places(node, places):
-                if not _is_dense(example(place.base)):
-                    raise Refused(f"{place.base.name} has elements that share memory")
-                for other in places.touched:
-                    if self._may_meet(place, other):
-                        raise Refused(f"iterations write parts of {place.base.name} that other iterations need")
+            for region in self._regions(node, regions):
+                if not _is_dense(example(region.base)):
+                    raise Refused(f"{region.base.name} has elements that share memory")
+                for other in regions.touched:
+                    if self._may_meet(region, other):
+                        raise Refused(f"iterations write parts of {region.base.name} that other iterations need")
 
-    def _places(self, node: Node, places: Places) -> list[Place]:
+    def _regions(self, node: Node, regions: Regions) -> list[Region]:
         """What is written outside of the loop by way of a traced node."""
         storage = _storage(node.meta["val"])
         while node.op != "placeholder":
             sources = [one for one in node.all_input_nodes if storage in map(_storage, _tensors(one.meta.get("val")))]
             if len(sources) != 1:
-                return [place for place in places.touched if _storage(example(place.base)) == storage]
+                return [region for region in regions.touched if _storage(example(region.base)) == storage]
             node = sources[0]
-        place = self.body.place_of(self.numbers[node])
-        return [] if place is None else [place]
+        region = self.body.region_of(self.numbers[node])
+        return [] if region is None else [region]
 
-    def _may_meet(self, place: Place, other: Place) -> bool:
-        if _storage(example(place.base)) != _storage(example(other.base)):
+    def _may_meet(self, region: Region, other: Region) -> bool:
+        if _storage(example(region.base)) != _storage(example(other.base)):
             return False
-        return place.base is not other.base or conflicts(place.access, other.access, self.body.repeat.count)
+        return region.base is not other.base or conflicts(region.access, other.access, self.body.repeat.count)
 
 
 def _written_by(call: Node) -> Iterator[Node]:
@@ -350,4 +375,4 @@ def _copied(writer: Writer, traced: GraphModule, inputs: list[Node]) -> list[Nod
         if node.op == "call_function":
             known[node] = writer.copy(node, known)
     outputs = traced.graph.output_node().args[0]
-    return [known[one] for one in outputs]  # type: ignore[union-attr,index]
+    return [known[one] for one in outputs]  # type: ignore[union-attr]

@@ -4,14 +4,12 @@ The stage `rewrite` works on Dynamo's graph, in front of AOTAutograd, which then
 `for i in range(n): b[i] = b[i] + 1` are independent: none touches a row that another one writes. So they are one iteration over
 a batch of rows. `torch.vmap` says what each operator means for a batch, and writes into views of a batch write into `b`.
 
-Iterations are independent if no element that one of them writes is touched by another one. The schemas of the operators that
-vmap has come to say what is written. What is touched is the access of an index (`kgen/capture/accesses.py`), or all of a tensor.
-Whatever is not understood leaves the graph as it is.
+Iterations are independent if no element that one of them writes is touched by another one. The operators that vmap has come to
+say in their schemas what is written. What is touched is the access of an index (`kgen/capture/accesses.py`), or all of a
+tensor. Whatever is not understood leaves the graph as it is.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,44 +18,42 @@ from torch.utils import _pytree as pytree
 from kgen.capture.batch_body import Refused, batched_body
 from kgen.capture.batch_views import Writer
 from kgen.capture.joins import joins_of, put_join
-from kgen.capture.places import runs_backwards
+from kgen.capture.regions import is_view_step, runs_backwards
 from kgen.capture.repeats import Refusals, Repeat, find, turned
+from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["Batched", "batch_repeats"]
-
-
-@dataclass(frozen=True, slots=True)
-class Batched:
-    """What became of a loop of `count` iterations of `length` nodes: `refusal` is None where it is a batch now."""
-
-    first: str
-    count: int
-    length: int
-    refusal: str | None = None
+__all__ = ["batch_repeats"]
 
 
-def batch_repeats(gm: GraphModule) -> list[Batched]:
+def batch_repeats(gm: GraphModule) -> list[Verdict]:
     """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
-    verdicts, refused = list[Batched](), Refusals()
+    verdicts, refusals = list[Verdict](), Refusals()
     if _too_dynamic(gm):
         return verdicts
-    while (found := next(find(list(gm.graph.nodes), refused), None)) is not None:
-        first, length = found.steps[0].nodes[0], len(found.steps)
-        verdict = Batched(first.name, found.count, length)
+    while (found := next(find(list(gm.graph.nodes), refusals), None)) is not None:
+        names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
         try:
-            _replace(gm, found)
-            verdicts.append(verdict)
+            replaced = _replace(gm, found)
         except Refused as reason:
-            refused.add(found)
-            verdicts.append(Batched(first.name, found.count, length, str(reason)))
-    if any(one.refusal is None for one in verdicts):
+            verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.ITERATIONS, detail=str(reason)))
+            replaced = False
+        if replaced:
+            detail = f"{found.count} iterations of {len(found.steps)} operators"
+            verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
+        else:
+            refusals.add(found)
+    if any(one.outcome is Outcome.BATCHED for one in verdicts):
         gm.graph.lint()
         gm.recompile()
     return verdicts
 
 
-def _replace(gm: GraphModule, repeat: Repeat) -> None:
-    """Writes the batch in front of the loop, and erases the loop. Raises Refused, and leaves the graph as it was."""
+def _replace(gm: GraphModule, repeat: Repeat) -> bool:
+    """Writes the batch in front of the loop, and erases the loop. Gives False where all that the loop does is to view tensors.
+
+    Raises Refused, and leaves the graph as it was."""
+    if all(is_view_step(step) for step in repeat.steps):
+        return False
     inside, joins = list(repeat.nodes), joins_of(repeat)
     if not joins and runs_backwards(repeat):
         repeat = turned(repeat)
@@ -72,6 +68,7 @@ def _replace(gm: GraphModule, repeat: Repeat) -> None:
     for node in reversed(inside):
         if not node.users:
             gm.graph.erase_node(node)
+    return True
 
 
 def _too_dynamic(gm: GraphModule) -> bool:

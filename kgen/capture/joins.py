@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from kgen.capture.batch_views import Writer
-from kgen.capture.places import Refused, is_view_step
+from kgen.capture.regions import Refused, is_view_step
 from kgen.capture.repeats import Repeat, Step
 
 __all__ = ["Join", "joins_of", "put_join"]

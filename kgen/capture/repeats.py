@@ -1,7 +1,7 @@
 """Finds the iterations of loops that Dynamo has unrolled: runs of blocks of nodes with the same operators.
 
-Blocks are alike if their operators are, and if each argument is the same in all of them, the result of the same node of the
-block, or a number that advances from block to block. Arguments are then *columns*: what stands in one place in each block.
+Blocks are isomorphic if they have the same operators, and if each argument is the same in all of them, the result of the same
+node of the block, or a number that advances from block to block.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.fx import GraphModule, Node
 
 __all__ = ["LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "turned"]
 
-# Two alike nodes are no loop yet.
+# Two equal nodes are no loop yet.
 LEAST = 3
-# So many occurrences of an operator back, the same place of the block before may be.
+# So many occurrences of an operator back, the node's counterpart in the block before may be.
 LOOK_BACK = 6
 # So many lengths of blocks are tried.
 PERIODS = 32
@@ -93,11 +93,11 @@ def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
-# ---- which nodes are alike ---------------------------------------------------------------------------------------------
+# ---- isomorphic nodes --------------------------------------------------------------------------------------------------
 
 
 def _signature(node: Node) -> Any:
-    """What two nodes have in common that may stand in one place of two blocks; for others, something unique."""
+    """What two nodes have in common that may be counterparts in two blocks; for others, something unique."""
     if node.op not in ("call_function", "call_method"):
         return id(node)
     return node.op, node.target, _shape((node.args, node.kwargs))
@@ -128,7 +128,7 @@ class Refusals:
         self._of = dict[Node, set[tuple[Node, int]]]()
 
     def add(self, repeat: Repeat) -> None:
-        """Notes a repeat; other ones of its nodes alone that begin elsewhere, or take several iterations as one, are the same."""
+        """Notes a repeat. Those of its nodes that begin elsewhere, or take several iterations as one, are covered by it."""
         for node in repeat.nodes:
             self._of.setdefault(node, set()).add((repeat.steps[0].nodes[0], len(repeat.steps)))
 
@@ -147,19 +147,19 @@ def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
     """Repeats, the shortest blocks first, but none of what has been refused."""
     numbers = dict[Any, int]()
     ids = [numbers.setdefault(_signature(node), len(numbers)) for node in nodes]
-    places = {node: place for place, node in enumerate(nodes)}
+    order = {node: position for position, node in enumerate(nodes)}
     for period in _periods(ids):
         for begin, end in _runs(ids, period):
-            yield from _in_run(_Blocks(nodes, places, period), begin, end, refused)
+            yield from _in_run(_Blocks(nodes, order, period), begin, end, refused)
 
 
 def _periods(ids: Sequence[int]) -> list[int]:
     """Distances between equal ids that are frequent enough for blocks so long."""
     seen, found = dict[int, list[int]](), Counter[int]()
-    for place, one in enumerate(ids):
+    for position, one in enumerate(ids):
         before = seen.setdefault(one, [])
-        found.update(place - earlier for earlier in before[-LOOK_BACK:])
-        before.append(place)
+        found.update(position - earlier for earlier in before[-LOOK_BACK:])
+        before.append(position)
     often = [(count, period) for period, count in found.items() if count >= (LEAST - 1)]
     return sorted(period for _, period in sorted(often, reverse=True)[:PERIODS])
 
@@ -167,12 +167,12 @@ def _periods(ids: Sequence[int]) -> list[int]:
 def _runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
     """Where each id equals the one a period later, from the first node up to behind the last, for at least `LEAST` blocks."""
     begin = 0
-    for place in range(len(ids) - period + 1):
-        if place < len(ids) - period and ids[place] == ids[place + period]:
+    for position in range(len(ids) - period + 1):
+        if position < len(ids) - period and ids[position] == ids[position + period]:
             continue
-        if place - begin >= (LEAST - 1) * period:
-            yield begin, place + period
-        begin = place + 1
+        if position - begin >= (LEAST - 1) * period:
+            yield begin, position + period
+        begin = position + 1
 
 
 def _in_run(blocks: _Blocks, begin: int, end: int, refused: Refusals) -> Iterator[Repeat]:
@@ -193,7 +193,7 @@ def _in_run(blocks: _Blocks, begin: int, end: int, refused: Refusals) -> Iterato
 
 
 class _Ends(Exception):
-    """A place in which fewer blocks are alike."""
+    """Counterparts of which only the first few are equal."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -204,7 +204,7 @@ class _Blocks:
     """The nodes of a graph as blocks of one length."""
 
     nodes: Sequence[Node]
-    places: dict[Node, int]
+    order: dict[Node, int]
     period: int
 
     def steps(self, begin: int, count: int) -> Repeat | None:
@@ -236,20 +236,20 @@ class _Blocks:
         return self._node(begin, column) if isinstance(first, Node) else _constant(column)
 
     def _node(self, begin: int, column: Sequence[Node]) -> Any:
-        places = [self.places[node] for node in column]
-        if places[0] >= begin:
-            _all(place == places[0] + k * self.period for k, place in enumerate(places))
-            return Inside(places[0] - begin)
-        if places[1] == places[0]:
-            _all(place == places[0] for place in places)
+        positions = [self.order[node] for node in column]
+        if positions[0] >= begin:
+            _all(one == positions[0] + k * self.period for k, one in enumerate(positions))
+            return Inside(positions[0] - begin)
+        if positions[1] == positions[0]:
+            _all(one == positions[0] for one in positions)
             return column[0]
-        _all(place < begin for place in places)
+        _all(one < begin for one in positions)
         _all(node.target is operator.getitem and _signature(node) == _signature(column[0]) for node in column)
         return Lifted(self._merged(begin, tuple(column)))
 
 
 def _constant(column: Sequence[Any]) -> Any:
-    """Numbers advance alike from block to block; all else is the same in each block, as the signatures say."""
+    """Numbers advance by one step from block to block; all else is the same in each block, as the signatures say."""
     first, second = column[0], column[1]
     if type(first) not in (int, float) or repr(first) == repr(second):
         _all(repr(one) == repr(first) for one in column)

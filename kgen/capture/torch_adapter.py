@@ -41,6 +41,7 @@ from kgen.counters import counters
 
 if TYPE_CHECKING:
     from kgen.failures import Failure
+    from kgen.verdict import Verdict
 
 __all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
 
@@ -53,7 +54,8 @@ class GraphInfo:
     call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
     for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
     outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
-    promised not to change. `failures` are those of earlier attempts at the graph.
+    promised not to change. `failures` are those of earlier attempts at the graph. `rewrites` say what was made of Dynamo's
+    graph.
     """
 
     name: str
@@ -64,6 +66,7 @@ class GraphInfo:
     freezing: Freezing | None = None
     in_inputs: frozenset[int] = frozenset()
     failures: tuple[Failure, ...] = ()
+    rewrites: tuple[Verdict, ...] = ()
 
     @property
     def frozen_inputs(self) -> frozenset[int]:

@@ -103,7 +103,7 @@ def test_each_stage_takes_what_the_one_before_it_makes():
 def test_the_table_lists_the_stages_in_order():
     table = DOCUMENT.read_text().partition("\n## The stages\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
-    assert rows == ["stage", "capture", *(stage.__name__ for stage in backend.STAGES)]
+    assert rows == ["stage", "rewrite", "capture", *(stage.__name__ for stage in backend.STAGES)]
 
 
 def entered(action) -> list[tuple[str, str]]:

@@ -11,10 +11,10 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from kgen.capture.accesses import Access, access_of, whole
+from kgen.capture.accesses import Access, whole
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
 
-__all__ = ["Place", "Places", "Refused", "example", "index_of", "is_view_step", "runs_backwards"]
+__all__ = ["Region", "Regions", "Refused", "example", "index_of", "is_view_step", "runs_backwards"]
 
 
 class Refused(Exception):
@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Region:
     """A part of a tensor that is there before the loop."""
 
     base: Node
@@ -69,7 +69,7 @@ def is_view_step(step: Step) -> bool:
 
 def runs_backwards(repeat: Repeat) -> bool:
     """Whether iterations go through tensors from the end more often than from the start. Raises Refused."""
-    spans = [place.access.spans[d] for place in Places(repeat).touched for d in place.access.moving]
+    spans = [region.access.spans[d] for region in Regions(repeat).touched for d in region.access.moving]
     return sum(1 if span.advance > 0 else -1 for span in spans) < 0
 
 
@@ -82,47 +82,47 @@ def _at(entry: Any, iteration: int) -> Any:
     return mapped(entry, lambda leaf: leaf.values[iteration] if isinstance(leaf, Column) else leaf)
 
 
-class Places:
-    """The places of a loop's steps, and all that they touch. Raises Refused."""
+class Regions:
+    """The regions of a loop's steps, and all that they touch. Raises Refused."""
 
     def __init__(self, repeat: Repeat) -> None:
         self.count = repeat.count
-        self.of = dict[int, Place]()
-        self.touched = list[Place]()
+        self.of = dict[int, Region]()
+        self.touched = list[Region]()
         for position, step in enumerate(repeat.steps):
-            place = self.place(step)
-            if place is not None:
-                self.of[position] = place
-                self.touched.append(place)
-            mapped((step.args if place is None else step.args[1:], step.kwargs), self._touch)
+            region = self.region(step)
+            if region is not None:
+                self.of[position] = region
+                self.touched.append(region)
+            mapped((step.args if region is None else step.args[1:], step.kwargs), self._touch)
 
-    def place(self, step: Step) -> Place | None:
+    def region(self, step: Step) -> Region | None:
         """What a step touches of a tensor by its index; None where it has none, or one that is not understood."""
         index = index_of(step)
         outer = self._base(index[0]) if index is not None else None
         if index is None or outer is None:
             return None
         access = outer.access.at(columns(index[1], self.count))
-        return None if access is None else Place(outer.base, access)
+        return None if access is None else Region(outer.base, access)
 
-    def _base(self, base: Any) -> Place | None:
+    def _base(self, base: Any) -> Region | None:
         if isinstance(base, Inside):
             return self.of.get(base.position)
         if isinstance(base, Lifted):
             return self.lifted(base)
         value = example(base) if isinstance(base, Node) else None
-        return Place(base, whole(value.shape)) if isinstance(value, torch.Tensor) else None
+        return Region(base, whole(value.shape)) if isinstance(value, torch.Tensor) else None
 
-    def lifted(self, leaf: Lifted) -> Place:
+    def lifted(self, leaf: Lifted) -> Region:
         """The part of a tensor that nodes in front of the loop are."""
-        place = self.place(leaf.step)
-        if place is None:
+        region = self.region(leaf.step)
+        if region is None:
             raise Refused(f"{leaf.step.nodes[0].name} and its like are no parts of one tensor")
-        return place
+        return region
 
     def _touch(self, leaf: Any) -> None:
         if isinstance(leaf, Lifted):
             self.touched.append(self.lifted(leaf))
         elif isinstance(leaf, Node):
             tensors = [one for one in pytree.tree_leaves(example(leaf)) if isinstance(one, torch.Tensor)]
-            self.touched.extend(Place(leaf, whole(one.shape)) for one in tensors)
+            self.touched.extend(Region(leaf, whole(one.shape)) for one in tensors)
