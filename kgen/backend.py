@@ -16,7 +16,7 @@ from kgen import config as configuration
 from kgen import errors, only, unusable
 from kgen.build import cpp, toolchain
 from kgen.capture import rng, torch_adapter
-from kgen.capture.aot_cache import CompiledGraph
+from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze
 from kgen.capture.torch_adapter import GraphInfo
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Rendered = tuple[GraphModule, Schedule, UnitPlan]
 
 __all__ = [
-    "STAGES", "Stage", "build", "compile", "compile_graph", "kgen_backend", "lower", "reinplace", "render", "replace_random",
-    "rewrite", "run_eagerly", "schedule",
+    "STAGES", "Stage", "build", "compile", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace", "render",
+    "replace_random", "rewrite", "run_eagerly", "schedule",
 ]  # fmt: skip
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -68,6 +68,22 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
     return tuple(batch_repeats(gm))
+
+
+def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    """The graph with the bodies of its higher-order operators compiled, each through all stages."""
+    if not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+        return gm
+    from kgen.capture import control_flow  # noqa: PLC0415  most graphs have none
+
+    def compiled(name: str, body: GraphModule) -> CompiledGraph:
+        results = frozenset(range(len(torch_adapter.output_values(body))))
+        made = compile_graph(body, GraphInfo(f"{info.name}_{name}", "inference", frozenset(), results, info.shape_env), inner)
+        count_coverage(made)
+        return made
+
+    inner = configuration.of_bodies(config)
+    return control_flow.compile_bodies(gm, compiled)
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
@@ -120,9 +136,9 @@ def build(work: Rendered, info: GraphInfo, config: Config) -> CompiledGraph:
 
 
 STAGES: tuple[
-    Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule], Stage[GraphModule, Lowered], Stage[Lowered, Scheduled],
-    Stage[Scheduled, Rendered], Stage[Rendered, CompiledGraph],
-] = (replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
+    Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule],
+    Stage[GraphModule, Lowered], Stage[Lowered, Scheduled], Stage[Scheduled, Rendered], Stage[Rendered, CompiledGraph],
+] = (compile_bodies, replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
 
 
 def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:

@@ -184,6 +184,12 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
 
 
+def of_bodies(config: Config) -> Config:
+    """The configuration of bodies of higher-order operators: only a whole call is recorded as a CUDA graph, or frozen."""
+    modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+    return dataclasses.replace(config, mode=modes.get(config.mode, config.mode), freezing=False)
+
+
 def code_key(config: Config) -> tuple[Any, ...]:
     """The values that enter cache keys."""
     return tuple(getattr(config, name) for name in CODE_FIELDS)

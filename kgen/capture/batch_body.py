@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,6 +15,7 @@ from kgen.capture.accesses import conflicts, whole
 from kgen.capture.batch_views import Writer, batch_view
 from kgen.capture.regions import Refused, Region, Regions, example, index_of
 from kgen.capture.repeats import Column, Inside, Lifted, Repeat, Step, mapped
+from kgen.capture.torch_adapter import batching_rules_only, is_too_large
 
 __all__ = ["Refused", "batched_body"]
 
@@ -42,8 +41,6 @@ KEEP_GRADIENTS = frozenset(
         aten.baddbmm.default,
     }
 )
-# Nothing between a loop's operators may be larger than this many bytes, unless what the loop reads or writes is.
-LARGEST = 64 << 20
 
 
 def batched_body(writer: Writer, repeat: Repeat, results: Sequence[int]) -> list[Node]:
@@ -104,7 +101,7 @@ def _check_sizes(repeat: Repeat, regions: Regions) -> None:
     )
     for step in repeat.steps:
         made = 0 if _is_write(step) else max(one.numel() * one.element_size() for one in _tensors(example(step.nodes[0])))
-        if made * repeat.count > max(LARGEST, 4 * outside):
+        if is_too_large(made * repeat.count, outside):
             raise Refused(f"{step.nodes[0].name} of all iterations would take {made * repeat.count:,} bytes")
 
 
@@ -116,20 +113,6 @@ def _rounds_equally(column: Column, dtype: torch.dtype) -> bool:
 
 
 # ---- tracing -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Operators that a batch cannot have are reasons not to make one: neither errors to log, nor to be run one by one."""
-    log, functorch = logging.getLogger("torch._subclasses.fake_tensor"), cast(Any, torch._C._functorch)
-    disabled, fallback = log.disabled, functorch._is_vmap_fallback_enabled()
-    log.disabled = True
-    functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        log.disabled = disabled
-        functorch._set_vmap_fallback_enabled(fallback)
 
 
 class _Body:
@@ -213,7 +196,7 @@ class _Body:
         values = [example(node) for node in self.inputs.values()]
         node = next(iter(self.inputs.values()))
         try:
-            with _quiet(), self.writer.mode, torch.no_grad():
+            with batching_rules_only(), self.writer.mode, torch.no_grad():
                 return make_fx(over_all, _allow_non_fake_inputs=True)(*values)
         except Refused:
             raise

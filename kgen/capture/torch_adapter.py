@@ -13,12 +13,13 @@ The contract with AOTAutograd that this file keeps:
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -321,6 +322,29 @@ def fake_mode_of(node: torch.fx.Node) -> AbstractContextManager[Any]:
 def own_fake_mode(values: Any) -> AbstractContextManager[Any]:
     """The mode in which a tree's fake tensors were made: Dynamo's, while the current one is AOTAutograd's."""
     return next((one.fake_mode for one in _leaves(values) if isinstance(one, FakeTensor)), None) or nullcontext()
+
+
+@contextmanager
+def batching_rules_only() -> Iterator[None]:
+    """Under vmap, operators without a batching rule raise: a batch is not made of calls one by one. Nothing is logged."""
+    log, functorch = logging.getLogger("torch._subclasses.fake_tensor"), cast(Any, torch._C._functorch)
+    disabled, fallback = log.disabled, functorch._is_vmap_fallback_enabled()
+    log.disabled = True
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        log.disabled = disabled
+        functorch._set_vmap_fallback_enabled(fallback)
+
+
+# A batch makes nothing of more bytes, unless what goes into it is nearly as large: a loop may be there to save memory.
+LARGEST_BATCH = 64 << 20
+
+
+def is_too_large(made: int, given: int) -> bool:
+    """Whether a value of all iterations is too large to be made at once, of the largest tensor that is there anyway."""
+    return made > max(LARGEST_BATCH, 4 * given)
 
 
 def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
