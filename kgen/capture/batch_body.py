@@ -130,7 +130,7 @@ class _Body:
     @property
     def differentiable(self) -> bool:
         """Whether something may want the gradient of what the loop makes."""
-        return torch.is_grad_enabled() and any(
+        return self.writer.has_gradients and any(
             one.requires_grad for node in self.inputs.values() for one in _tensors(example(node))
         )
 

@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from kgen.capture.accesses import Access, Span
+from kgen.capture.regions import Refused
 from kgen.capture.torch_adapter import own_fake_mode
 
 __all__ = ["Writer", "batch_view"]
@@ -26,7 +27,8 @@ class Writer:
     def __init__(self, graph: Graph, before: Node) -> None:
         self.graph, self.before = graph, before
         self.made = list[Node]()
-        self.mode = own_fake_mode([node.meta.get("example_value") for node in graph.find_nodes(op="placeholder")])
+        self.mode = own_fake_mode([node.meta.get("example_value") for node in graph.nodes])
+        self.has_gradients = torch.is_grad_enabled() or any("grad_enabled" in str(node.target) for node in graph.nodes)
         self.meta = {k: v for k, v in before.meta.items() if k not in ("example_value", "tensor_dict", "grapharg")}
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Node:
@@ -53,8 +55,11 @@ class Writer:
 
     def _value(self, args: Any, kwargs: Any, function: Callable[..., Any]) -> Any:
         args, kwargs = map_arg((args, kwargs), lambda node: node.meta["example_value"])
-        with self.mode, torch.no_grad():
-            return function(*args, **kwargs)
+        try:
+            with self.mode, torch.no_grad():
+                return function(*args, **kwargs)
+        except Exception as cause:
+            raise Refused(f"iterations have no view: {cause}") from cause
 
     def noted(self, node: Node, value: Any) -> Node:
         node.meta.update(self.meta, example_value=value)

@@ -24,6 +24,22 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["batch_repeats"]
 
+RESHAPES_IN_PLACE = frozenset(
+    (
+        "as_strided_",
+        "detach_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    )
+)
+
 
 def batch_repeats(gm: GraphModule) -> list[Verdict]:
     """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
@@ -75,11 +91,13 @@ def _too_dynamic(gm: GraphModule) -> bool:
     """Whether modes that change operators' meanings, or sizes without a value, come into it."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return True
-    return any(_changes_mode(node) or not _is_static(node) for node in gm.graph.nodes)
+    return any(_changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
 
 
-def _changes_mode(node: Node) -> bool:
-    return node.op == "call_function" and "autocast" in getattr(node.target, "__name__", "")
+def _changes_more(node: Node) -> bool:
+    """Whether a node changes what operators mean, or sizes of a tensor that was there: example values are those of the end."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op.startswith("call") and ("autocast" in name or name.partition(".")[0] in RESHAPES_IN_PLACE)
 
 
 def _is_static(node: Node) -> bool:

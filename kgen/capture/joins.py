@@ -37,7 +37,7 @@ def joins_of(repeat: Repeat) -> list[Join]:
 
 def _checked(node: Node, step: Step) -> Node:
     values = node.args[0] if node.args else None
-    if node.target not in JOINS or len(node.args) + len(node.kwargs) > 2 or not isinstance(values, list | tuple):
+    if node.target not in JOINS or not node.kwargs.keys() <= {"dim"} or not isinstance(values, list | tuple):
         raise Refused(f"{node.name} needs values of single iterations")
     if tuple(values) != step.nodes or not node.meta["example_value"].is_contiguous():
         raise Refused(f"{node.name} joins more than the iterations' values, or in another layout")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -30,10 +31,12 @@ class Region:
 
 
 def example(node: Node) -> Any:
-    """What Dynamo has traced a node with. Raises Refused."""
-    if "example_value" not in node.meta:
-        raise Refused(f"nobody says what {node.name} is")
-    return node.meta["example_value"]
+    """What Dynamo has traced a node with. Raises Refused, for tensor subclasses and under functorch's transforms, too."""
+    value = node.meta.get("example_value")
+    tensors = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+    if value is None or not all(isinstance(one, FakeTensor) for one in tensors):
+        raise Refused(f"{node.name} is no ordinary tensor")
+    return value
 
 
 def index_of(step: Step) -> tuple[Any, tuple[Any, ...]] | None:
