@@ -30,7 +30,7 @@ def from_the_other_half(b: Tensor) -> None:
         b[i] = b[i + N // 2] * b[i]
 
 
-def neighbours(b: Tensor) -> None:
+def next_rows(b: Tensor) -> None:
     b[1:] = b[:-1] * 2
 
 
@@ -40,7 +40,7 @@ def every_third(b: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("f", "kernels"),
-    [(every_other_row, 1), (every_other_column, 1), (from_the_other_half, 1), (neighbours, 2), (every_third, 2)],
+    [(every_other_row, 1), (every_other_column, 1), (from_the_other_half, 1), (next_rows, 2), (every_third, 2)],
     ids=lambda f: getattr(f, "__name__", ""),
 )
 def test_disjoint_writes(f: Callable[[Tensor], None], kernels: int) -> None:
