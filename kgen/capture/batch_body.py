@@ -318,6 +318,8 @@ def _written_by(call: Node) -> Iterator[Node]:
         if call.op == "get_attr":
             raise Refused("it makes a constant")
         return
+    if call.target is operator.getitem:
+        return
     if not isinstance(call.target, torch._ops.OpOverload):
         raise Refused(f"{call.target} is no operator of PyTorch")
     for position, argument in enumerate(call.target._schema.arguments):
@@ -346,6 +348,8 @@ def _check_gradients(traced: GraphModule) -> None:
 def _keeps_gradients(target: Any) -> bool:
     if target is aten.detach.default:
         return False
+    if target is operator.getitem:  # one of several results
+        return True
     return target in KEEP_GRADIENTS or target.is_view or torch.Tag.core in target.tags or torch.Tag.pointwise in target.tags
 
 

@@ -76,9 +76,9 @@ def _replace(gm: GraphModule, repeat: Repeat) -> bool:
     writer = Writer(gm.graph, repeat.steps[0].nodes[0])
     try:
         outputs = batched_body(writer, repeat, [join.position for join in joins])
-    except BaseException:
+    except Exception as cause:
         writer.erase()
-        raise
+        raise cause if isinstance(cause, Refused) else Refused(f"{type(cause).__name__}: {cause}") from cause
     for join, output in zip(joins, outputs, strict=True):
         put_join(gm.graph, join, output)
     for node in reversed(inside):

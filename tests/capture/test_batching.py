@@ -168,6 +168,13 @@ def views_of_views(b: Tensor) -> None:
         b[1:][i][2:6] = b[1:][i][0]
 
 
+def several_results(b: Tensor) -> None:
+    for i in range(N):
+        values, where = torch.topk(b[i], 3)
+        b[i, :3] = values + where
+        b[i, -1] = b[i, :-1].max()
+
+
 def negative(b: Tensor) -> None:
     for i in range(1, 5):
         b[-i] = b[-i] * i
@@ -175,7 +182,7 @@ def negative(b: Tensor) -> None:
 
 BATCHES = [
     rows, columns, tiles, parted_tiles, windows, strided, from_the_other_half, channel_swap, elimination, diagonal, in_place,
-    backwards, methods, matmuls, enumerated, negative,
+    backwards, methods, matmuls, enumerated, negative, several_results,
 ]  # fmt: skip
 
 
@@ -191,7 +198,7 @@ def test_more_batches(f: Callable[..., Any], batches: int) -> None:
 
 @pytest.mark.parametrize("f", [*BATCHES, halves, joined, loop_in_loop, carried_inside], ids=lambda f: f.__name__)
 def test_gradients(f: Callable[..., Any]) -> None:
-    if f in (elimination, methods):
+    if f in (elimination, methods, several_results):
         pytest.skip("eager has no gradient: what it would need is overwritten")
 
     def loss(x: Tensor, w: Tensor) -> Tensor:
