@@ -12,6 +12,7 @@ tensor. Whatever is not understood leaves the graph as it is.
 from __future__ import annotations
 
 import torch
+from torch.amp.autocast_mode import _enter_autocast
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -96,8 +97,9 @@ def _too_dynamic(gm: GraphModule) -> bool:
 
 def _changes_more(node: Node) -> bool:
     """Whether a node changes what operators mean, or sizes of a tensor that was there: example values are those of the end."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op.startswith("call") and ("autocast" in name or name.partition(".")[0] in RESHAPES_IN_PLACE)
+    target = getattr(node.target, "overloadpacket", node.target)
+    method = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return node.op.startswith("call") and (target is _enter_autocast or method in RESHAPES_IN_PLACE)
 
 
 def _is_static(node: Node) -> bool:

@@ -334,6 +334,14 @@ def test_sizes_that_change_in_place() -> None:
     assert not same(f, *tensors((4, 6))).batches
 
 
+def test_autocast() -> None:
+    def f(b: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.stack([b[i] @ b for i in range(N)])
+
+    assert not same(f, *tensors((N, N), dtype=torch.float32)).verdicts
+
+
 def test_arguments_that_share_memory() -> None:
     def f(b: Tensor, other: Tensor) -> None:
         for i in range(4):
