@@ -43,6 +43,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "prologues": {"prologues": False},
     "operand_padding": {"operand_padding": False},
     "horizontal_fusion": {"horizontal_fusion": False},
+    "loop_batching": {"loop_batching": False},
     "fusion+inlining": {"fusion": False, "inlining": False},
     "early_launch": {"early_launch": False},
     "layouts": {"layouts": "off"},

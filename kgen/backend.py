@@ -16,7 +16,7 @@ from kgen import config as configuration
 from kgen import errors, only, unusable
 from kgen.build import cpp, toolchain
 from kgen.capture import rng, torch_adapter
-from kgen.capture.aot_cache import CompiledGraph
+from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.torch_adapter import GraphInfo
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
+    from kgen.verdict import Verdict
 
     Lowered = tuple[GraphModule, ir.Graph]
     Scheduled = tuple[GraphModule, Schedule]
     Rendered = tuple[GraphModule, Schedule, UnitPlan]
 
 __all__ = [
-    "STAGES", "Stage", "build", "compile", "compile_graph", "kgen_backend", "lower", "reinplace", "render", "replace_random",
-    "run_eagerly", "schedule",
+    "STAGES", "Stage", "build", "compile", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace", "render",
+    "replace_random", "rewrite", "run_eagerly", "schedule",
 ]  # fmt: skip
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -54,6 +55,35 @@ class Stage(Protocol[In_contra, Out_co]):
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
+
+
+def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
+    """Makes independent iterations of the loops that Dynamo has unrolled batches, in its graph."""
+    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
+        return ()
+    from kgen.capture.repeats import has_repeats  # noqa: PLC0415  not for the smallest graphs
+
+    if not has_repeats(gm):
+        return ()
+    from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
+
+    return tuple(batch_repeats(gm))
+
+
+def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
+    """The graph with the bodies of its higher-order operators compiled, each through all stages."""
+    if not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
+        return gm
+    from kgen.capture import control_flow  # noqa: PLC0415  most graphs have none
+
+    def compiled(name: str, body: GraphModule) -> CompiledGraph:
+        results = frozenset(range(len(torch_adapter.output_values(body))))
+        made = compile_graph(body, GraphInfo(f"{info.name}_{name}", "inference", frozenset(), results, info.shape_env), inner)
+        count_coverage(made)
+        return made
+
+    inner = configuration.of_bodies(config)
+    return control_flow.compile_bodies(gm, compiled)
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:
@@ -106,9 +136,9 @@ def build(work: Rendered, info: GraphInfo, config: Config) -> CompiledGraph:
 
 
 STAGES: tuple[
-    Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule], Stage[GraphModule, Lowered], Stage[Lowered, Scheduled],
-    Stage[Scheduled, Rendered], Stage[Rendered, CompiledGraph],
-] = (replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
+    Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule], Stage[GraphModule, GraphModule],
+    Stage[GraphModule, Lowered], Stage[Lowered, Scheduled], Stage[Scheduled, Rendered], Stage[Rendered, CompiledGraph],
+] = (compile_bodies, replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
 
 
 def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
@@ -175,10 +205,11 @@ def kgen_backend(
     config = configuration.from_call(mode, {**(options or {}), **unknown})
     cpp.prepare()
     with _without_collections():
+        verdicts = rewrite(gm, config)
         return torch_adapter.capture(
             gm,
             example_inputs,
-            compile_graph=partial(_compile_graph_with, config),
+            compile_graph=partial(_compile_graph_with, config, verdicts),
             joint_pass=partial(_before_partitioning, config),
             cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
         )
@@ -221,9 +252,9 @@ def _has_convolutions(gm: GraphModule) -> bool:
     return any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
 
 
-def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:
+def _compile_graph_with(config: Config, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
     with _toolchain_of(config), _without_collections():
-        return compile_graph(gm, info, config)
+        return compile_graph(gm, replace(info, rewrites=rewrites), config)
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:

@@ -40,8 +40,9 @@ class Config:
     without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
     `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
-    when the one before has ended.
+    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
+    without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    ended.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
@@ -73,6 +74,7 @@ class Config:
     prologues: bool = True
     operand_padding: bool = True
     horizontal_fusion: bool = True
+    loop_batching: bool = True
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
@@ -110,7 +112,8 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "layouts", "freezing", "tuning_file",
+    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
+    "tuning_file",
     "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
@@ -185,6 +188,12 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     if mode is not None and given.setdefault("mode", mode) != mode:
         raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
     return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
+
+
+def of_bodies(config: Config) -> Config:
+    """The configuration of bodies of higher-order operators: only a whole call is recorded as a CUDA graph, or frozen."""
+    modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+    return dataclasses.replace(config, mode=modes.get(config.mode, config.mode), freezing=False)
 
 
 def code_key(config: Config) -> tuple[Any, ...]:

@@ -152,7 +152,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
     if ir.any_combines(graph):  # else there is nothing to tune
         options = replace(options, oracle=_tuner(options, settled))
     plan = make_schedule(graph, options)
-    plan.verdicts += notes(gm)
+    plan.verdicts += [*info.rewrites, *notes(gm)]
     if info.freezing is not None:
         plan.verdicts += info.freezing.verdicts
         if config.debug is None:  # the debug folder's script runs alone, on arguments of its own

@@ -130,6 +130,8 @@ class Reason(Enum):
     LIBRARY_PREFERS = "the library is faster with channels last, by more than copies take"
     COPIES_DEAR = "copies to channels last would take as long as they save, or longer"
     EAGER_STRIDES = "its strides have to be eager's there"
+    INDEPENDENT_ITERATIONS = "no iteration of the loop touches what another one writes"
+    ITERATIONS = "the iterations of the loop cannot run as one batch"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
@@ -162,6 +164,7 @@ CHANGES: dict[Reason, str] = {
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
     Reason.COPIES_DEAR: "give the model and its inputs memory_format=torch.channels_last, or set options={'freezing': True}",
     Reason.EAGER_STRIDES: "give the model and its inputs memory_format=torch.channels_last",
+    Reason.ITERATIONS: "index tensors by the number of the iteration alone, and write what no other iteration needs",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }
 

@@ -91,8 +91,10 @@ def _flat_call(target: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any
     """The call; one of a higher-order operator as a call with its arguments' leaves, for these may be dictionaries."""
     if isinstance(target, torch._ops.OpOverload):
         return target, args, kwargs
+    from kgen.capture import control_flow  # noqa: PLC0415  most graphs have no such operators
+
     leaves, spec = tree_flatten((tuple(args), kwargs))
-    return TreeCall(target, spec, str(target)), leaves, {}
+    return TreeCall(control_flow.direct(target), spec, str(target)), leaves, {}
 
 
 def symbolic(symbols: Any, value: Any) -> Any:

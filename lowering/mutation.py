@@ -140,7 +140,9 @@ def _overlaps(b: Builder, name: str, value: Value, index: tuple[Expr, ...]) -> b
     repeats = any(isinstance(a, Indirect) for e in index for a in ix.free_atoms(e))
     for load in vs.loads([value]):
         source = load.attr[0]
-        if root_of(b, source) == root and (repeats or source != name or load.attr[1] != index):
+        if root_of(b, source) != root or (source == name and load.attr[1] == index and not repeats):
+            continue
+        if source != name or repeats or not ix.disjoint(load.attr[1], index):
             return True
     return False
 

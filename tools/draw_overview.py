@@ -27,7 +27,11 @@ class Stage:
 
 
 STAGES = (
-    Stage("capture", "Dynamo and AOTAutograd trace the program", "kgen/capture/", "aten graph"),
+    Stage("rewrite", "iterations of unrolled loops become batches", "kgen/capture/batching.py", "Dynamo's graph"),
+    Stage("capture", "AOTAutograd traces the program", "kgen/capture/", "aten graph"),
+    Stage(
+        "compile_bodies", "bodies of cond, while_loop, scan go through the stages", "kgen/capture/control_flow.py", "aten graph"
+    ),
     Stage("replace_random", "random numbers become functions of a seed", "kgen/capture/rng.py", "aten graph"),
     Stage("reinplace", "writes that may go to existing memory are marked", "lowering/reinplace.py", "aten graph with marks"),
     Stage("lower", "operators become loops over values", "lowering/", "loop IR (kgen/ir/nodes.py)"),

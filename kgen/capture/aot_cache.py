@@ -22,7 +22,7 @@ from torch._inductor.output_code import OutputCode
 from kgen import cache
 from kgen.counters import counters
 
-__all__ = ["CachedGraph", "CompiledGraph", "NotSerializable", "entry_tag"]
+__all__ = ["CachedGraph", "CompiledGraph", "NotSerializable", "count_coverage", "entry_tag"]
 
 Strides = tuple[tuple[Any, ...] | None, ...]
 

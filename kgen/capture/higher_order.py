@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from kgen.capture import torch_adapter
 from kgen.capture.decompositions import TABLE
 
-__all__ = ["expand"]
+__all__ = ["NoMeaning", "expand"]
 
 aten = torch.ops.aten
 
@@ -41,34 +41,41 @@ MEANINGS: Mapping[Any, Callable[..., Any]] = {
 CAPTURED = 12
 
 
-def expand(gm: GraphModule) -> GraphModule:
-    """The graph with every node of `MEANINGS` written out. It is a new one where there are such nodes."""
-    found = [node for node in gm.graph.nodes if node.target in MEANINGS]
+def expand(gm: GraphModule, meanings: Mapping[Any, Callable[..., Any]] = MEANINGS) -> GraphModule:
+    """The graph with every node of `meanings` written out. It is a new one where there are such nodes."""
+    found = [node for node in gm.graph.nodes if node.target in meanings]
     if not found:
         return gm
     graph, copies = torch.fx.Graph(), dict[Node, Node]()
     graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
     made = GraphModule(gm, graph)
     for node in found:
-        _Expansion(made, copies[node]).run()
+        _Expansion(made, copies[node], meanings[node.target]).run()
     made.graph.eliminate_dead_code()
     made.graph.lint()
     made.recompile()
     return made
 
 
+class NoMeaning(Exception):
+    """Raised by a meaning that does not cover a node, which then stays as it is."""
+
+
 class _Expansion:
     """The replacement of one node."""
 
-    def __init__(self, gm: GraphModule, node: Node) -> None:
-        self.gm, self.graph, self.node = gm, gm.graph, node
+    def __init__(self, gm: GraphModule, node: Node, meaning: Callable[..., Any]) -> None:
+        self.gm, self.graph, self.node, self.meaning = gm, gm.graph, node, meaning
 
     def run(self) -> None:
         flat, spec = pytree.tree_flatten((self.node.args, self.node.kwargs))
         given = list(
             dict.fromkeys(arg for arg in flat if isinstance(arg, Node) and not isinstance(self._value(arg), GraphModule))
         )
-        traced = self._traced(flat, spec, given)
+        try:
+            traced = self._traced(flat, spec, given)
+        except NoMeaning:
+            return
         with self.graph.inserting_before(self.node):
             results = self._copied(traced, given)
         self._replace(self.node, results)
@@ -83,7 +90,7 @@ class _Expansion:
             known = dict(zip(given, values, strict=True))
             whole = [known.get(arg, self._value(arg)) if isinstance(arg, Node) else arg for arg in flat]
             args, kwargs = pytree.tree_unflatten(whole, spec)
-            return MEANINGS[self.node.target](*args, **kwargs)
+            return self.meaning(*args, **kwargs)
 
         values = [self._differentiable(self._value(node), node) for node in given]
         with torch_adapter.fake_mode_of(self.node), torch.no_grad():

@@ -13,12 +13,13 @@ The contract with AOTAutograd that this file keeps:
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -27,6 +28,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
@@ -40,6 +42,7 @@ from kgen.counters import counters
 
 if TYPE_CHECKING:
     from kgen.failures import Failure
+    from kgen.verdict import Verdict
 
 __all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
 
@@ -52,7 +55,8 @@ class GraphInfo:
     call. `user_visible` are positions of outputs whose strides are fixed to those in the node's meta; the others are saved
     for backward and may have any layout, as long as `CompiledGraph.output_strides` says which. `in_inputs` are positions of
     outputs that AOTAutograd gives back as inputs or as views of them. `freezing` is what was made of the inputs that are
-    promised not to change. `failures` are those of earlier attempts at the graph.
+    promised not to change. `failures` are those of earlier attempts at the graph. `rewrites` say what was made of Dynamo's
+    graph.
     """
 
     name: str
@@ -63,6 +67,7 @@ class GraphInfo:
     freezing: Freezing | None = None
     in_inputs: frozenset[int] = frozenset()
     failures: tuple[Failure, ...] = ()
+    rewrites: tuple[Verdict, ...] = ()
 
     @property
     def frozen_inputs(self) -> frozenset[int]:
@@ -312,6 +317,34 @@ def fake_mode_of(node: torch.fx.Node) -> AbstractContextManager[Any]:
     """The mode of the fake tensors that a node reads."""
     values = [arg.meta.get("val") for arg in node.all_input_nodes]
     return detect_fake_mode(_leaves(values)) or nullcontext()
+
+
+def own_fake_mode(values: Any) -> AbstractContextManager[Any]:
+    """The mode in which a tree's fake tensors were made: Dynamo's, while the current one is AOTAutograd's."""
+    return next((one.fake_mode for one in _leaves(values) if isinstance(one, FakeTensor)), None) or nullcontext()
+
+
+@contextmanager
+def batching_rules_only() -> Iterator[None]:
+    """Under vmap, operators without a batching rule raise: a batch is not made of calls one by one. Nothing is logged."""
+    log, functorch = logging.getLogger("torch._subclasses.fake_tensor"), cast(Any, torch._C._functorch)
+    disabled, fallback = log.disabled, functorch._is_vmap_fallback_enabled()
+    log.disabled = True
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        log.disabled = disabled
+        functorch._set_vmap_fallback_enabled(fallback)
+
+
+# A batch makes nothing of more bytes, unless what goes into it is nearly as large: a loop may be there to save memory.
+LARGEST_BATCH = 64 << 20
+
+
+def is_too_large(made: int, given: int) -> bool:
+    """Whether a value of all iterations is too large to be made at once, of the largest tensor that is there anyway."""
+    return made > max(LARGEST_BATCH, 4 * given)
 
 
 def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

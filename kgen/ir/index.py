@@ -521,6 +521,23 @@ def known_less(a: ExprLike, b: ExprLike) -> bool:
     return lower_bound(b - 1 - upper_expr(a)) >= 0
 
 
+def disjoint(a: Iterable[Expr], b: Iterable[Expr]) -> bool:
+    """Whether two indices can never name one element, each at any point of its own loops."""
+    return any(_never_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _never_equal(a: Expr, b: Expr) -> bool:
+    """By their ranges, or by what both leave over when they are divided by the gcd of all steps."""
+    if any(isinstance(atom, Indirect) for e in (a, b) for atom in free_atoms(e)):
+        return False
+    (a_lo, a_hi), (b_lo, b_hi) = a.bounds(), b.bounds()
+    if a_hi < b_lo or b_hi < a_lo:
+        return True
+    step = math.gcd(*(coef for e in (a, b) for mono, coef in e.terms if mono))
+    distance = sum(coef for mono, coef in a.terms if not mono) - sum(coef for mono, coef in b.terms if not mono)
+    return distance != 0 if step == 0 else distance % step != 0
+
+
 def known_nonnegative(a: Expr) -> bool:
     return a.bounds()[0] >= 0
 

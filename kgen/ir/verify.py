@@ -15,7 +15,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import ops
 from kgen.ir import values as vs
-from kgen.ir.index import Atom, Expr, Indirect, Size, Var
+from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.nodes import Buffer, Graph, TensorArg
 from kgen.ir.program import Program, Softmax
 from kgen.ir.values import Value
@@ -316,7 +316,7 @@ class _Verifier:
         )
         for load in vs.loads(ir.roots(node)):
             same_place = self.roots[load.attr[0]] == self.roots[node.target] and load.attr[0] == node.target
-            if same_place and load.attr[1] != node.index and not _disjoint(load.attr[1], node.index):
+            if same_place and load.attr[1] != node.index and not ix.disjoint(load.attr[1], node.index):
                 self.fail(f"reads {node.target} at {list(load.attr[1])} while it writes it at {list(node.index)}")
 
     def contraction(self, node: ir.Contraction) -> None:
@@ -524,17 +524,6 @@ def _outside(expr: Expr, extent: Expr) -> bool:
     if lo < 0 and all(isinstance(atom, Var) and atom.extent.as_int() is not None for atom in falls):
         return True
     return ix.lower_bound(ix.upper_expr(expr) - extent) >= 0
-
-
-def _disjoint(a: Sequence[Expr], b: Sequence[Expr]) -> bool:
-    """Whether two indices can never name one element, whatever the points."""
-    for x, y in zip(a, b, strict=True):
-        if any(isinstance(atom, Indirect) for e in (x, y) for atom in ix.free_atoms(e)):
-            continue
-        (x_lo, x_hi), (y_lo, y_hi) = x.bounds(), y.bounds()
-        if x_hi < y_lo or y_hi < x_lo:
-            return True
-    return False
 
 
 def _typed(buffer: Buffer) -> str:

@@ -90,7 +90,7 @@ def test_some_documents_stay_short(name):
 
 def test_the_figure_is_the_one_that_its_script_draws():
     assert draw_overview.main(["--check"]) == 0
-    assert [one.name for one in draw_overview.STAGES] == ["capture", *(stage.__name__ for stage in backend.STAGES)]
+    assert [one.name for one in draw_overview.STAGES] == ["rewrite", "capture", *(stage.__name__ for stage in backend.STAGES)]
 
 
 def test_each_stage_takes_what_the_one_before_it_makes():
@@ -103,7 +103,7 @@ def test_each_stage_takes_what_the_one_before_it_makes():
 def test_the_table_lists_the_stages_in_order():
     table = DOCUMENT.read_text().partition("\n## The stages\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\w+) \|", table, re.MULTILINE)
-    assert rows == ["stage", "capture", *(stage.__name__ for stage in backend.STAGES)]
+    assert rows == ["stage", "rewrite", "capture", *(stage.__name__ for stage in backend.STAGES)]
 
 
 def entered(action) -> list[tuple[str, str]]:

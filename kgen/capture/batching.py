@@ -1,0 +1,108 @@
+"""Loops that Dynamo has unrolled, as operators on all iterations at once.
+
+The stage `rewrite` works on Dynamo's graph, in front of AOTAutograd, which then traces a loop's body once. The iterations of
+`for i in range(n): b[i] = b[i] + 1` are independent: none touches a row that another one writes. So they are one iteration over
+a batch of rows. `torch.vmap` says what each operator means for a batch, and writes into views of a batch write into `b`.
+
+Iterations are independent if no element that one of them writes is touched by another one. The operators that vmap has come to
+say in their schemas what is written. What is touched is the access of an index (`kgen/capture/accesses.py`), or all of a
+tensor. Whatever is not understood leaves the graph as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.amp.autocast_mode import _enter_autocast
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from kgen.capture.batch_body import Refused, batched_body
+from kgen.capture.batch_views import Writer
+from kgen.capture.joins import joins_of, put_join
+from kgen.capture.regions import is_view_step, runs_backwards
+from kgen.capture.repeats import Refusals, Repeat, find, turned
+from kgen.verdict import Outcome, Reason, Verdict
+
+__all__ = ["batch_repeats"]
+
+RESHAPES_IN_PLACE = frozenset(
+    (
+        "as_strided_",
+        "detach_",
+        "resize_",
+        "resize_as_",
+        "set_",
+        "squeeze_",
+        "swapaxes_",
+        "swapdims_",
+        "t_",
+        "transpose_",
+        "unsqueeze_",
+    )
+)
+
+
+def batch_repeats(gm: GraphModule) -> list[Verdict]:
+    """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
+    verdicts, refusals = list[Verdict](), Refusals()
+    if _too_dynamic(gm):
+        return verdicts
+    while (found := next(find(list(gm.graph.nodes), refusals), None)) is not None:
+        names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
+        try:
+            replaced = _replace(gm, found)
+        except Refused as reason:
+            verdicts.append(Verdict(*names, Outcome.ILLEGAL, Reason.ITERATIONS, detail=str(reason)))
+            replaced = False
+        if replaced:
+            detail = f"{found.count} iterations of {len(found.steps)} operators"
+            verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
+        else:
+            refusals.add(found)
+    if any(one.outcome is Outcome.BATCHED for one in verdicts):
+        gm.graph.lint()
+        gm.recompile()
+    return verdicts
+
+
+def _replace(gm: GraphModule, repeat: Repeat) -> bool:
+    """Writes the batch in front of the loop, and erases the loop. Gives False where all that the loop does is to view tensors.
+
+    Raises Refused, and leaves the graph as it was."""
+    if all(is_view_step(step) for step in repeat.steps):
+        return False
+    inside, joins = list(repeat.nodes), joins_of(repeat)
+    if not joins and runs_backwards(repeat):
+        repeat = turned(repeat)
+    writer = Writer(gm.graph, repeat.steps[0].nodes[0])
+    try:
+        outputs = batched_body(writer, repeat, [join.position for join in joins])
+    except Exception as cause:
+        writer.erase()
+        raise cause if isinstance(cause, Refused) else Refused(f"{type(cause).__name__}: {cause}") from cause
+    for join, output in zip(joins, outputs, strict=True):
+        put_join(gm.graph, join, output)
+    for node in reversed(inside):
+        if not node.users:
+            gm.graph.erase_node(node)
+    return True
+
+
+def _too_dynamic(gm: GraphModule) -> bool:
+    """Whether modes that change operators' meanings, or sizes without a value, come into it."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return True
+    return any(_changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
+
+
+def _changes_more(node: Node) -> bool:
+    """Whether a node changes what operators mean, or sizes of a tensor that was there: example values are those of the end."""
+    target = getattr(node.target, "overloadpacket", node.target)
+    method = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return node.op.startswith("call") and (target is _enter_autocast or method in RESHAPES_IN_PLACE)
+
+
+def _is_static(node: Node) -> bool:
+    values = pytree.tree_leaves(node.meta.get("example_value"))
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in [*values, *sizes])

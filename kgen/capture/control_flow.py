@@ -1,0 +1,176 @@
+"""Operators with bodies of their own: `cond`, `while_loop`, `scan`, `map`, `invoke_subgraph`.
+
+A body goes through all stages by itself, once, however often the operator runs it. The operator remains a call from the host
+program: it runs the compiled bodies without torch's dispatcher in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+from torch._higher_order_ops.map import map_impl
+from torch._higher_order_ops.scan import generic_scan, scan_op
+from torch._higher_order_ops.while_loop import while_loop_op, while_loop_stack_output_op
+from torch.fx import GraphModule, Node
+
+from kgen.capture.aot_cache import CompiledGraph
+from kgen.capture.higher_order import NoMeaning, expand
+from kgen.capture.torch_adapter import batching_rules_only, is_too_large
+
+__all__ = ["OPERATORS", "Body", "compile_bodies", "direct"]
+
+Compile = Callable[[str, GraphModule], CompiledGraph]
+
+
+class Body(torch.nn.Module):
+    """A compiled body, called with its arguments as the graph was."""
+
+    def __init__(self, compiled: CompiledGraph, strides: Sequence[tuple[int, ...] | None], kind: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.run, self.strides, self.kind = compiled, strides, kind
+
+    def forward(self, *args: Any) -> Any:
+        return self.kind(self.run([_restrided(arg, strides) for arg, strides in zip(args, self.strides, strict=True)]))
+
+    __call__ = forward
+
+
+def _restrided(arg: Any, strides: tuple[int, ...] | None) -> Any:
+    """A tensor with the strides that the body was compiled for: iterations get slices, or what other graphs have made."""
+    if strides is None or arg.stride() == strides:
+        return arg
+    return torch.empty_strided(arg.shape, strides, dtype=arg.dtype, device=arg.device).copy_(arg)
+
+
+def _only(results: Any) -> Any:
+    return results[0]
+
+
+def compile_bodies(gm: GraphModule, compile_body: Compile) -> GraphModule:
+    """Puts compiled bodies in the place of graphs, for all that is no batch. Calls may share a body, which is compiled once."""
+    gm = expand(gm, {map_impl: _over_all})
+    for node in list(gm.graph.nodes):
+        if node.target in OPERATORS:
+            for name, graph in _graphs(gm, node):
+                compiled = compile_body(name, _with_list_of_results(graph))
+                setattr(gm, name, Body(compiled, _known_strides(graph), _kind_of_results(graph)))
+    return gm
+
+
+def _graphs(gm: GraphModule, node: Node) -> Iterator[tuple[str, GraphModule]]:
+    """The bodies of a call that are not compiled yet, and that tracing has given types and sizes."""
+    for arg in node.all_input_nodes:
+        if arg.op == "get_attr":
+            graph = getattr(gm, str(arg.target), None)
+            if isinstance(graph, GraphModule) and _is_traced(graph):
+                yield str(arg.target), graph
+
+
+def _is_traced(graph: GraphModule) -> bool:
+    return all("val" in node.meta for node in graph.graph.nodes if node.op in ("placeholder", "call_function"))
+
+
+def _results(graph: GraphModule) -> Any:
+    return graph.graph.output_node().args[0]
+
+
+def _kind_of_results(graph: GraphModule) -> Callable[[Any], Any]:
+    results = _results(graph)
+    if not isinstance(results, tuple | list):
+        return _only
+    return list if isinstance(results, list) else tuple
+
+
+def _with_list_of_results(graph: GraphModule) -> GraphModule:
+    """A copy of a graph that returns a tuple."""
+    made, copies = torch.fx.Graph(), dict[Node, Node]()
+    results = made.graph_copy(graph.graph, copies)
+    made.output(tuple(results) if isinstance(results, tuple | list) else (results,)).meta = dict(graph.graph.output_node().meta)
+    return GraphModule(graph, made)
+
+
+def _known_strides(graph: GraphModule) -> list[tuple[int, ...] | None]:
+    """Of each argument; None for numbers and for what has no known strides."""
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    return [_strides(value) if isinstance(value, torch.Tensor) and value.layout == torch.strided else None for value in values]
+
+
+def _strides(value: torch.Tensor) -> tuple[int, ...] | None:
+    strides = tuple(value.stride())
+    return strides if all(type(stride) is int for stride in strides) else None
+
+
+def _over_all(body: GraphModule, xs: Sequence[Any], others: Sequence[Any]) -> Any:
+    """`map` with a batch. Raises NoMeaning where vmap has no batch of the body, or one that is too large."""
+    given = max(map(_bytes, (*xs, *others)))
+    for node in body.graph.nodes:
+        if is_too_large(int(xs[0].shape[0]) * _bytes(node.meta.get("val")), given):
+            raise NoMeaning
+    dims = (*(0 for _ in xs), *(None for _ in others))
+    try:
+        with batching_rules_only():
+            return torch.vmap(body, in_dims=dims, randomness="error")(*xs, *others)
+    except Exception as cause:
+        raise NoMeaning from cause
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor, else 0. Raises NoMeaning for one whose size is a symbol."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    if any(type(size) is not int for size in value.shape):
+        raise NoMeaning
+    return value.numel() * value.element_size()
+
+
+# ---- running -----------------------------------------------------------------------------------------------------------
+
+
+def _dense(operator: Any) -> Callable[..., Any]:
+    """What torch does for an operator on dense tensors."""
+    implementation: Callable[..., Any] = operator.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd]
+    return implementation
+
+
+def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+    return (true_fn if pred else false_fn)(*operands)
+
+
+def _invoke(subgraph: Any, _identifier: Any, *operands: Any) -> Any:
+    return subgraph(*operands)
+
+
+def _scan(combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()) -> Sequence[Any]:
+    """The last carried values, and each iteration's other results as rows."""
+    count = xs[0].shape[0] if xs else 0
+    if not count:
+        result: Sequence[Any] = generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+        return result
+    carry, rows = list(init), list[Any]()
+    for k in range(count):
+        made = combine_fn(*carry, *(x[k] for x in xs), *additional_inputs)
+        carry, results = list(made[: len(init)]), made[len(init) :]
+        rows = rows or [None if one is None else one.new_empty((count, *one.shape)) for one in results]
+        for row, one in zip(rows, results, strict=True):
+            if row is not None:
+                row[k].copy_(one)
+    return [*carry, *rows]
+
+
+OPERATORS: Mapping[Any, Callable[..., Any]] = {
+    cond_op: _cond,
+    invoke_subgraph: _invoke,
+    map_impl: _dense(map_impl),
+    scan_op: _scan,
+    while_loop_op: _dense(while_loop_op),
+    while_loop_stack_output_op: _dense(while_loop_stack_output_op),
+}
+
+
+def direct(operator: Any) -> Callable[..., Any]:
+    """What the host program calls for a higher-order operator."""
+    return OPERATORS.get(operator, operator)

@@ -1,0 +1,266 @@
+"""Finds the iterations of loops that Dynamo has unrolled: runs of blocks of nodes with the same operators.
+
+Blocks are isomorphic if they have the same operators, and if each argument is the same in all of them, the result of the same
+node of the block, or a number that advances from block to block.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+__all__ = ["LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "turned"]
+
+# Two equal nodes are no loop yet.
+LEAST = 3
+# So many occurrences of an operator back, the node's counterpart in the block before may be.
+LOOK_BACK = 6
+# So many lengths of blocks are tried.
+PERIODS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """The result of the node at `position` of the same block."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number in each block."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A node in front of the blocks for each of them, by an operator that `step` describes."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node of all blocks; arguments are trees over constants, nodes in front of the blocks, Inside, Column and Lifted."""
+
+    nodes: tuple[Node, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`count` blocks, one behind the other."""
+
+    count: int
+    steps: tuple[Step, ...]
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """Those of all blocks, in order."""
+        return (step.nodes[k] for k in range(self.count) for step in self.steps)
+
+
+def turned(repeat: Repeat) -> Repeat:
+    """The blocks in reverse order."""
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, Column):
+            return Column(one.values[::-1])
+        return Lifted(step(one.step)) if isinstance(one, Lifted) else one
+
+    def step(one: Step) -> Step:
+        return Step(one.nodes[::-1], mapped(one.args, leaf), mapped(one.kwargs, leaf))
+
+    return Repeat(repeat.count, tuple(map(step, repeat.steps)))
+
+
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """The tree with its leaves changed; slices are trees, too."""
+    if isinstance(tree, slice):
+        return slice(*(mapped(one, change) for one in (tree.start, tree.stop, tree.step)))
+    if isinstance(tree, tuple | list):
+        made = [mapped(one, change) for one in tree]
+        return made if isinstance(tree, list) else tuple(made)
+    if isinstance(tree, dict):
+        return {name: mapped(one, change) for name, one in tree.items()}
+    return change(tree)
+
+
+# ---- isomorphic nodes --------------------------------------------------------------------------------------------------
+
+
+def _signature(node: Node) -> Any:
+    """What two nodes have in common that may be counterparts in two blocks; for others, something unique."""
+    if node.op not in ("call_function", "call_method"):
+        return id(node)
+    return node.op, node.target, _shape((node.args, node.kwargs))
+
+
+def _shape(tree: Any) -> Any:
+    if isinstance(tree, slice):
+        return "slice", _shape((tree.start, tree.stop, tree.step))
+    if isinstance(tree, tuple | list):
+        return type(tree).__name__, *map(_shape, tree)
+    if isinstance(tree, dict):
+        return "dict", *((name, _shape(one)) for name, one in tree.items())
+    return _leaf_shape(tree)
+
+
+def _leaf_shape(leaf: Any) -> Any:
+    if isinstance(leaf, Node):
+        return Node
+    if type(leaf) in (int, float):
+        return type(leaf)
+    return type(leaf), repr(leaf)
+
+
+class Refusals:
+    """Repeats that are left as they are."""
+
+    def __init__(self) -> None:
+        self._of = dict[Node, set[tuple[Node, int]]]()
+
+    def add(self, repeat: Repeat) -> None:
+        """Notes a repeat. Those of its nodes that begin elsewhere, or take several iterations as one, are covered by it."""
+        for node in repeat.nodes:
+            self._of.setdefault(node, set()).add((repeat.steps[0].nodes[0], len(repeat.steps)))
+
+    def covers(self, first: Node, last: Node, period: int) -> bool:
+        """Whether blocks of a length between two nodes are such a repeat."""
+        both = self._of.get(first, set()) & self._of.get(last, set())
+        return any(period % length == 0 for _, length in both)
+
+
+def has_repeats(gm: GraphModule) -> bool:
+    """Whether some loop may have been unrolled."""
+    return next(find(list(gm.graph.nodes), Refusals()), None) is not None
+
+
+def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
+    """Repeats, the shortest blocks first, but none of what has been refused."""
+    numbers = dict[Any, int]()
+    ids = [numbers.setdefault(_signature(node), len(numbers)) for node in nodes]
+    order = {node: position for position, node in enumerate(nodes)}
+    for period in _periods(ids):
+        for begin, end in _runs(ids, period):
+            yield from _in_run(_Blocks(nodes, order, period), begin, end, refused)
+
+
+def _periods(ids: Sequence[int]) -> list[int]:
+    """Distances between equal ids that are frequent enough for blocks so long."""
+    seen, found = dict[int, list[int]](), Counter[int]()
+    for position, one in enumerate(ids):
+        before = seen.setdefault(one, [])
+        found.update(position - earlier for earlier in before[-LOOK_BACK:])
+        before.append(position)
+    often = [(count, period) for period, count in found.items() if count >= (LEAST - 1)]
+    return sorted(period for _, period in sorted(often, reverse=True)[:PERIODS])
+
+
+def _runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
+    """Where each id equals the one a period later, from the first node up to behind the last, for at least `LEAST` blocks."""
+    begin = 0
+    for position in range(len(ids) - period + 1):
+        if position < len(ids) - period and ids[position] == ids[position + period]:
+            continue
+        if position - begin >= (LEAST - 1) * period:
+            yield begin, position + period
+        begin = position + 1
+
+
+def _in_run(blocks: _Blocks, begin: int, end: int, refused: Refusals) -> Iterator[Repeat]:
+    """A loop may begin at any node of the run: what stands in front of it may look like its last nodes."""
+    while end - begin >= LEAST * blocks.period:
+        limit = (end - begin) // blocks.period
+        least = blocks.nodes[begin : begin + LEAST * blocks.period]
+        known = refused.covers(least[0], least[-1], blocks.period)
+        made = None if known else blocks.steps(begin, LEAST) and blocks.steps(begin, limit)
+        if made:
+            yield made
+            begin += made.count * blocks.period
+        else:
+            begin += 1
+
+
+# ---- arguments ---------------------------------------------------------------------------------------------------------
+
+
+class _Ends(Exception):
+    """Counterparts of which only the first few are equal."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The nodes of a graph as blocks of one length."""
+
+    nodes: Sequence[Node]
+    order: dict[Node, int]
+    period: int
+
+    def steps(self, begin: int, count: int) -> Repeat | None:
+        """The longest repeat of up to `count` blocks that begins at a node; None if it is too short."""
+        while count >= LEAST:
+            try:
+                return Repeat(count, tuple(self._step(begin, begin + j, count) for j in range(self.period)))
+            except _Ends as ends:
+                count = ends.count
+        return None
+
+    def _step(self, begin: int, first: int, count: int) -> Step:
+        return self._merged(begin, tuple(self.nodes[first + k * self.period] for k in range(count)))
+
+    def _merged(self, begin: int, column: tuple[Node, ...]) -> Step:
+        args = self._tree(begin, [node.args for node in column])
+        return Step(column, args, self._tree(begin, [node.kwargs for node in column]))
+
+    def _tree(self, begin: int, column: Sequence[Any]) -> Any:
+        first = column[0]
+        if isinstance(first, slice):
+            parts = [[getattr(one, name) for one in column] for name in ("start", "stop", "step")]
+            return slice(*(self._tree(begin, part) for part in parts))
+        if isinstance(first, tuple | list):
+            made = [self._tree(begin, part) for part in zip(*column, strict=True)]
+            return made if isinstance(first, list) else tuple(made)
+        if isinstance(first, dict):
+            return {name: self._tree(begin, [one[name] for one in column]) for name in first}
+        return self._node(begin, column) if isinstance(first, Node) else _constant(column)
+
+    def _node(self, begin: int, column: Sequence[Node]) -> Any:
+        positions = [self.order[node] for node in column]
+        if positions[0] >= begin:
+            _all(one == positions[0] + k * self.period for k, one in enumerate(positions))
+            return Inside(positions[0] - begin)
+        if positions[1] == positions[0]:
+            _all(one == positions[0] for one in positions)
+            return column[0]
+        _all(one < begin for one in positions)
+        _all(node.target is operator.getitem and _signature(node) == _signature(column[0]) for node in column)
+        return Lifted(self._merged(begin, tuple(column)))
+
+
+def _constant(column: Sequence[Any]) -> Any:
+    """Numbers advance by one step from block to block; all else is the same in each block, as the signatures say."""
+    first, second = column[0], column[1]
+    if type(first) not in (int, float) or repr(first) == repr(second):
+        _all(repr(one) == repr(first) for one in column)
+        return first
+    step = second - first
+    _all(repr(one) == repr(first + k * step) for k, one in enumerate(column))
+    return Column(tuple(column))
+
+
+def _all(conditions: Iterator[bool]) -> None:
+    """Raises _Ends with the number of blocks in front of the first one for which the condition does not hold."""
+    for count, holds in enumerate(conditions):
+        if not holds:
+            raise _Ends(count)
