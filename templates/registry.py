@@ -24,6 +24,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_full_row",
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
+    "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )

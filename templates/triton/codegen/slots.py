@@ -212,14 +212,16 @@ class Slots:
         self, step: str, name: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
     ) -> list[str]:
         """Makes of the tile `name` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
-        for its mask where not `masked`."""
+        for its mask where not `masked`. Tiles of several steps, ``"left right"``, are made into the first one."""
         middle = self.problem.middles[step]
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, inside=inside)
         emitter.suffix, emitter.behind = f"_{step}", True
-        emitter.locals[middle.step] = (name, emitter.level)
+        name, *_ = names = name.split()
+        emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
         text = emitter._tile(middle.function(scaled, masked))
-        if middle.normalised in emitter.masked():
-            text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
+        along, past = (middle.summed, "0.0") if middle.normalised is None else (middle.normalised, "float('-inf')")
+        if along in emitter.masked():
+            text = f"tl.where({emitter.inside(along)}, {text}, {past})"
         emitter.outer.lines += [f"{name} = {text}"] if text != name else []
         return emitter.finish()
 
