@@ -18,7 +18,7 @@ LEAST_FACTOR = 2.0**-40
 @dataclass(frozen=True, slots=True)
 class Middle:
     """A slot between two steps of a program: over these axes, the function `value` of one element each of `steps`. Where a
-    softmax along `normalised` follows, what is past the end of that axis is -inf; where a contraction sums along `summed`, 0."""
+    softmax along `normalised` follows, what is past the end of that axis is -inf; 0 where a contraction sums along `summed`."""
 
     axes: tuple[str, ...]
     steps: tuple[str, ...]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kgen import errors
-from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax, Step
+from kgen.ir.program import Axes, Elementwise, Program, Ref, Softmax, Step
 from kgen.templates.pattern import Pattern
 
 __all__ = ["Convolution", "Steps", "shape_of"]

@@ -130,15 +130,25 @@ def _search(graph: ir.Graph, options: Options) -> _Found:
 
 
 def _searched(graph: ir.Graph, options: Options) -> _Found:
-    """With nothing that the user wants apart."""
+    """With nothing that the user wants apart, and nothing that is too long for all templates: two layers of a network may be
+    a program, too."""
     found, order = _Found([], []), _order(options)
     for place in recognised(graph, _registered(graph, options), found.refused):
+        if not _is_short(place.operation, options.device(graph, place.out).kind):
+            continue
         apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
         if apart is None:
             found.standing.append(place)
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
+
+
+def _is_short(operation: ir.Operation, kind: str) -> bool:
+    """Whether some template takes axes as long as these."""
+    assert operation.program is not None
+    sizes = {axis: ix.product(v.extent for v in ix.free_atoms(e) if isinstance(v, Var)) for axis, e in operation.axes}
+    return registry.takes(kind, operation.program, {axis: size.as_int() for axis, size in sizes.items()})
 
 
 def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
@@ -228,6 +238,7 @@ class _Fitting:
 def _in_place(search: _Search, node: ir.Contraction) -> Iterator[_Fitting]:
     """The program with the contraction as its last step, once with the same contractions in front of it."""
     known: set[frozenset[str]] = set()
+    missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
         if match.inside in known:
             continue
@@ -237,7 +248,9 @@ def _in_place(search: _Search, node: ir.Contraction) -> Iterator[_Fitting]:
             known.add(match.inside)
             yield _Fitting(search, match, operation, search.shared(match, operation))
         else:
-            search.miss(match, node, why)
+            missed.append((match, why))
+    for match, why in missed if not known else ():  # with its factors the other way round it may fit
+        search.miss(match, node, why)
 
 
 def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
@@ -272,9 +285,7 @@ def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
     fitting.search.miss(fitting.match, node, (Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other))
 
 
-def _objection(
-    reader: Reader, node: ir.Contraction, operation: ir.Operation | None
-) -> tuple[Reason, ir.Node | None] | None:
+def _objection(reader: Reader, node: ir.Contraction, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
     """Why the operation may not take the place of its nodes, and which node is in its way."""
     if node.scale is not None or node.addend is not None or not _is_plain(node):
         return Reason.STEP_TYPES, node
@@ -293,9 +304,9 @@ def _is_plain(node: ir.Contraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """What was found of a program that ends in a contraction: operands with their types, functions in slots, the elements of
-    contractions, by the steps that these are, that the functions are of, the loops that each step sums over, results of the contractions in front of the last one, and whether rows that are masked as a whole give
-    zeros."""
+    """What was found of a program that ends in a contraction: operands with their types; functions in slots, and the elements
+    that they are functions of, by their steps; the loops that each step sums over; results of the contractions in front of the
+    last one; and whether rows that are masked as a whole give zeros."""
 
     end: ir.Contraction
     operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
@@ -382,9 +393,7 @@ class _Search:
         """A function of one element each of contractions, found for the steps of these one by one."""
         yield from self._elements(step, self.program.elements(step), value, match)
 
-    def _elements(
-        self, slot: Contract | Elementwise, steps: Sequence[str], value: Value, match: _Match
-    ) -> Iterator[_Match]:
+    def _elements(self, slot: Contract | Elementwise, steps: Sequence[str], value: Value, match: _Match) -> Iterator[_Match]:
         """The element of the first of `steps`, of those that are left; then the slot's function is complete."""
         if not steps:
             yield replace(match, slots={**match.slots, slot.name: value})

@@ -12,8 +12,18 @@ import torch
 from torch import Tensor
 
 import kgen
-from kgen.only import only
+from kgen.build import triton
+from kgen.cost import model
+from kgen.device import Device
+from kgen.only import Only, only
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.scheduler import Options
+from kgen.scheduler.selection.choose import chosen_problem
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
 from kgen.verdict import Reason
+from tests.codegen import rendered
+from tests.kernels import plans
 
 OPERANDS, VALUES = "triton_attention_backward", "triton_attention_backward_values"
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
@@ -50,8 +60,16 @@ ALIBI = (lambda s: s * 0.25 - 0.1 * (places(s)[0] - places(s)[1]).abs(), PLAIN[1
 
 
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, *more: Tensor,
-    score: tuple[Score, Score], mask: Score | None, wanted: str = "qkv",
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    *more: Tensor,
+    score: tuple[Score, Score],
+    mask: Score | None,
+    wanted: str = "qkv",
 ) -> tuple[Tensor, ...]:
     """What autograd makes of attention with weights computed again, written out."""
     s = q @ k.mT
@@ -136,3 +154,42 @@ def test_gradients_of_values_are_right(name: str) -> None:
 def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
     assert_right(name, dtype, OPERANDS, "qk")
     assert_right(name, dtype, VALUES, "v")
+
+
+# ---- on a GPU that is not here --------------------------------------------------------------------------------------
+
+ARCHES = {80: Device(arch=80, shared=166_912, compute_units=108), 90: Device()}
+
+
+def launches(template: str, wanted: str, args: list[Tensor], gpu: Device) -> tuple[Problem, dict[Config, TritonKernel]]:
+    """A gradient's problem, and the kernels of the configurations that fit."""
+    function = partial(gradients, score=PLAIN, mask=causal, wanted=wanted)
+
+    def plan_with(config: Config | None) -> tuple[Any, Options]:
+        options = Options(gpu_everywhere=True, only=Only(template, lambda configs: config or next(iter(configs))))
+        return plans(function, *args, options=options).forward, options
+
+    plan, _ = plan_with(None)
+    [kernel] = plan.kernels
+    problem = chosen_problem(kernel, plan.graph, gpu)
+    made: dict[Config, TritonKernel] = {}
+    for config in model.feasible(problem):
+        plan, options = plan_with(config)
+        launch = rendered(plan.kernels[0], plan, "kernel", options).launch
+        assert isinstance(launch, TritonKernel)
+        made[config] = launch
+    return problem, made
+
+
+@pytest.mark.ptx
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize(("template", "wanted"), [(OPERANDS, "q"), (OPERANDS, "k"), (VALUES, "v")])
+def test_configurations_fit_without_spills(template: str, wanted: str, head: int, arch: int) -> None:
+    args = arguments(PLAIN, causal, (256, 256, head, head), bf16)
+    problem, made = launches(template, wanted, args, ARCHES[arch])
+    assert made
+    for config, one in zip(made, triton.compile_kernels(list(made.values()), arch), strict=True):
+        assert one.stack == 0, (config, one.stack)
+        assert one.shared <= problem.template.resources(problem, config).shared, (config, one.shared)
