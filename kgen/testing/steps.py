@@ -48,8 +48,8 @@ class Steps:
         return tuple(a for a in axes if a in self.present)
 
     def _run(self, step: Step, made: Mapping[Ref, torch.Tensor]) -> torch.Tensor:
-        if isinstance(step, Elementwise):  # any function: what it gets from `middle` is a product
-            return functools.reduce(torch.mul, (made[one] for one in step.of))
+        if isinstance(step, Elementwise):  # some function of bounded numbers, so that sums of it are as exact as others
+            return functools.reduce(torch.mul, (torch.tanh(made[one]) for one in step.of))
         if isinstance(step, Softmax):
             return torch.softmax(made[step.of], self.axes(step.axes).index(step.over))
         left, right, result = ("".join(self.axes(axes)) for axes in (*map(self.program.axes_of, step.reads), step.axes))
