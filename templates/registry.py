@@ -25,6 +25,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
     "kgen.templates.triton.kernels.attention_backward",
+    "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )
@@ -170,6 +171,11 @@ def _short(program: Program, longest: Mapping[str, int], lengths: Mapping[str, i
     own = dict(zip(program.axes, program.canonical.axes, strict=True))
     found = [(lengths[own[axis]], most) for axis, most in longest.items()]
     return all(length is not None and length <= most for length, most in found)
+
+
+def calibrated_programs(device: str) -> list[Program]:
+    """The programs of templates whose estimates have all been compared with measurements."""
+    return [t.implements.program for t in every(device) if t.implements.program is not None and t.is_calibrated]
 
 
 def find(name: str) -> Template:

@@ -203,10 +203,10 @@ class Slots:
         named = [f"  auto* const p_{clean(made[one])} = {tile};" for one, tile in tiles.items()]
         return ["{", *named, *(f"  {line}" for line in body), "}"]
 
-    def edges(self, step: str, stem: str, row: str) -> list[str]:
+    def edges(self, step: str, stem: str, row: str, rows: int) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
 
-    def runs(self, step: str) -> tuple[object, ...]:
+    def runs(self, step: str, rows: int) -> tuple[object, ...]:
         return ()
 
     @property
