@@ -1,14 +1,17 @@
 """Is each configuration of attention templates right on a GPU? On small and odd lengths, against float64, one line a failure.
 
-A kernel that never ends, or that spoils the device, must not end the check: a process of its own makes the checks one after the
-other, and another one goes on behind the check at which it stopped.
+A kernel that never ends, or that spoils the device, must not end the check: a process of its own makes the checks of a case one
+after the other, and another one goes on behind the check at which it stopped. Several cases run side by side: compiling takes
+most of the time.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 
 import torch
@@ -24,6 +27,8 @@ from kgen.templates.contract import Config
 
 # Seconds that a check may take, with a process' start and the compiler.
 PATIENCE = 90.0
+# Cases at a time.
+TOGETHER = 6
 # Largest relative error, by norms, and largest of an element against the largest number.
 TOLERANCE, ELEMENT = 0.01, 0.03
 
@@ -113,9 +118,9 @@ CASES = (
 
 @dataclass
 class Progress:
-    """The check that was begun last, how many were, and how many failed."""
+    """The check of a case that was begun last, how many were, and how many failed."""
 
-    case: int = 0
+    case: int
     number: int = -1
     config: str = ""
     checks: int = 0
@@ -130,13 +135,20 @@ def check(templates: Sequence[str]) -> int:
     """Prints what is wrong, and how many checks there were of each template; the exit status."""
     wrong = 0
     for template in templates:
-        progress = Progress()
-        while not _went_on(template, progress):
-            print(f"{template}: {CASES[progress.case].name}: {progress.config} never ends, or ends its process", flush=True)
-            progress.wrong += 1
-        print(f"{template}: {progress.checks} checks, {progress.wrong} failures", flush=True)
-        wrong += progress.wrong
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            done = list(pool.map(partial(_check_case, template), range(len(CASES))))
+        failures = sum(one.wrong for one in done)
+        print(f"{template}: {sum(one.checks for one in done)} checks, {failures} failures", flush=True)
+        wrong += failures
     return int(wrong > 0)
+
+
+def _check_case(template: str, case: int) -> Progress:
+    progress = Progress(case)
+    while not _went_on(template, progress):
+        print(f"{template}: {CASES[case].name}: {progress.config} never ends, or ends its process", flush=True)
+        progress.wrong += 1
+    return progress
 
 
 def _went_on(template: str, progress: Progress) -> bool:
@@ -149,9 +161,9 @@ def _went_on(template: str, progress: Progress) -> bool:
     try:
         while ours.poll(PATIENCE):
             match ours.recv():
-                case ("begin", case, number, config):
+                case ("begin", number, config):
                     progress.checks += not config
-                    progress.case, progress.number, progress.config = case, number, config
+                    progress.number, progress.config = number, config
                 case ("wrong", message):
                     print(f"{template}: {CASES[progress.case].name}: {progress.config}: {message}", flush=True)
                     progress.wrong += 1
@@ -165,17 +177,15 @@ def _went_on(template: str, progress: Progress) -> bool:
 
 
 def _work(link: Connection, template: str, case: int, number: int) -> None:
-    """All checks from a case's configuration on."""
+    """All checks of a case from a configuration on."""
     with torch.no_grad():
-        for at in range(case, len(CASES)):
-            args = CASES[at].make()
-            want = results(CASES[at].function(*(one.double() for one in args)))
-            configs: list[Config] = [Config(())]
-            number = number if at == case else 0
-            while number < len(configs):
-                link.send(("begin", at, number, ""))
-                configs = _check_one(link, template, (at, number), args, want) or configs
-                number += 1
+        args = CASES[case].make()
+        want = results(CASES[case].function(*(one.double() for one in args)))
+        count = number + 1
+        while number < count:
+            link.send(("begin", number, ""))
+            count = len(_check_one(link, template, (case, number), args, want)) or count
+            number += 1
     link.send(("end",))
 
 
@@ -188,7 +198,7 @@ def _check_one(
     def pick(found: Sequence[Config]) -> Config:
         seen[:] = found
         one = found[min(place[1], len(found) - 1)]
-        link.send(("begin", *place, " ".join(f"{name}={value}" for name, value in one.values)))
+        link.send(("begin", place[1], " ".join(f"{name}={value}" for name, value in one.values)))
         return one
 
     torch._dynamo.reset()
@@ -200,6 +210,9 @@ def _check_one(
             got = function(*args)
         wrong = (_difference(one.double(), other) for one, other in zip(results(got), want, strict=True))
         message = "; ".join(filter(None, wrong)) if seen else "it is not used"
+    except torch.AcceleratorError as cause:  # nothing of this process can use the GPU any more
+        link.send(("wrong", failure(cause)))
+        raise SystemExit(1) from cause
     except Exception as cause:
         message = failure(cause)
     if message:

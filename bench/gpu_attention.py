@@ -168,7 +168,7 @@ def check(template: str, pattern: Pattern, options: argparse.Namespace) -> float
 
 
 def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, float]) -> dict[str, Any]:
-    """All contenders on one pattern."""
+    """All contenders on one pattern, compiled for its sizes: those of the check must not make them symbols for all others."""
     torch._dynamo.reset()
     small = pattern.shrunk(options.shrink)
     sets = [small.make(options.device, seed) for seed in range(2)]
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
     console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
     names = options.only or [p.name for p in PATTERNS if (p.quick or not options.quick) and p.name not in known]
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         for name in names:
             if time.perf_counter() - started > options.budget:
                 console.print(f"no time is left for {name} and what follows", highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 _PACKED = re.compile(r"\badd\.[su]16x2[ \t]+(%\w+),[ \t]*([%\w-]+),[ \t]*([%\w-]+);")
 _HALVES = (
@@ -12,6 +13,43 @@ _HALVES = (
 )
 _LEFT = re.compile(r"^.*(?:\badd\.(?:\w+\.)*[su]16x2\b|@!?%?\w+\s+\{ \.reg \.b16 kg_al).*$", re.MULTILINE)
 
+# A register that an instruction writes; those whose numbers have 14 bits, and those that such a number is widened to.
+_WRITTEN = re.compile(r"^[ \t]*(?:@!?%\w+[ \t]+)?[a-z][\w.:]*[ \t]+(%\w+),", re.MULTILINE)
+_NARROW = re.compile(r"^[ \t]*(?:and\.b32[ \t]+(%\w+), %\w+, 16383|bfe\.u32[ \t]+(%\w+), %\w+, \d+, 14);", re.MULTILINE)
+_WIDENED = re.compile(r"^[ \t]*cvt\.u64\.u32[ \t]+(%\w+), (%\w+);", re.MULTILINE)
+_OFFSET = re.compile(r"\b(add\.s|or\.b)64[ \t]+(%\w+), (%\w+), (-?\d+);")
+_HALF = (1 << 32) - 1
+
+
+def repaired(ptx: str) -> str:
+    """The module without what ptxas is known to assemble wrongly. Raises ValueError for what cannot be replaced."""
+    return with_short_descriptors(with_scalar_adds(ptx))
+
+
+def with_short_descriptors(ptx: str) -> str:
+    """The module with descriptors of shared memory whose halves are made apart from each other: the lower one by an addition of
+    32 bits, which cannot carry, the upper one a constant.
+
+    For sm_90, ptxas 12.8 takes the wrong uniform registers for some additions of 64 bits to an address of 14 bits: those of
+    another operand, or what other warps of a program have computed. The MMA then reads outside of shared memory, or the wrong
+    tile."""
+    if "wgmma" not in ptx:
+        return ptx
+    writes = Counter(_WRITTEN.findall(ptx))
+    narrow = {one or other for one, other in _NARROW.findall(ptx)}
+    source = {wide: one for wide, one in _WIDENED.findall(ptx) if one in narrow and writes[one] == writes[wide] == 1}
+
+    def short(found: re.Match[str]) -> str:
+        kind, made, address, number = found.groups()
+        upper, lower = divmod(int(number) & ((1 << 64) - 1), 1 << 32)
+        if address not in source or lower + (1 << 14) > _HALF:
+            return found[0]
+        return (
+            f"{{ .reg .b32 kg_lower; {kind}32 kg_lower, {source[address]}, {lower}; mov.b64 {made}, {{kg_lower, {upper}}}; }}"
+        )
+
+    return _OFFSET.sub(short, ptx)
+
 
 def with_scalar_adds(ptx: str) -> str:
     """The module with each packed 16-bit addition as two scalar ones.
@@ -20,8 +58,8 @@ def with_scalar_adds(ptx: str) -> str:
     `VIADD.16x2 R, R, 0x0`. LLVM packs the bounds checks of padded convolutions so, whose last rows were wrong.
 
     Raises ValueError for a packed addition in a form that is not known, such as one under a predicate."""
-    repaired = _PACKED.sub(_HALVES, ptx) if "16x2" in ptx else ptx
-    left = _LEFT.search(repaired)
+    made = _PACKED.sub(_HALVES, ptx) if "16x2" in ptx else ptx
+    left = _LEFT.search(made)
     if left is not None:
         raise ValueError(f"a packed addition in a form that is not known: {left[0].strip()}")
-    return repaired
+    return made

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kgen.build.ptx import with_scalar_adds
+from kgen.build.ptx import repaired
 from kgen.rendered.tensor_map import map_block, map_rank, widths
 
 _PARENT_CHECK_S = 5.0
@@ -67,11 +67,11 @@ def _skip_key() -> None:
 
 
 def _repair_ptx(backend: Any) -> None:
-    """Every kernel goes to ptxas by way of `with_scalar_adds`: Triton has no hook between the two in all versions."""
+    """Every kernel goes to ptxas by way of `repaired`: Triton has no hook between the two in all versions."""
     made_by_triton = backend.make_ptx
 
     def make_ptx(*args: Any) -> str:
-        return with_scalar_adds(made_by_triton(*args))
+        return repaired(made_by_triton(*args))
 
     backend.make_ptx = make_ptx
 

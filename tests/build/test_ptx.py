@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,9 +11,14 @@ import torch
 import torch.nn.functional as F
 
 import kgen.only
+from bench.attention_smoke import CASES
 from kgen.build import triton
-from kgen.build.ptx import with_scalar_adds
+from kgen.build.ptx import with_scalar_adds, with_short_descriptors
+from kgen.only import Only
+from kgen.scheduler import Options
 from kgen.templates import registry
+from tests.codegen import rendered
+from tests.kernels import plans
 from tests.matmuls import compiled, forced
 
 pytestmark = pytest.mark.ptx
@@ -52,10 +58,10 @@ def test_half_of_a_packed_sum_keeps_its_constant(tmp_path):
 
 
 def test_packed_sums_are_split_and_floats_are_not():
-    repaired = with_scalar_adds("\tadd.s16x2 \t%r3, %r1, 65535;\n\tadd.rn.bf16x2 %r4, %r3, %r3;\n")
-    assert "s16x2" not in repaired
-    assert "mov.b32 kg_b, 65535;" in repaired
-    assert "add.rn.bf16x2 %r4, %r3, %r3;" in repaired
+    made = with_scalar_adds("\tadd.s16x2 \t%r3, %r1, 65535;\n\tadd.rn.bf16x2 %r4, %r3, %r3;\n")
+    assert "s16x2" not in made
+    assert "mov.b32 kg_b, 65535;" in made
+    assert "add.rn.bf16x2 %r4, %r3, %r3;" in made
 
 
 @pytest.mark.parametrize("line", ["add.sat.s16x2 %r3, %r1, %r2;", "@!%p3 add.s16x2 %r3, %r1, %r2;"])
@@ -114,3 +120,68 @@ def test_padded_convolutions_under_every_configuration(images, channels, filters
                 wrong.append((template.name, str(seen[0][number - 1])))
     assert tried
     assert not wrong
+
+
+DESCRIPTORS = """\tand.b32 \t%r2, %r1, 16383;
+\tbfe.u32 \t%r4, %r3, 4, 14;
+\tcvt.u64.u32 \t%rd1, %r2;
+\tcvt.u64.u32 \t%rd2, %r4;
+\tor.b64 \t%rd3, %rd1, 4611686293305294848;
+\tadd.s64 \t%rd4, %rd2, -9223371899415822272;
+\twgmma.fence.sync.aligned;
+"""
+
+
+def test_the_halves_of_a_descriptor_are_made_apart():
+    made = with_short_descriptors(DESCRIPTORS)
+    assert "or.b32 kg_lower, %r2, 0; mov.b64 %rd3, {kg_lower, 1073741888}" in made
+    assert "add.s32 kg_lower, %r4, 64; mov.b64 %rd4, {kg_lower, 2147483680}" in made
+    assert "64 \t%rd" not in made.split("%rd2, %r4;")[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("16383", "65535"),  # longer than an address
+        ("4, 14", "4, 16"),
+        ("-9223371899415822272", "4294967295"),  # carries
+        ("\twgmma", "\tcvt.u64.u32 \t%rd2, %r1;\n\tadd.s32 \t%r2, %r2, 1;\n\twgmma"),  # written twice
+    ],
+)
+def test_other_additions_of_64_bits_stay(change):
+    text = DESCRIPTORS.replace(*change)
+    made = with_short_descriptors(text)
+    assert made.count("kg_lower, %r") < 2
+    assert ("%rd1, 4611686293305294848" in made) or ("add.s64 \t%rd4" in made)
+
+
+def test_operands_of_mmas_lie_where_descriptors_say():
+    """The lower half of a sum of 64 bits came out of another operand's register here."""
+    case = next(case for case in CASES if case.name == "bias")
+    args = [torch.empty_like(one, device="cpu") for one in case.make("meta")]
+    want = {"BLOCK_M": 128, "BLOCK_N": 64, "WARPS": 8, "STAGES": 3}
+    options = Options(gpu_everywhere=True, only=Only("triton_attention", lambda configs: _with(configs, want)))
+    plan = plans(case.function, *args, options=options).forward
+    [kernel] = plan.kernels
+    launch = rendered(kernel, plan, "kernel", options).launch
+    [made] = triton.compile_kernels([launch], 90)
+    text = triton.dumped(made.cubin, "-sass")
+    assert "HGMMA" in text
+    assert not _sums_of_one_half(text)
+
+
+def _with(configs, want):
+    return next(c for c in configs if all(getattr(c, name) == value for name, value in want.items()))
+
+
+def _sums_of_one_half(text):
+    """Upper halves of uniform sums that are made of the register that the lower half is made of."""
+    found, lower = [], {}
+    for line in re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?) ;", text):
+        if match := re.match(r"UIADD3 UR\d+, (UP\d), (UR\d+),", line):
+            lower[match[1]] = match[2]
+        elif (match := re.match(r"UIADD3\.X UR\d+, (UR\d+), .*(UP\d), !UPT", line)) and lower.get(match[2]) == match[1]:
+            found.append(line)
+        elif match := re.match(r"U\w+ (UR\d+),", line):  # another number is in that register from here on
+            lower = {carry: register for carry, register in lower.items() if register != match[1]}
+    return found
