@@ -28,6 +28,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
+    "kgen.templates.cpp.kernels.attention_backward",
 )
 
 # The same for loop kernels, by device.

@@ -16,4 +16,4 @@
 #include "loops.h"
 #include "scan.h"
 #include "matmul.h"
-#include "attention.h"
+#include "attention_backward.h"
