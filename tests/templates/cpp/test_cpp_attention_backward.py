@@ -9,6 +9,9 @@ import torch
 
 import kgen
 from kgen.only import only
+from kgen.templates import registry
+from kgen.testing import Case, check_template
+from kgen.testing.cases import cases, plain
 from kgen.verdict import Reason
 from tests.attention_gradients import CASES, arguments, bf16, f16, f32, gradients, more_of
 
@@ -51,3 +54,24 @@ def test_gradients_of_values_are_right(name: str) -> None:
 def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
     assert_right(name, dtype, OPERANDS, "qk")
     assert_right(name, dtype, VALUES, "v")
+
+
+# ---- the conformance kit ----------------------------------------------------------------------------------------------
+
+
+def some(name: str) -> list[Case]:
+    template = registry.find(name)
+    return [plain(template, bf16), *list(cases(template))[3::29]]
+
+
+@pytest.mark.parametrize("name", [OPERANDS, VALUES])
+def test_the_templates_conform(name: str) -> None:
+    report = check_template(registry.find(name), problems=some(name), configs=1, device="cpu")
+    assert not report.refused, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [OPERANDS, VALUES])
+def test_the_templates_conform_to_everything(name: str) -> None:
+    report = check_template(registry.find(name), configs=2, device="cpu")
+    assert len(report.refused) <= 1, str(report)
