@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -127,10 +127,9 @@ PLAIN, CAUSAL, NEAR = Scores(_scaled, _eighth), Scores(_scaled, _eighth, _causal
 CAPPED = Scores(_capped, _slope, _causal)
 
 
-def _recomputed(
-    how: Scores, q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor, more: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Weights, and gradients of scores."""
+def _recomputed(how: Scores, *args: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and gradients of scores, of the arguments of `saved`."""
+    q, k, v, g, lse, delta, *more = args
     wide = torch.promote_types(q.dtype, torch.float32)
     s = (q @ k.mT).to(wide)
     weights = torch.exp(how.score(s, *more) - lse[..., None])
@@ -140,14 +139,14 @@ def _recomputed(
 
 
 def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
-    q, k, v, g, lse, delta, *more = args
-    ds = _recomputed(how, q, k, v, g, lse, delta, more)[1].to(q.dtype)
+    q, k, *_ = args
+    ds = _recomputed(how, *args)[1].to(q.dtype)
     return ds @ k, ds.mT @ q
 
 
 def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
-    q, k, v, g, lse, delta, *more = args
-    return (_recomputed(how, q, k, v, g, lse, delta, more)[0].to(q.dtype).mT @ g,)
+    q, _, _, g, *_ = args
+    return (_recomputed(how, *args)[0].to(q.dtype).mT @ g,)
 
 
 def written_out(how: Scores, template: str) -> Callable[..., tuple[Tensor, ...]]:

@@ -11,8 +11,8 @@ python -m bench.gpu_attention --device cpu --shrink 64 --quick --contenders eage
 All contenders of a pattern take turns (`bench/gpu_timing.py`). `configs` stands for each configuration on offer of the
 `--templates`, `--most` limits them to the first of each by the estimate. Errors are relative, by norms, against eager in
 float32; before it is timed a template is compared with float64 on short lengths. `--smoke` times nothing
-(`bench/attention_smoke.py`). `--backward` is for the templates of gradients (`bench/attention_backward.py`): each contender makes
-its result and all gradients, and kgen computes scores again; configurations are those of the gradients' templates.
+(`bench/attention_smoke.py`). `--backward` is for the templates of gradients (`bench/attention_backward.py`): each contender
+makes its result and all gradients, and kgen computes scores again; configurations are those of the gradients' templates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import attention_backward, attention_smoke
-from bench.attention import BY_NAME, PATTERNS, Pattern
+from bench.attention import BY_NAME, Pattern
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet, scratch
 from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed

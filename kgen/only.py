@@ -40,8 +40,8 @@ def current() -> Only | None:
 
 @contextmanager
 def only(template: str, pick: Pick, parts: int = 1, copies: str = "", also: tuple[str, ...] = ()) -> Iterator[None]:
-    """Graphs compiled inside give each of their matmuls to `template` or those `also` named, or to the library where they refuse. They are never
-    taken from the cache of compiled graphs, nor kept there."""
+    """Graphs compiled inside give each of their matmuls to `template`, or to one of those `also` named, or to the library where
+    all refuse. They are never taken from the cache of compiled graphs, nor kept there."""
     token = _only.set(Only(template, pick, parts, copies, also))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Gradients of attention written out, as autograd makes them of weights that are computed again; what templates are tested with."""
+"""Gradients of attention written out, as autograd makes them of weights that are computed again: for tests of templates."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def r(*shape: int, dtype: torch.dtype = f32, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
 
 
-def places(s: Tensor) -> tuple[Tensor, Tensor]:
+def positions(s: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
 
 
 def causal(s: Tensor) -> Tensor:
-    rows, columns = places(s)
+    rows, columns = positions(s)
     return columns <= rows
 
 
 def window(s: Tensor) -> Tensor:
-    rows, columns = places(s)
+    rows, columns = positions(s)
     return (columns <= rows) & (rows - columns < 9)
 
 
@@ -38,7 +38,7 @@ def everywhere(s: Tensor) -> Tensor:
 PLAIN = (lambda s: s * 0.25, lambda s: torch.full_like(s, 0.25))
 SOFTCAP = (lambda s: 3 * torch.tanh(s / 3), lambda s: 1 - torch.tanh(s / 3) ** 2)
 BIASED = (lambda s, bias: s * 0.25 + bias, lambda s, bias: torch.full_like(s, 0.25))
-ALIBI = (lambda s: s * 0.25 - 0.1 * (places(s)[0] - places(s)[1]).abs(), PLAIN[1])
+ALIBI = (lambda s: s * 0.25 - 0.1 * (positions(s)[0] - positions(s)[1]).abs(), PLAIN[1])
 
 
 def gradients(

@@ -6,12 +6,14 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 import torch
 from torch import Tensor
 
 import kgen
+from kgen.ir.nodes import TensorArg
 from kgen.ir.plan import Schedule
 from kgen.only import only
 from kgen.report.record import Record, recording
@@ -32,18 +34,24 @@ class Step:
 
     @property
     def in_memory(self) -> int:
-        """Elements of the largest tensor of scores' shape in memory."""
+        """Elements of the largest tensor that a step makes in memory."""
         found = [
-            math.prod(size.as_int() or 0 for size in buffer.sizes)
+            math.prod(size.as_int() or 0 for size in plan.graph.buffers[name].sizes)
             for plan in self.schedules
-            for name, buffer in plan.graph.buffers.items()
-            if name not in plan.local and buffer.kind == "intermediate" and buffer.alias_of is None
+            for name in _in_memory(plan)
+            if plan.graph.buffers[name].kind == "intermediate"
         ]
         return max(found)
 
     def kernels_of(self, template: str) -> int:
         choices = (getattr(step, "choice", None) for step in self.schedules[-1].steps)
         return sum(choice is not None and choice.template.startswith(template) for choice in choices)
+
+
+def _in_memory(plan: Schedule) -> set[str]:
+    """Tensors that die at some step, and results."""
+    results = {one.buffer for one in plan.graph.outputs if isinstance(one, TensorArg)}
+    return {*chain(*plan.dead_after), *results} - plan.local
 
 
 def trained(f: Function, args: list[Tensor], prefix: str) -> Step:
@@ -116,6 +124,7 @@ CAPTURED: dict[str, tuple[Function, Tensor]] = {
 @BOTH
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "bias" else pytest.mark.slow) for n in CAPTURED])
 def test_gradients_of_captured_tensors(name: str, prefix: str) -> None:
+    """They are sums of the scores' gradients, which are in memory for them: no template takes those of operands then."""
     f, more = CAPTURED[name]
     assert_right(f, [*spellings.QKV, more], trained(f, [*spellings.QKV, more], prefix), 3e-5)
 

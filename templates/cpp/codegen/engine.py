@@ -1,4 +1,5 @@
-"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`, `attention_backward.h`): loops, compiled for two types."""
+"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`, `attention_backward.h`): loops, compiled for
+two types."""
 
 from __future__ import annotations
 

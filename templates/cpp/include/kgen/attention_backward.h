@@ -21,11 +21,11 @@ struct RecomputedShape {
   int64_t b, m, n, e, d, v;
 };
 
-// The operands of one batch. `place`s as those of AttentionOperands: of the right operands, and of the last one.
+// The operands of one batch. `data`: addresses of memory, as AttentionOperands has them, of the right operands, and of the last one.
 template <class U>
 struct RecomputedOperands {
   Operand<U> last, left[2], right[2];
-  const void* places[3];
+  const void* data[3];
 };
 
 // What is computed, its types hidden: all kernels of a unit share the loops.
@@ -98,7 +98,7 @@ class RecomputedRun {
     int64_t b, begin, end;
     bool any;
     int64_t packed_b;
-    const void* packed_places[3];
+    const void* packed_data[3];
     Word *left[2], *columns, *made;
     Acc *scores[2], *results;
     char *packed, *started;  // blocks of columns that are packed; strips of rows that have results
@@ -151,7 +151,7 @@ class RecomputedRun {
     bool same = true;
     for (int p = 0; p < 3; ++p) {
       const bool needed = p < pairs_ || p == 2;
-      same = same && (!needed || (operands.places[p] != nullptr && operands.places[p] == own.packed_places[p]));
+      same = same && (!needed || (operands.data[p] != nullptr && operands.data[p] == own.packed_data[p]));
     }
     return own.packed_b == own.b || same;
   }
@@ -164,7 +164,7 @@ class RecomputedRun {
     }
     own.any = true;
     own.packed_b = own.b;
-    for (int p = 0; p < 3; ++p) own.packed_places[p] = operands.places[p];
+    for (int p = 0; p < 3; ++p) own.packed_data[p] = operands.data[p];
     for (int64_t m = own.begin; m < own.end; m += all_.how.m) some_rows(own, operands, m, smaller(all_.how.m, own.end - m));
   }
 
@@ -321,7 +321,7 @@ struct RecomputedFunctions {
       const Exchanged<std::decay_t<decltype(last)>> columns{last};
       RecomputedOperands<U> operands = {};
       operands.last = packed_operand_of<U>(columns);
-      operands.places[2] = place_of(last);
+      operands.data[2] = place_of(last);
       pair(operands, 0, left, right);
       if constexpr (sizeof...(more) != 0) pair(operands, 1, more...);
       then(run, operands);
@@ -331,7 +331,7 @@ struct RecomputedFunctions {
   static void pair(RecomputedOperands<U>& operands, int p, const Left& left, const Right& right) {
     operands.left[p] = packed_operand_of<U>(left);
     operands.right[p] = packed_operand_of<U>(right);
-    operands.places[p] = place_of(right);
+    operands.data[p] = place_of(right);
   }
   static void scored(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, Acc* tile1,
                      int64_t ld) {
