@@ -182,8 +182,8 @@ class Slots:
 
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
-        """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store.
+    def apply(self, step: str, text: str, indices: Sequence[str], masked: bool = True) -> list[str]:
+        """Makes of the rectangle `text` of a step's sums what the next step sees of them. `indices` are those of a store.
         Rectangles of several steps, ``"left right"``, are made into the first one."""
         middle, loops = self.problem.middles[step], self.problem.loops
         self._told_apart(indices, WALKING)
@@ -191,7 +191,7 @@ class Slots:
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
-        kind, tiles = self.problem.accumulator, dict(zip(middle.steps, name.split(), strict=True))
+        kind, tiles = self.problem.accumulator, dict(zip(middle.steps, text.split(), strict=True))
         made = {one: ir.fresh(self.problem.graph, f"{one}_made_for_{step}") for one in tiles}
         first, *_ = made.values()
         value = middle.value if masked else middle.unmasked
