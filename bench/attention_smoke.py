@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import attention
+from bench import attention, attention_backward
+from bench.attention_backward import Scores
 from bench.contenders import copy_of, failure
 from bench.gpu_timing import relative_error
 from bench.matmuls import Given
@@ -28,7 +29,7 @@ from kgen.templates.contract import Config
 # Seconds that a check may take, with a process' start and the compiler.
 PATIENCE = 90.0
 # Cases at a time.
-TOGETHER = 6
+CONCURRENT = 6
 # Largest relative error, by norms, and largest of an element against the largest number.
 TOLERANCE, ELEMENT = 0.01, 0.03
 
@@ -46,12 +47,18 @@ class Case:
     apart: bool = False
     bias: bool = False
     own: bool = False
+    gradients: Scores | None = None
+
+    def of(self, template: str) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+        """What the template computes of the case."""
+        return self.function if self.gradients is None else attention_backward.written_out(self.gradients, template)
 
     def make(self, device: str = "cuda") -> list[Tensor]:
         batch, heads, shared, rows, keys, size, values = self.sizes
         shapes = (batch, heads, rows, size), (batch, shared, keys, size), (batch, shared, keys, values)
         args = [self._tensor(shape, device, seed) for seed, shape in enumerate(shapes)]
-        return [*args, self._tensor((heads, rows, keys), device, 3)] if self.bias else args
+        args += [self._tensor((heads, rows, keys), device, 3)] if self.bias else []
+        return args if self.gradients is None else attention_backward.saved(self.gradients, *args)
 
     def _tensor(self, shape: tuple[int, ...], device: str, seed: int) -> Tensor:
         made = Given(shape, self.dtype).make(device, seed)
@@ -117,6 +124,26 @@ CASES = (
     Case("short head", attention.causal, (1, 2, 2, 260, 260, 32, 16), torch.float16),
 )
 
+# What is checked of templates of gradients.
+BACKWARD = tuple(
+    Case(name, attention.plain, sizes, gradients=scores, **how)
+    for name, scores, sizes, how in (
+        ("plain", attention_backward.PLAIN, (2, 3, 3, 384, 512, 128, 128), {}),
+        ("causal odd", attention_backward.CAUSAL, (2, 3, 3, 333, 333, 128, 128), {}),
+        ("plain odd", attention_backward.PLAIN, (1, 2, 2, 77, 201, 64, 64), {"dtype": torch.float16}),
+        ("causal", attention_backward.CAUSAL, (2, 2, 2, 1024, 1024, 64, 64), {"apart": True}),
+        ("window", attention_backward.NEAR, (1, 2, 2, 700, 700, 64, 64), {}),
+        ("capped and biased", attention_backward.CAPPED, (2, 2, 2, 200, 330, 80, 48), {"bias": True}),
+        ("long head", attention_backward.CAUSAL, (1, 2, 2, 260, 260, 256, 256), {}),
+        ("short head", attention_backward.CAUSAL, (1, 2, 2, 260, 260, 32, 16), {"dtype": torch.float16}),
+        ("float32", attention_backward.CAUSAL, (1, 2, 2, 150, 150, 64, 64), {"dtype": torch.float32}),
+    )
+)
+
+
+def cases_of(template: str) -> tuple[Case, ...]:
+    return BACKWARD if "backward" in template else CASES
+
 
 @dataclass
 class Progress:
@@ -137,8 +164,8 @@ def check(templates: Sequence[str]) -> int:
     """Prints what is wrong, and how many checks there were of each template; the exit status."""
     wrong = 0
     for template in templates:
-        with ThreadPoolExecutor(TOGETHER) as pool:
-            done = list(pool.map(partial(_check_case, template), range(len(CASES))))
+        with ThreadPoolExecutor(CONCURRENT) as pool:
+            done = list(pool.map(partial(_check_case, template), range(len(cases_of(template)))))
         failures = sum(one.wrong for one in done)
         print(f"{template}: {sum(one.checks for one in done)} checks, {failures} failures", flush=True)
         wrong += failures
@@ -148,7 +175,7 @@ def check(templates: Sequence[str]) -> int:
 def _check_case(template: str, case: int) -> Progress:
     progress = Progress(case)
     while not _went_on(template, progress):
-        print(f"{template}: {CASES[case].name}: {progress.config} never ends, or ends its process", flush=True)
+        print(f"{template}: {cases_of(template)[case].name}: {progress.config} never ends, or ends its process", flush=True)
         progress.wrong += 1
     return progress
 
@@ -167,7 +194,7 @@ def _went_on(template: str, progress: Progress) -> bool:
                     progress.checks += not config
                     progress.number, progress.config = number, config
                 case ("wrong", message):
-                    print(f"{template}: {CASES[progress.case].name}: {progress.config}: {message}", flush=True)
+                    print(f"{template}: {cases_of(template)[progress.case].name}: {progress.config}: {message}", flush=True)
                     progress.wrong += 1
                 case _:
                     return True
@@ -181,9 +208,10 @@ def _went_on(template: str, progress: Progress) -> bool:
 def _work(link: Connection, template: str, case: int, number: int) -> None:
     """All checks of a case from a configuration on."""
     with torch.no_grad():
-        args = CASES[case].make()
-        exact = args if CASES[case].own else [one.double() for one in args]
-        want = tuple(one.double() for one in results(CASES[case].function(*exact)))
+        one = cases_of(template)[case]
+        args, function = one.make(), one.of(template)
+        exact = args if one.own else [arg.double() for arg in args]
+        want = tuple(made.double() for made in results(function(*exact)))
         count = number + 1
         while number < count:
             link.send(("begin", number, ""))
@@ -208,7 +236,7 @@ def _check_one(
     try:
         with only(template, pick):
             function = torch.compile(
-                copy_of(CASES[place[0]].function), backend="kgen", fullgraph=True, options={"cache": False}
+                copy_of(cases_of(template)[place[0]].of(template)), backend="kgen", fullgraph=True, options={"cache": False}
             )
             got = function(*args)
         wrong = (_difference(one.double(), other) for one, other in zip(results(got), want, strict=True))

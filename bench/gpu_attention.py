@@ -5,12 +5,14 @@ python -m bench.gpu_attention --json out/attention.json --append          # all;
 python -m bench.gpu_attention --only "causal 128" --contenders cudnn configs --seconds 2
 python -m bench.gpu_attention --templates triton_attention triton_attention_warp_specialized --only "causal 64"
 python -m bench.gpu_attention --smoke --templates triton_attention_warp_specialized    # is each configuration right?
+python -m bench.gpu_attention --backward --smoke && python -m bench.gpu_attention --backward --json out/attention_backward.json
 python -m bench.gpu_attention --device cpu --shrink 64 --quick --contenders eager library configs    # tries the command out
 
 All contenders of a pattern take turns (`bench/gpu_timing.py`). `configs` stands for each configuration on offer of the
 `--templates`, `--most` limits them to the first of each by the estimate. Errors are relative, by norms, against eager in
 float32; before it is timed a template is compared with float64 on short lengths. `--smoke` times nothing
-(`bench/attention_smoke.py`).
+(`bench/attention_smoke.py`). `--backward` is for the templates of gradients (`bench/attention_backward.py`): each contender
+makes its result and all gradients, and kgen computes scores again; configurations are those of the gradients' templates.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench import attention_smoke
-from bench.attention import BY_NAME, PATTERNS, Pattern
+from bench import attention_backward, attention_smoke
+from bench.attention import BY_NAME, Pattern
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet, scratch
 from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed
 from bench.measure import machine_facts, synchronize
 from kgen.only import Pick, only
+from kgen.templates import registry
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
@@ -46,6 +49,8 @@ TEMPLATES = ("triton_attention", "triton_attention_warp_specialized")
 RECORDED = 512 << 20
 # Lengths are divided by so much for the comparison with float64.
 SHORT = 16
+# Of backward passes: only scores that are larger than their operands are computed again.
+TRAINED_SHORT = 4
 QUICK_SECONDS = 450.0
 
 
@@ -131,6 +136,74 @@ def _tells(name: str, value: object) -> bool:
     return value is not False and not name.startswith("BLOCK_") and name not in ("GROUP", "WARPS", "STAGES")
 
 
+# Their templates for forward and backward passes, and what kgen is told.
+FORWARD = TEMPLATES[0]
+RECOMPUTED = {"recompute_scores": "on"}
+
+
+def trained_with(candidates: Sequence[str], pick: Pick, interpreted: bool) -> Contender:
+    """kgen with the templates of a training step alone; `pick` chooses for all of them."""
+    how = {"cache": False, "gpu_interpreter": interpreted, **RECOMPUTED}
+    return Contender(
+        lambda p, args: attention_backward.compiled(p, backend="kgen", options=how),
+        partial(only, FORWARD, pick, also=attention_backward.TEMPLATES), candidates[0],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainedCandidate(Candidate):
+    """A template of gradients under a configuration; other templates get the first ones of theirs."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.template.removeprefix('triton_attention_')} {super().name.removeprefix('ws ')}"
+
+    def contender(self, interpreted: bool) -> Contender:
+        def pick(found: Sequence[Config]) -> Config:
+            return self.config if self.config in found and is_of(self.template, found[0]) else found[0]
+
+        return trained_with([self.template], pick, interpreted)
+
+
+def is_of(template: str, config: Config) -> bool:
+    """Whether the configuration has a template's knobs, and those alone."""
+    return {name for name, _ in config.values} == set(registry.find(template).knobs)
+
+
+def trained_configs_of(template: str, pattern: Pattern, args: Sequence[Tensor], options: argparse.Namespace) -> list[Candidate]:
+    """As `configs_of`."""
+    seen: list[Config] = []
+
+    def pick(found: Sequence[Config]) -> Config:
+        if is_of(template, found[0]):
+            seen[:] = found
+        return found[0]
+
+    contender = trained_with([template], pick, options.device == "cpu")
+    with contender.context():
+        call = contender.make(pattern, args)
+        assert call is not None
+        call(*args)
+    return [TrainedCandidate(template, config) for config in seen[: options.most]]
+
+
+def training_contenders() -> dict[str, Contender]:
+    """Of forward and backward passes."""
+
+    def by(**how: Any) -> Contender:
+        return Contender(lambda p, args: attention_backward.compiled(p, **how), quiet)
+
+    known = {"cache": False, **RECOMPUTED}
+    return {
+        **{name: CONTENDERS[name] for name in ("library", "library-again", "cudnn", "flash", "flex")},
+        "eager": Contender(lambda p, args: attention_backward.trained(p.written)),
+        "inductor": by(),
+        "max-autotune": by(mode="max-autotune-no-cudagraphs"),
+        "kgen": by(backend="kgen", options={"cache": False}),
+        "kgen-recomputing": by(backend="kgen", options=known),
+    }
+
+
 def configs_of(template: str, pattern: Pattern, args: Sequence[Tensor], options: argparse.Namespace) -> list[Candidate]:
     """A template's configurations for a pattern, the likely fastest first; none where it does not take the pattern."""
     seen: list[Config] = []
@@ -148,7 +221,8 @@ def configs_of(template: str, pattern: Pattern, args: Sequence[Tensor], options:
 
 
 def contenders_of(candidates: Sequence[Candidate], options: argparse.Namespace) -> dict[str, Contender]:
-    found = {name: CONTENDERS[name] for name in options.contenders if name != CONFIGS}
+    known = training_contenders() if options.backward else CONTENDERS
+    found = {name: known[name] for name in options.contenders if name in known}
     return found | {one.name: one.contender(options.device == "cpu") for one in candidates}
 
 
@@ -158,19 +232,30 @@ def wide(args: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 def check(template: str, pattern: Pattern, options: argparse.Namespace) -> float:
     """A template's relative error on short lengths, against float64."""
-    args = pattern.shrunk(SHORT).make(options.device)
-    contender = kgen_with(template, lambda configs: configs[0], options.device == "cpu")
+    args = pattern.shrunk(TRAINED_SHORT if options.backward else SHORT).make(options.device)
+    make = trained_with([template], first, options.device == "cpu") if options.backward else None
+    contender = make or kgen_with(template, first, options.device == "cpu")
     with contender.context():
         call = contender.make(pattern, args)
         assert call is not None
         got = call(*args)
-    return relative_error(got.double(), pattern.written(*wide(args, torch.float64)))
+    return relative_error(got, reference(pattern, options)(*wide(args, torch.float64)))
+
+
+def first(configs: Sequence[Config]) -> Config:
+    return configs[0]
+
+
+def reference(pattern: Pattern, options: argparse.Namespace) -> Function:
+    """What all contenders are compared with."""
+    return attention_backward.trained(pattern.written) if options.backward else pattern.written
 
 
 def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, float]) -> dict[str, Any]:
     """All contenders on one pattern, compiled for its sizes: those of the check must not make them symbols for all others."""
     torch._dynamo.reset()
     small = pattern.shrunk(options.shrink)
+    small = attention_backward.training(small) if options.backward else small
     sets = [small.make(options.device, seed) for seed in range(2)]
     row: dict[str, Any] = {
         "name": pattern.name, "sizes": pattern.sizes, "flops": pattern.flops, "score_bytes": pattern.score_bytes,
@@ -180,11 +265,11 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
     for template in options.templates if CONFIGS in options.contenders else ():
         try:
             row.setdefault("error_short", {})[template] = check(template, pattern, options) if options.check else None
-            candidates += configs_of(template, small, sets[0], options)
+            candidates += (trained_configs_of if options.backward else configs_of)(template, small, sets[0], options)
         except Exception as cause:
             row["failed"][template] = failure(cause)
     row["configs"] = {one.name: {"template": one.template, **dict(one.config.values)} for one in candidates}
-    want = small.written(*wide(sets[0], torch.float32))
+    want = reference(small, options)(*wide(sets[0], torch.float32))
     entries = prepared(small, contenders_of(candidates, options), sets, want, row["failed"])
     del want
     row |= timed(entries, options.seconds, options.device == "cuda")
@@ -195,7 +280,7 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
 
 
 def prepared(
-    pattern: Pattern, contenders: Mapping[str, Contender], sets: Sequence[list[Tensor]], want: Tensor, failed: dict[str, str]
+    pattern: Pattern, contenders: Mapping[str, Contender], sets: Sequence[list[Tensor]], want: Any, failed: dict[str, str]
 ) -> list[Entry]:
     """The contenders that ran, compiled; why the others did not is noted."""
     entries: list[Entry] = []
@@ -253,13 +338,13 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*CONTENDERS, CONFIGS]
-    parser.add_argument("--only", nargs="+", choices=list(BY_NAME), help="patterns")
+    names = [*dict.fromkeys((*CONTENDERS, *training_contenders())), CONFIGS]
+    templates = (*TEMPLATES, *attention_backward.TEMPLATES)
+    parser.add_argument("--only", nargs="+", choices=[*BY_NAME, *attention_backward.BY_NAME], help="patterns")
+    parser.add_argument("--backward", action="store_true", help="forward and backward passes, and templates of gradients")
     parser.add_argument("--quick", action="store_true", help=f"the essential ones, none begun after {QUICK_SECONDS:.0f} s")
     parser.add_argument("--contenders", nargs="+", choices=names, help="all; of a quick run those that compile fast")
-    parser.add_argument(
-        "--templates", nargs="+", choices=TEMPLATES, default=TEMPLATES[:1], help="whose configurations are timed"
-    )
+    parser.add_argument("--templates", nargs="+", choices=templates, help="whose configurations are timed")
     parser.add_argument("--smoke", action="store_true", help="only whether each configuration is right, on short lengths")
     parser.add_argument("--most", type=int, default=None, help="configurations of a pattern; all, of a quick run 4")
     parser.add_argument("--seconds", type=float, default=None, help="of measuring, for each pattern: 3, of a quick run 1")
@@ -270,6 +355,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
     options = parser.parse_args(arguments)
+    options.templates = options.templates or (attention_backward.TEMPLATES if options.backward else TEMPLATES[:1])
     options.contenders = options.contenders or (QUICK if options.quick else names)
     options.most = options.most or (4 if options.quick else None)
     options.seconds = options.seconds or (1.0 if options.quick else 3.0)
@@ -290,13 +376,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {row["name"] for row in rows}
     rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
     console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
-    names = options.only or [p.name for p in PATTERNS if (p.quick or not options.quick) and p.name not in known]
+    by_name = attention_backward.BY_NAME if options.backward else BY_NAME
+    names = options.only or [p.name for p in by_name.values() if (p.quick or not options.quick) and p.name not in known]
     with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
         for name in names:
             if time.perf_counter() - started > options.budget:
                 console.print(f"no time is left for {name} and what follows", highlight=False)
                 break
-            row = measure(BY_NAME[name], options, rates)
+            row = measure(by_name[name], options, rates)
             show(row, console)
             rows = [*(old for old in rows if old["name"] != name), row]
             if options.json:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.templates.loop_contract import LoopKernel as LoopKernel
     from kgen.templates.loop_contract import loops as loops
     from kgen.templates.pattern import contraction as contraction
+    from kgen.templates.pattern import elementwise as elementwise
     from kgen.templates.pattern import operator as operator
     from kgen.templates.pattern import program as program
     from kgen.templates.pattern import softmax as softmax
@@ -43,6 +44,7 @@ _PUBLIC = {
     "contraction": "kgen.templates.pattern:contraction",
     "coverage": "kgen.report.coverage:coverage",
     "coverage_reset": "kgen.report.coverage:coverage_reset",
+    "elementwise": "kgen.templates.pattern:elementwise",
     "errors": "kgen.errors",
     "explain": "kgen.commands.explain:explain",
     "forbid_fused": "kgen.verdict:forbid_fused",

@@ -73,7 +73,8 @@ class KernelTemplate:
     scale_cost: ClassVar[int] = 6
     epilogue_cost: ClassVar[int] = 100
 
-    # In C++, which of the engine's loops are linked where `multiplies` says so: "matmul", or "attention".
+    # In C++, which of the engine's loops are linked where `multiplies` says so: "matmul", "attention",
+    # or "attention_backward".
     engine: ClassVar[str] = "matmul"
 
     def refuse(self, problem: Problem) -> str | None:

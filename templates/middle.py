@@ -18,13 +18,14 @@ LEAST_FACTOR = 2.0**-40
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """A slot between two steps of a program: over these axes, the function `value` of the element `step`. Where a softmax along
-    `normalised` follows, what is past the end of that axis is -inf."""
+    """A slot between two steps of a program: over these axes, the function `value` of one element each of `steps`. Where a
+    softmax along `normalised` follows, what is past the end of that axis is -inf; 0 where a contraction sums along `summed`."""
 
     axes: tuple[str, ...]
-    step: str
+    steps: tuple[str, ...]
     value: Value
     normalised: str | None
+    summed: str | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -35,13 +36,13 @@ class Middle:
     def factor(self) -> float:
         """The positive number that the function multiplies by at last, -inf staying what it is; 1 where there is none. The
         maximum of a row may be found before, and an exponential of another base takes both factors at once."""
-        return _factored(self.value)[0]
+        return _factored(self.value)[0] if self.normalised is not None else 1.0
 
     @property
     def mask(self) -> Value | None:
-        """The condition without which an element is -inf, where the function ends in one. A template may leave out tiles in
-        which it holds nowhere (`reach`)."""
-        return _kept(self.function(scaled=False))
+        """The condition without which an element is -inf, or 0 where a contraction follows, where the function ends in one. A
+        template may leave out tiles in which it holds nowhere (`reach`)."""
+        return _kept(self.function(scaled=False)) if self.normalised is not None else _nonzero(self.value)
 
     @property
     def unmasked(self) -> Value:
@@ -52,6 +53,8 @@ class Middle:
         """The function, without `factor` where not `scaled`, and as if `mask` held where not `masked`."""
         if scaled and masked:
             return self.value
+        if self.normalised is None:
+            return self.value if masked else _where_nonzero(self.value)
         factor, value = _factored(self.value)
         value = value if masked else _unmasked(value)
         return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
@@ -104,6 +107,32 @@ def _unmasked(value: Value) -> Value:
         _, yes, no = value.args
         return _unmasked(yes) if _is(no, -math.inf) else _unmasked(no) if _is(yes, -math.inf) else value
     return vs.call("add", *map(_unmasked, value.args)) if value.op == "add" else value
+
+
+def _nonzero(value: Value) -> Value | None:
+    """The condition without which this value is 0: that of the outermost branches, also of a multiple by a constant. What is
+    multiplied by another value may be no number there."""
+    times = _times(value)
+    if times is not None:
+        return _nonzero(times[1])
+    if value.op != "where":
+        return None
+    condition, yes, no = value.args
+    if _is(no, 0):
+        return _and(condition, _nonzero(yes))
+    return _and(vs.call("not", condition), _nonzero(no)) if _is(yes, 0) else None
+
+
+def _where_nonzero(value: Value) -> Value:
+    """The value where `_nonzero` of it holds."""
+    times = _times(value)
+    if times is not None:
+        rest = _where_nonzero(times[1])
+        return vs.rebuild(value, tuple(rest if arg is times[1] else arg for arg in value.args), value.attr)
+    if value.op != "where":
+        return value
+    _, yes, no = value.args
+    return _where_nonzero(yes) if _is(no, 0) else _where_nonzero(no) if _is(yes, 0) else value
 
 
 def _and(condition: Value, more: Value | None) -> Value:

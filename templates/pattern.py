@@ -8,6 +8,12 @@ program(                                                        # several steps,
     weights=softmax("scores", over="n"),
     out=contraction("weights", "b,n,v -> b,m,v"),
 )
+program(                                                        # a function of the elements of two contractions
+    left=contraction("b,m,d", "b,n,d -> b,m,n"),
+    right=contraction("b,m,v", "b,n,v -> b,m,n"),
+    both=elementwise("left", "right"),
+    out=contraction("both", "b,n,e -> b,m,e"),
+)
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen import errors
-from kgen.ir.program import Axes, Contract, Program, Ref, Softmax, Step
+from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,13 @@ class Normalised:
     logsumexp: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """A step of a program: one element each of contractions made into one."""
+
+    of: tuple[str, ...]
+
+
 def contraction(first: str, rest: str) -> Pattern:
     """``contraction("b,m,k", "b,k,n -> b,m,n")``: the axes of both factors and of the result. An axis of a template may be
     empty in a problem, so one pattern covers matrices and batches of them. ``h+r`` are two axes that walk through one dimension
@@ -99,26 +112,55 @@ def softmax(of: str, over: str, *, logsumexp: bool = False) -> Normalised:
     return Normalised(of, over, logsumexp)
 
 
-def program(**steps: Pattern | Normalised) -> Pattern:
+def elementwise(*of: str) -> Combined:
+    """A step of a `program`: any function of one element each of the contractions `of`, over the same axes, of indices and of
+    memory. Several such steps may read one contraction."""
+    return Combined(of)
+
+
+def program(**steps: Pattern | Normalised | Combined) -> Pattern:
     """Steps in order, each by its name, the last one a contraction; its operands are those of all steps, in their order.
 
     What a contraction makes passes through a slot before the next step sees it: ``{{ scores.apply("s", "b", "rm", "rn") }}``.
+    An `elementwise` step has the slot in place of the contractions that it reads: ``{{ both.apply("s t", "b", "rm", "rn") }}``.
     Raises BadTemplate for steps that do not fit together."""
     operands: list[Axes] = []
     made: dict[str, Step] = {}
-    unread: set[str] = set()
     for name, one in steps.items():
-        step = _softmax(name, one, made) if isinstance(one, Normalised) else _contract(name, one, made, operands)
-        again = [ref for ref in step.reads if isinstance(ref, str) and ref not in unread]
-        if again:
-            raise errors.BadTemplate(template=name, problem=f"it reads {again[0]}, which another step has read")
-        unread = {*unread.difference(ref for ref in step.reads if isinstance(ref, str)), name}
+        step = _step(name, one, made, operands)
+        _check_reads(step, made)
         made[name] = step
     *_, last = made.values()
-    if unread != {last.name} or not isinstance(last, Contract):
+    read = {ref for step in made.values() for ref in step.reads if isinstance(ref, str)}
+    if made.keys() - read != {last.name} or not isinstance(last, Contract):
         raise errors.BadTemplate(template="program", problem="the last step is a contraction that needs all others")
     whole = Program(tuple(operands), tuple(made.values()))
     return Pattern(whole.operands, (whole.result, *(step.rows for step in whole.seconds)), whole.key, program=whole)
+
+
+def _step(name: str, one: Pattern | Normalised | Combined, made: dict[str, Step], operands: list[Axes]) -> Step:
+    if isinstance(one, Normalised):
+        return _softmax(name, one, made)
+    return _combined(name, one, made) if isinstance(one, Combined) else _contract(name, one, made, operands)
+
+
+def _check_reads(step: Step, made: dict[str, Step]) -> None:
+    """Several steps may read one result only if all of them are elementwise."""
+    for ref in step.reads:
+        readers = [other for other in made.values() if ref in other.reads and isinstance(ref, str)]
+        if any(not isinstance(one, Elementwise) for one in (*readers, step) if readers):
+            raise errors.BadTemplate(template=step.name, problem=f"it reads {ref}, which another step has read")
+
+
+def _combined(name: str, one: Combined, made: dict[str, Step]) -> Step:
+    wrong = [of for of in one.of if not isinstance(made.get(of), Contract)]
+    if wrong or not one.of:
+        problem = f"no earlier contraction is called {wrong[0]}" if wrong else "it is elementwise of nothing"
+        raise errors.BadTemplate(template=name, problem=problem)
+    axes = made[one.of[0]].axes
+    if len(set(one.of)) < len(one.of) or any(made[of].axes != axes for of in one.of):
+        raise errors.BadTemplate(template=name, problem=f"it is elementwise of distinct steps over the same axes, not {one.of}")
+    return Elementwise(name, one.of, axes)
 
 
 def _softmax(name: str, one: Normalised, made: dict[str, Step]) -> Step:
@@ -130,7 +172,7 @@ def _softmax(name: str, one: Normalised, made: dict[str, Step]) -> Step:
 def _contract(name: str, one: Pattern, made: dict[str, Step], operands: list[Axes]) -> Step:
     """The step, whose own operands are added to those of the program."""
     if one.operator or one.windows:
-        raise errors.BadTemplate(template=name, problem="a step is a plain contraction, or a softmax")
+        raise errors.BadTemplate(template=name, problem="a step is a plain contraction, a softmax, or elementwise")
     refs: list[Ref] = []
     for axes in one.operands:
         if len(axes) == 1 and axes[0] in made:

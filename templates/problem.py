@@ -18,7 +18,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Size, Var
 from kgen.ir.plan import Kernel, Statement
-from kgen.ir.program import Contract, Program, Softmax
+from kgen.ir.program import Contract, Elementwise, Program, Softmax
 from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.templates.arguments import Arguments
@@ -237,7 +237,9 @@ class Problem:
         values = (self.main.value, *self.main.factors)[len(program.operands) :]
         named = zip(program.middles, program.canonical.middles, values, strict=True)
         return {
-            step.name: Middle(step.axes, canonical.name, value, self._normalised(program, step))
+            step.name: Middle(
+                step.axes, program.canonical.elements(canonical), value, self._normalised(program, step), _summed(program, step)
+            )
             for step, canonical, value in named
         }
 
@@ -248,7 +250,7 @@ class Problem:
         names = dict(zip((one.name for one in program.steps), (one.name for one in program.canonical.steps), strict=True))
         return tuple(s for s in self.kernel.statements if _steps_in(s) == {names[step]})
 
-    def _normalised(self, program: Program, step: Contract) -> str | None:
+    def _normalised(self, program: Program, step: Contract | Elementwise) -> str | None:
         reader = program.reader(step)
         return reader.over if isinstance(reader, Softmax) else None
 
@@ -543,6 +545,12 @@ class Problem:
         """Bytes that the epilogue writes."""
         written = {o for s in self.epilogue for o, kept in zip(s.outs, s.stored, strict=True) if kept}
         return sum(self.sizes.bytes(self.graph.buffers[b]) for b in written)
+
+
+def _summed(program: Program, step: Contract | Elementwise) -> str | None:
+    """The axis along which a contraction sums what goes through a step's slot."""
+    reader = program.reader(step)
+    return next((a for a in program.reduced(reader) if a in step.axes), None) if isinstance(reader, Contract) else None
 
 
 def _jumps(index: Expr, loops: tuple[Var, ...]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,11 +24,13 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_full_row",
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
+    "kgen.templates.triton.kernels.attention_backward",
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.conv",
     "kgen.templates.triton.kernels.conv_weight",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
+    "kgen.templates.cpp.kernels.attention_backward",
     "kgen.templates.cpp.kernels.conv_direct",
 )
 
@@ -161,6 +163,18 @@ def programs(device: str | None = None) -> list[Program]:
         if program is not None and (program.key not in found or len(program.seconds) > len(found[program.key].seconds)):
             found[program.key] = program.canonical
     return list(found.values())
+
+
+def takes(device: str, program: Program, lengths: Mapping[str, int | None]) -> bool:
+    """Whether axes of a program in canonical form are as short as some template wants them; None: known at run time only."""
+    patterns = ((t.implements.program, t.longest) for t in every(device))
+    return any(_short(own, longest, lengths) for own, longest in patterns if own is not None and own.key == program.key)
+
+
+def _short(program: Program, longest: Mapping[str, int], lengths: Mapping[str, int | None]) -> bool:
+    own = dict(zip(program.axes, program.canonical.axes, strict=True))
+    found = [(lengths[own[axis]], most) for axis, most in longest.items()]
+    return all(length is not None and length <= most for length, most in found)
 
 
 def calibrated_programs(device: str) -> list[Program]:

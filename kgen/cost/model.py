@@ -12,7 +12,7 @@ from kgen.device import L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
-from kgen.ir.program import Program, Softmax
+from kgen.ir.program import Elementwise, Program, Softmax
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.unusable import usable
@@ -195,6 +195,8 @@ def program_seconds(problem: Problem, program: Program) -> float:
     for step in program.steps:
         if isinstance(step, Softmax):
             total += _row_seconds(problem, step)
+        elif isinstance(step, Elementwise):
+            total += _elementwise_seconds(problem, step)
         else:
             moved = problem.bytes_over(step.axes) + sum(problem.bytes_over(program.axes_of(ref)) for ref in step.reads)
             total += _step_seconds(problem, problem.flops_of(step), moved) + LAUNCH[kind]
@@ -210,6 +212,12 @@ def _step_seconds(problem: Problem, flops: int, moved: int) -> float:
 def _row_seconds(problem: Problem, step: Softmax) -> float:
     """The time of a kernel that reads the elements of a step, and writes their weights."""
     moved = 2 * _past_caches(problem, problem.bytes_over(step.axes))
+    return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
+
+
+def _elementwise_seconds(problem: Problem, step: Elementwise) -> float:
+    """The time of a kernel that reads elements of contractions, and writes what a slot makes of them."""
+    moved = (len(step.of) + 1) * _past_caches(problem, problem.bytes_over(step.axes))
     return moved / (problem.device.bandwidth * STREAM_RATE) + LAUNCH[problem.device.kind]
 
 

@@ -3,10 +3,12 @@ loops and values that a program is applied to are those of an `ir.Operation`.
 
 A step takes operands of the program (by number) or results of earlier steps (by name). `Contract` is the sum of products over
 the axes that its result lacks; `Softmax` normalises along one axis, and of a row that is -inf as a whole it makes NaN, or zeros
-where the operation says so. Each step but the last and each operand is used once. What a `Contract` makes passes through a
-*middle slot* before the next step sees it: any function of the one element, of the indices, and of memory. A `Softmax` may have
-a second result, the *log-sum-exp* of each row, which passes through a slot of its own. Programs are equal whether they have it
-or not: it is made only where somebody reads it.
+where the operation says so; `Elementwise` is a function of one element each of contractions over the same axes. Each operand is
+used once, each step but the last by one step, or by several of which all are `Elementwise`. What a `Contract` makes passes
+through a *middle slot* before the next step sees it: any function of the one element, of the indices, and of memory. Where
+`Elementwise` steps read it, these have the slots, each a function of the elements that it reads. A `Softmax` may have a second
+result, the *log-sum-exp* of each row, which passes through a slot of its own. Programs are equal whether they have it or not:
+it is made only where somebody reads it.
 
 A program over one operator's loops has axes of other lengths than another one: equality of two programs is that of their
 `canonical` forms, in which axes and steps are named in the order in which they appear.
@@ -58,7 +60,20 @@ class Softmax:
         return tuple(axis for axis in self.axes if axis != self.over)
 
 
-Step = Contract | Softmax
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """``name[axes] = f(of...)``: any function of one element each of the contractions `of`, all over the same axes."""
+
+    name: str
+    of: tuple[str, ...]
+    axes: Axes
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.of
+
+
+Step = Contract | Softmax | Elementwise
 
 
 @dataclass(frozen=True)
@@ -78,9 +93,10 @@ class Program:
         return _distinct(a for axes in (*self.operands, *(s.axes for s in self.steps)) for a in axes)
 
     @cached_property
-    def middles(self) -> tuple[Contract, ...]:
-        """The steps whose results pass through a slot."""
-        return tuple(s for s in self.steps[:-1] if isinstance(s, Contract))
+    def middles(self) -> tuple[Contract | Elementwise, ...]:
+        """The steps that have a slot: contractions, unless elementwise steps read them, and these."""
+        bare = {ref for s in self.steps if isinstance(s, Elementwise) for ref in s.of}
+        return tuple(s for s in self.steps[:-1] if not isinstance(s, Softmax) and s.name not in bare)
 
     @cached_property
     def seconds(self) -> tuple[Softmax, ...]:
@@ -105,8 +121,12 @@ class Program:
         return tuple(a for a in inside if a not in step.axes)
 
     def reader(self, step: Step) -> Step:
-        """The step that reads what another one makes."""
+        """The step that reads what goes through the slot of another one."""
         return next(s for s in self.steps if step.name in s.reads)
+
+    def elements(self, step: Contract | Elementwise) -> tuple[str, ...]:
+        """The steps of whose elements the function in a step's slot is."""
+        return step.of if isinstance(step, Elementwise) else (step.name,)
 
     @cached_property
     def canonical(self) -> Program:
@@ -123,6 +143,8 @@ class Program:
     def _text(self, step: Step) -> str:
         if isinstance(step, Softmax):
             return f"{step.name} = softmax({step.of}, {step.over})"
+        if isinstance(step, Elementwise):
+            return f"{step.name} = elementwise({', '.join(step.of)})"
         canonical = self.canonical
         operands = (_called(ref, canonical.axes_of(ref)) for ref in step.reads)
         return f"{step.name}[{''.join(step.axes)}] = sum {' * '.join(operands)}"
@@ -139,6 +161,8 @@ def _renamed(axes: Axes, names: Mapping[str, str]) -> Axes:
 def _canonical(step: Step, axes: Mapping[str, str], names: Mapping[str, str]) -> Step:
     if isinstance(step, Softmax):
         return replace(step, name=names[step.name], of=names[step.of], over=axes[step.over], axes=_renamed(step.axes, axes))
+    if isinstance(step, Elementwise):
+        return Elementwise(names[step.name], tuple(names[one] for one in step.of), _renamed(step.axes, axes))
     left, right = (ref if isinstance(ref, int) else names[ref] for ref in step.reads)
     return replace(step, name=names[step.name], left=left, right=right, axes=_renamed(step.axes, axes))
 

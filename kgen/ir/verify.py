@@ -354,12 +354,12 @@ class _Verifier:
         self.require(tuple(loops) == program.axes, f"names the axes {', '.join(loops)}")
         wanted = [*program.operands, *(step.axes for step in program.middles)]
         self.require(len(node.operands) == len(wanted), f"{len(node.operands)} values for {len(wanted)} operands and slots")
-        slots = [*(None for _ in program.operands), *(step.name for step in program.middles)]
+        slots = [*(set() for _ in program.operands), *(set(program.elements(step)) for step in program.middles)]
         for value, axes, slot in zip(node.operands, wanted, slots, strict=True):
             allowed = frozenset[Atom]().union(*(loops[axis] for axis in axes))
             self.require(value.variables() <= allowed, f"{value} depends on more than the axes {', '.join(axes)}")
             steps = {v.attr for v in vs.topological([value]) if v.op == "step"}
-            self.require(steps <= {slot}, f"{value} reads {', '.join(sorted(steps))}")
+            self.require(steps <= slot, f"{value} reads {', '.join(sorted(steps))}")
         for one in node.seconds:
             self.second(node, one, loops)
 

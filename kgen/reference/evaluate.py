@@ -10,7 +10,7 @@ points does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -324,8 +324,8 @@ class _Machine:
         operands = [points.value(vs.cast(value, dtype)) for value, dtype in values]
         slots = dict(zip((step.name for step in program.middles), node.operands[count:], strict=True))
 
-        def middle(name: str, made: Tensor) -> Tensor:
-            found = Points(variables, {**points.env, name: made}, self.sizes, self.policy)
+        def middle(name: str, made: Mapping[str, Tensor]) -> Tensor:
+            found = Points(variables, {**points.env, **made}, self.sizes, self.policy)
             return found.value(slots[name])
 
         result, seconds = steps.run(operands, middle, dict(node.arguments).get("safe", False))

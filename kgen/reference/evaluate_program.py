@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax
 
 Tensor = torch.Tensor
-# Of a step's name and result: what its slot makes of it.
-Middle = Callable[[str, Tensor], Tensor]
+# Of a step's name, and the elements that its slot is a function of, by the names of their steps: what it makes of them.
+Middle = Callable[[str, Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,11 @@ class ProgramSteps:
             if isinstance(step, Softmax):
                 seconds[step.name] = self._logsumexp(made[step.of], step)
                 made[step.name] = self._softmax(made[step.of], step, safe)
+            elif isinstance(step, Elementwise):
+                made[step.name] = middle(step.name, {one: made[one] for one in step.of})
             else:
                 result = self._contract(made[step.left], made[step.right], step)
-                made[step.name] = middle(step.name, result) if step.name in slots else result
+                made[step.name] = middle(step.name, {step.name: result}) if step.name in slots else result
         return made[self.program.steps[-1].name], seconds
 
     def _logsumexp(self, tensor: Tensor, step: Softmax) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kgen import errors
-from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.ir.program import Axes, Elementwise, Program, Ref, Softmax, Step
 from kgen.templates.pattern import Pattern
 
 __all__ = ["Convolution", "Steps", "shape_of"]
@@ -46,7 +47,9 @@ class Steps:
     def axes(self, axes: Iterable[str]) -> Axes:
         return tuple(a for a in axes if a in self.present)
 
-    def _run(self, step: Contract | Softmax, made: Mapping[Ref, torch.Tensor]) -> torch.Tensor:
+    def _run(self, step: Step, made: Mapping[Ref, torch.Tensor]) -> torch.Tensor:
+        if isinstance(step, Elementwise):  # some function of bounded numbers, so that sums of it are as exact as others
+            return functools.reduce(torch.mul, (torch.tanh(made[one]) for one in step.of))
         if isinstance(step, Softmax):
             return torch.softmax(made[step.of], self.axes(step.axes).index(step.over))
         left, right, result = ("".join(self.axes(axes)) for axes in (*map(self.program.axes_of, step.reads), step.axes))

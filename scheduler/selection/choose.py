@@ -74,17 +74,17 @@ def _for_template(template: Template, kernel: Kernel, graph: ir.Graph) -> Kernel
 
 def problems(kernel: Kernel, graph: ir.Graph, device: Device, only: Only | None) -> tuple[list[Problem], list[str]]:
     """What the registered templates, or the only one that may, could make of a kernel, and why the others could not."""
-    name = None if only is None else only.template
-    how = ("problems", device, name)
-    found, refusals = for_equal(how, kernel, graph, lambda: _problems(kernel, graph, device, name))
+    names = None if only is None else only.names
+    how = ("problems", device, names)
+    found, refusals = for_equal(how, kernel, graph, lambda: _problems(kernel, graph, device, names))
     return list(found), list(refusals)
 
 
-def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: str | None) -> tuple[list[Problem], list[str]]:
+def _problems(kernel: Kernel, graph: ir.Graph, device: Device, only: tuple[str, ...] | None) -> tuple[list[Problem], list[str]]:
     found: list[Problem] = []
     refusals: list[str] = []
     for template in registry.every(device.kind):
-        if only not in (None, template.name):
+        if only is not None and template.name not in only:
             continue
         problem = problem_of(template, _for_template(template, kernel, graph), graph, device)
         reason = problem if isinstance(problem, str) else template.refuse(problem)
@@ -132,7 +132,7 @@ class Given:
 
 def best_of(kernel: Kernel, graph: ir.Graph, device: Device, given: Given) -> Best | None:
     """The best of a kernel, the same for all that are equal but for names: its problem may be that of another one."""
-    only = None if given.only is None else given.only.template
+    only = None if given.only is None else given.only.names
     how = ("best of", device, only, *given.key)
     return for_form(how, [kernel], graph, lambda: best(problems(kernel, graph, device, given.only)[0], given))
 

@@ -29,7 +29,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Kernel
-from kgen.ir.program import Axes, Contract, Program, Ref, Softmax
+from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.dependencies import edges, needed, topological
 from kgen.scheduler.analysis.memo import memoised_for
@@ -130,15 +130,25 @@ def _search(graph: ir.Graph, options: Options) -> _Found:
 
 
 def _searched(graph: ir.Graph, options: Options) -> _Found:
-    """With nothing that the user wants apart."""
+    """With nothing that the user wants apart, and nothing that is too long for all templates: two layers of a network may be
+    a program, too."""
     found, order = _Found([], []), _order(options)
     for place in recognised(graph, _registered(graph, options), found.refused):
+        if not _is_short(place.operation, options.device(graph, place.out).kind):
+            continue
         apart = Reason.FORBIDDEN if _is_forbidden(place.operation.origin.operators, options.demands) else order
         if apart is None:
             found.standing.append(place)
         else:
             found.refused.append(Verdict(place.out, "", Outcome.UNPROFITABLE, apart))
     return found
+
+
+def _is_short(operation: ir.Operation, kind: str) -> bool:
+    """Whether some template takes axes as long as these."""
+    assert operation.program is not None
+    sizes = {axis: ix.product(v.extent for v in ix.free_atoms(e) if isinstance(v, Var)) for axis, e in operation.axes}
+    return registry.takes(kind, operation.program, {axis: size.as_int() for axis, size in sizes.items()})
 
 
 def _is_forbidden(operators: Sequence[str], demands: Iterable[FusionDemand]) -> bool:
@@ -153,20 +163,22 @@ def recognised(graph: ir.Graph, programs: Iterable[Program], near: list[Verdict]
     if not programs:
         return []
     reader = Reader.of(graph)
-    found: list[Recognised] = []
+    found: list[_Fitting] = []
+    missed: dict[str, list[Miss]] = {}
+    calls: list[Recognised] = []
     for node in graph.nodes:
-        one, meant = None, ir.meaning_of(node)
-        if meant is not None:
-            known = any(meant.operator == program.key for program in programs)
-            one = Recognised(ir.outs(meant)[0], meant) if known else None
+        meant = ir.meaning_of(node)
+        if meant is not None and any(meant.operator == program.key for program in programs):
+            calls.append(Recognised(ir.outs(meant)[0], meant))
         elif ir.is_contraction(node):
-            missed: list[Miss] = []
-            fitting = (_in_place(_Search(graph, reader, program, missed), node) for program in programs)
-            one = next((place for place in fitting if place is not None), None)
-            if one is None and near is not None:
-                near += nearest(missed)
-        found += [one] if one is not None else []
-    return found
+            missed[node.out] = []
+            searches = (_Search(graph, reader, program, missed[node.out]) for program in programs)
+            found += [one for search in searches for one in _in_place(search, node)]
+    made = _standing(found)
+    if near is not None:
+        standing = {one.out for one in made}
+        near += [verdict for out, misses in missed.items() if out not in standing for verdict in nearest(misses)]
+    return sorted((*calls, *made), key=lambda one: reader.positions[one.out])
 
 
 def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
@@ -185,38 +197,100 @@ def applied(graph: ir.Graph, *recognised: Recognised) -> ir.Graph:
     return found
 
 
-def _in_place(search: _Search, node: ir.Contraction) -> Recognised | None:
-    """The program whose last step the contraction is."""
-    reader = search.reader
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """An operation that may take the place of a contraction where nobody else needs what its other contractions make."""
+
+    search: _Search
+    match: _Match
+    operation: ir.Operation
+    shared: tuple[Shared, ...]
+
+    @property
+    def out(self) -> str:
+        return self.match.end.out
+
+    @property
+    def instead(self) -> dict[str, ir.Node]:
+        return {self.out: self.operation, **self.search.instead(self.shared, self.operation)}
+
+    def gone_with(self, others: Sequence[_Fitting]) -> list[ir.Node]:
+        """The nodes that nobody needs where it stands together with `others`."""
+        return self.search.reader.only_for({out: node for one in others for out, node in one.instead.items()})
+
+    def kept(self, gone: Sequence[ir.Node]) -> list[str]:
+        """What its other contractions make and somebody else needs."""
+        return sorted(self.match.inside.difference(*map(ir.outs, gone)))
+
+    def recognised(self, gone: Sequence[ir.Node]) -> Recognised:
+        """With the nodes that it takes the place of, among those that are gone: others may stand for some of them, too."""
+        node, reader = self.match.end, self.search.reader
+        ends = ((reader.makers[out], ir.reads(made)) for out, made in self.instead.items())
+        own = set[int]().union(*(reader.leading(end, read) for end, read in ends))
+        gone = sorted((one for one in gone if id(one) in own), key=lambda one: reader.positions[ir.outs(one)[0]])
+        origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
+        named = replace(origin, name=node.origin.name, line=node.origin.line)
+        replaces = (*gone, node, *(made for one in self.shared for made in one.made))
+        seconds = tuple(second for one in self.shared for second in one.seconds)
+        return Recognised(node.out, replace(self.operation, origin=named, replaces=replaces, seconds=seconds), self.shared)
+
+
+def _in_place(search: _Search, node: ir.Contraction) -> Iterator[_Fitting]:
+    """The program with the contraction as its last step, once with the same contractions in front of it."""
+    known: set[frozenset[str]] = set()
+    missed: list[tuple[_Match, tuple[Reason, ir.Node | None] | None]] = []
     for match in search.last(node) if node.operands is not None else ():
+        if match.inside in known:
+            continue
         operation = _operation(node, search.program, match)
-        both = () if operation is None else search.shared(match, operation)
-        gone = [] if operation is None else reader.only_for({node.out: operation, **search.instead(both, operation)})
-        why = _objection(reader, node, operation, gone, match)
+        why = _objection(search.reader, node, operation)
         if operation is not None and why is None:
-            gone.sort(key=lambda one: reader.positions[ir.outs(one)[0]])
-            origin = reduce(ir.Origin.joined, (one.origin for one in gone), ir.Origin()).joined(node.origin)
-            named = replace(origin, name=node.origin.name, line=node.origin.line)
-            replaces = (*gone, node, *(made for one in both for made in one.made))
-            seconds = tuple(second for one in both for second in one.seconds)
-            return Recognised(node.out, replace(operation, origin=named, replaces=replaces, seconds=seconds), both)
+            known.add(match.inside)
+            yield _Fitting(search, match, operation, search.shared(match, operation))
+        else:
+            missed.append((match, why))
+    for match, why in missed if not known else ():  # with its factors the other way round it may fit
         search.miss(match, node, why)
-    return None
 
 
-def _objection(
-    reader: Reader, node: ir.Contraction, operation: ir.Operation | None, gone: Sequence[ir.Node], match: _Match
-) -> tuple[Reason, ir.Node | None] | None:
+def _standing(found: Sequence[_Fitting]) -> list[Recognised]:
+    """The first operation for each contraction that may stand: alone, or together with those of other contractions."""
+    made: dict[str, Recognised] = {}
+    for one in found:
+        gone = one.gone_with([one])
+        if one.out not in made and not one.kept(gone):
+            made[one.out] = one.recognised(gone)
+    return [*made.values(), *_together([one for one in found if one.out not in made])]
+
+
+def _together(left: list[_Fitting]) -> list[Recognised]:
+    """Those of which the other contractions are needed by nobody else but each other: programs may have some in common, such as
+    scores in the gradients of both operands. When one does not stand, the others are looked at again."""
+    while left:
+        first = list({one.out: one for one in reversed(left)}.values())
+        gone = first[0].gone_with(first)
+        refused = next((one for one in first if one.kept(gone)), None)
+        if refused is None:
+            return [one.recognised(gone) for one in first]
+        _miss_of_reader(refused, refused.kept(gone))
+        left = [one for one in left if one is not refused]
+    return []
+
+
+def _miss_of_reader(fitting: _Fitting, kept: Sequence[str]) -> None:
+    """Notes who needs what a contraction makes."""
+    node, operation = fitting.match.end, fitting.operation
+    other = fitting.search.reader.other_reader(kept[0], node, operation)
+    between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
+    fitting.search.miss(fitting.match, node, (Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other))
+
+
+def _objection(reader: Reader, node: ir.Contraction, operation: ir.Operation | None) -> tuple[Reason, ir.Node | None] | None:
     """Why the operation may not take the place of its nodes, and which node is in its way."""
     if node.scale is not None or node.addend is not None or not _is_plain(node):
         return Reason.STEP_TYPES, node
     if operation is None:
         return Reason.SPACE_MISMATCH, node
-    kept = sorted(match.inside.difference(*map(ir.outs, gone)))
-    if kept:
-        other = reader.other_reader(kept[0], node, operation)
-        between = other is not None and not set(ir.outs(other)).isdisjoint(ir.reads(operation))
-        return Reason.NOT_ELEMENTWISE if between else Reason.NEEDED, other
     return None if reader.is_current(ir.reads(operation), node.out) else (Reason.MUTATION, None)
 
 
@@ -230,17 +304,23 @@ def _is_plain(node: ir.Contraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """What was found of a program that ends in a contraction: operands with their types, functions in slots, the loops that
-    each step sums over, results of the contractions in front of the last one, and whether rows that are masked as a whole give
-    zeros."""
+    """What was found of a program that ends in a contraction: operands with their types; functions in slots, and the elements
+    that they are functions of, by their steps; the loops that each step sums over; results of the contractions in front of the
+    last one; and whether rows that are masked as a whole give zeros."""
 
     end: ir.Contraction
     operands: Mapping[int, tuple[Value, torch.dtype]] = field(default_factory=dict)
     slots: Mapping[str, Value] = field(default_factory=dict)
+    elements: Mapping[str, Value] = field(default_factory=dict)
     sums: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
     safe: bool = False
     rows: tuple[Rows, ...] = ()
+
+    @property
+    def reached(self) -> int:
+        """How many contractions were found in front of the last one."""
+        return len(self.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +375,7 @@ class _Search:
             yield replace(match, operands={**match.operands, ref: (value, node.operands)})
             return
         step, value = self.program.step(ref), self.reader.inlined(value)
-        if isinstance(step, Contract):
+        if not isinstance(step, Softmax):
             yield from self._middle(step, value, match)
             return
         along, before = match.sums[reader.name], self.program.step(step.of)
@@ -304,24 +384,39 @@ class _Search:
             return
         weights = self.reader.weights(value, along)
         if weights is None:
-            self.misses.append(Miss(self.reader, match.end, len(match.slots), value, along))
+            self.misses.append(Miss(self.reader, match.end, match.reached, value, along))
         else:
             rows = Rows(step.name, weights.of, weights.total, tuple(along))
             yield from self._middle(before, weights.of, replace(match, safe=weights.safe, rows=(*match.rows, rows)))
 
-    def _middle(self, step: Contract, value: Value, match: _Match) -> Iterator[_Match]:
-        """A function of one contraction's element."""
-        found = False
+    def _middle(self, step: Contract | Elementwise, value: Value, match: _Match) -> Iterator[_Match]:
+        """A function of one element each of contractions, found for the steps of these one by one."""
+        yield from self._elements(step, self.program.elements(step), value, match)
+
+    def _elements(self, slot: Contract | Elementwise, steps: Sequence[str], value: Value, match: _Match) -> Iterator[_Match]:
+        """The element of the first of `steps`, of those that are left; then the slot's function is complete."""
+        if not steps:
+            yield replace(match, slots={**match.slots, slot.name: value})
+            return
+        name, *others = steps
+        step, found = self.program.step(name), False
+        assert isinstance(step, Contract)
         for load in vs.loads([value]):
             node = self.reader.makers.get(load.attr[0])
             if node is not None and ir.is_contraction(node) and _is_plain(node) and not load.args:
                 found = True
-                yield from self._with(step, node, load, value, match)
+                for one, function in self._with(step, node, load, value, match):
+                    yield from self._elements(slot, others, function, one)
         if not found:
-            self.misses.append(Miss(self.reader, match.end, len(match.slots) + 1, value))
+            self.misses.append(Miss(self.reader, match.end, match.reached + 1, value))
 
-    def _with(self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match) -> Iterator[_Match]:
-        own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
+    def _with(
+        self, step: Contract, node: ir.Contraction, load: Value, value: Value, match: _Match
+    ) -> Iterator[tuple[_Match, Value]]:
+        """With the step's element being what is loaded: the match, and the function of it."""
+        known = match.elements.get(step.name)
+        if known is not None and known is not load:  # another step has read another element of it
+            return
         mapping: dict[Atom, Expr] = dict(zip(node.out_vars, load.attr[1], strict=True))
         made = vs.step_result(step.name, load.dtype)
         for factor, op in ((node.scale, "mul"), (node.addend, "add")):
@@ -329,14 +424,19 @@ class _Search:
                 made = vs.call(op, made, vs.cast(vs.substitute(factor, mapping), made.dtype))
         [function] = vs.replace_loads([value], lambda one: made if one is load else None)
         if any(one.attr[0] == node.out for one in vs.loads([function])):  # it reads other elements as well
-            reached = len(match.slots) + 2
-            self.misses.append(Miss(self.reader, match.end, reached, reason=Reason.INDEX_MISMATCH, blocker=node))
+            self.misses.append(Miss(self.reader, match.end, match.reached + 2, reason=Reason.INDEX_MISMATCH, blocker=node))
             return
+        if known is not None:
+            yield match, function
+            return
+        own = {v: ix.var(f"{step.name}_{v.name}", v.extent) for v in node.reduced}
         inside = replace(
-            match, slots={**match.slots, step.name: function}, sums={**match.sums, step.name: tuple(own.values())},
+            match, elements={**match.elements, step.name: load}, sums={**match.sums, step.name: tuple(own.values())},
             inside=match.inside | {node.out},
         )  # fmt: skip
-        yield from self._contraction(step, node, {**mapping, **{v: w.expr() for v, w in own.items()}}, inside)
+        within: dict[Atom, Expr] = {**mapping, **{v: w.expr() for v, w in own.items()}}
+        for one in self._contraction(step, node, within, inside):
+            yield one, function
 
 
 # ---- the operation --------------------------------------------------------------------------------------------------

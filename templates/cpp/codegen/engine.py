@@ -1,11 +1,16 @@
-"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`): loops, compiled for two types."""
+"""What kernels link of the matmul engine (`include/kgen/matmul.h`, `attention.h`, `attention_backward.h`): loops, compiled for
+two types."""
 
 from __future__ import annotations
 
 __all__ = ["declaration", "objects"]
 
 # By what a kernel computes: loops whose objects it links, those that take longest first.
-LOOPS = {"matmul": ("FEW_ROWS", "PACKING", "MATMUL"), "attention": ("ATTENTION", "PACKING")}
+LOOPS = {
+    "matmul": ("FEW_ROWS", "PACKING", "MATMUL"),
+    "attention": ("ATTENTION", "PACKING"),
+    "attention_backward": ("ATTENTION_BACKWARD", "PACKING"),
+}
 # Loops of which there is one object for each type of elements.
 OF_ELEMENTS = ("FEW_ROWS", "PACKING")
 

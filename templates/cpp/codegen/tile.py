@@ -278,20 +278,26 @@ class Slots:
 
     # ---- between the steps of a program ------------------------------------------------------------------------------
 
-    def apply(self, step: str, name: str, indices: Sequence[str], masked: bool = True) -> list[str]:
-        """Makes of the rectangle `name` of a step's sums what the next step sees of them. `indices` are those of a store."""
+    def apply(self, step: str, text: str, indices: Sequence[str], masked: bool = True) -> list[str]:
+        """Makes of the rectangle `text` of a step's sums what the next step sees of them. `indices` are those of a store.
+        Rectangles of several steps, ``"left right"``, are made into the first one."""
         middle, loops = self.problem.middles[step], self.problem.loops
         self._told_apart(indices, WALKING)
         batch, (rows, columns) = middle.axes[:-2], middle.axes[-2:]
         scalars, (row, column, count, width, ld) = indices[: len(batch)], indices[len(batch) :]
         fixed = self._digits(batch, scalars, loops)
         slow, fast = Block(rows, loops[rows], row, count, "r"), Block(columns, loops[columns], column, width, "j")
-        made, kind = ir.fresh(self.problem.graph, f"{step}_made"), self.problem.accumulator
-        value = vs.replace_steps(middle.value if masked else middle.unmasked, lambda _: vs.load(made, (ix.ZERO,), kind))
-        statement = Statement("pointwise", (made,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
-        body = self.epilogue_loops.block(statement, Rectangle(slow, fast, (made,), ld, fixed, {made: kind}))
-        self.parameters.made_names.add(f"p_{clean(made)}")
-        return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
+        kind, tiles = self.problem.accumulator, dict(zip(middle.steps, text.split(), strict=True))
+        made = {one: ir.fresh(self.problem.graph, f"{one}_made_for_{step}") for one in tiles}
+        first, *_ = made.values()
+        value = middle.value if masked else middle.unmasked
+        value = vs.replace_steps(value, lambda leaf: vs.load(made[leaf.attr], (ix.ZERO,), kind))
+        statement = Statement("pointwise", (first,), vs.cast(value, kind), (ix.ZERO,), False, -1, (True,))
+        rectangle = Rectangle(slow, fast, tuple(made.values()), ld, fixed, dict.fromkeys(made.values(), kind))
+        body = self.epilogue_loops.block(statement, rectangle)
+        self.parameters.made_names.update(f"p_{clean(one)}" for one in made.values())
+        named = [f"  auto* const p_{clean(made[one])} = {tile};" for one, tile in tiles.items()]
+        return ["{", *named, *(f"  {line}" for line in body), "}"]
 
     def bounds(
         self, step: str, names: tuple[str, str], ends: tuple[Expr, Expr], known: Known, variables: Sequence[str],

@@ -12,6 +12,7 @@ from kgen.ir import index as ix
 from kgen.templates.base import KernelTemplate
 from kgen.templates.contract import Config, contraction, knob, operand, result, template
 from kgen.templates.cpp.codegen import packing
+from kgen.templates.middle import Middle
 from kgen.templates.pattern import program, softmax
 from kgen.templates.problem import Problem
 
@@ -69,7 +70,7 @@ class Attention(KernelTemplate):
     def seconds(self, problem: Problem, config: Config) -> float:
         """Both matmuls at the engine's rates, of scores that a mask may keep; or reading operands."""
         rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
-        matmuls = problem.flops / problem.rate / rate * _share(problem, config)
+        matmuls = problem.flops / problem.rate / rate * share(problem, problem.middles["scores"], config)
         reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
         return START + max(matmuls, reading / problem.device.bandwidth)
 
@@ -81,9 +82,9 @@ class Attention(KernelTemplate):
         return problem.inputs["Q"].dtype, problem.inputs["K"].dtype
 
 
-def _share(problem: Problem, config: Config) -> float:
-    """The part of the scores that is computed."""
-    middle, rows, columns = problem.middles["scores"], problem.size("m"), problem.size("n")
+def share(problem: Problem, middle: Middle, config: Config) -> float:
+    """The part of the scores that is computed, whose mask is that of a slot."""
+    rows, columns = problem.size("m"), problem.size("n")
     kept = 0
     for first in range(0, rows, config.BLOCK_M):
         count = min(config.BLOCK_M, rows - first)

@@ -211,18 +211,20 @@ class Slots:
         return lines
 
     def apply(
-        self, step: str, name: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
+        self, step: str, text: str, indices: Sequence[Index], scaled: bool = True, masked: bool = True, inside: str = ""
     ) -> list[str]:
-        """Makes of the tile `name` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
-        for its mask where not `masked`."""
+        """Makes of the tile `text` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
+        for its mask where not `masked`. Tiles of several steps, ``"left right"``, are made into the first one."""
         middle = self.problem.middles[step]
         emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, inside=inside)
         emitter.suffix, emitter.behind = f"_{step}", True
-        emitter.locals[middle.step] = (name, emitter.level)
-        text = emitter._tile(middle.function(scaled, masked))
-        if middle.normalised in emitter.masked():
-            text = f"tl.where({emitter.inside(middle.normalised)}, {text}, float('-inf'))"
-        emitter.outer.lines += [f"{name} = {text}"] if text != name else []
+        name, *_ = names = text.split()
+        emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
+        value = emitter._tile(middle.function(scaled, masked))
+        along, past = (middle.summed, "0.0") if middle.normalised is None else (middle.normalised, "float('-inf')")
+        if along in emitter.masked():
+            value = f"tl.where({emitter.inside(along)}, {value}, {past})"
+        emitter.outer.lines += [f"{name} = {value}"] if value != name else []
         return emitter.finish()
 
     def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[Index] = ()) -> list[str]:

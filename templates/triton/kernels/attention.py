@@ -61,7 +61,7 @@ OTHER_REGISTERS, COPIES, WARP = 72, 16, 32
 # What kernels take of the estimate: by the keys of a tile, with no more than one tile on its way, and with as many rows and
 # elements of a head as `LARGE` (H100, 2026-11-25, bench.gpu_attention: 33 kernels, bfloat16; standard deviation of the
 # logarithm .14, but those of a window take 1.7 times as long).
-BY_KEYS, ONE_AHEAD, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128, 1.15
+BY_KEYS, ONE_STAGE, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128, 1.15
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
 # Bytes of shared memory through which warps join what they have of a row.
@@ -119,7 +119,7 @@ class Attention(KernelTemplate):
 
     def seconds(self, problem: Problem, config: Config) -> float:
         widths = _width(problem, "d"), _width(problem, "v")
-        longer = BY_KEYS[config.BLOCK_N] * (ONE_AHEAD if config.STAGES == 2 else 1.0)
+        longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
         longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
         return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths)
 

@@ -319,7 +319,7 @@ FACTORS = {
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_positive_factor_is_told_apart(name):
     value, factor, rest = FACTORS[name]
-    middle = Middle(("m", "n"), "s", value, "n")
+    middle = Middle(("m", "n"), ("s",), value, "n")
     assert (middle.factor, middle.function(scaled=False)) == (factor, value if rest is None else rest)
     assert middle.function() is value
 

@@ -148,6 +148,19 @@ struct WeightRow {
   int64_t step;
 };
 
+// Numbers, or pairs of them, as words.
+template <class U, class V>
+KGEN_FN void put_words(typename U::Word* to, const V (&numbers)[U::elements]) {
+  if constexpr (U::elements == 1) {
+    store(to, numbers[0], Full<word_lanes<U>>{});
+  } else {
+#if KGEN_BF16_DOT
+    const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)numbers[1].r[0], (__m512)numbers[0].r[0]);
+    __builtin_memcpy(to, &pairs, sizeof(pairs));
+#endif
+  }
+}
+
 template <class U>
 class AttentionRun {
   using Word = typename U::Word;
@@ -482,18 +495,6 @@ class AttentionRun {
     return {own.weights + first * kDepth<U> + (r - first) * L, panel_rows<U>(padded - first) * L};
   }
 
-  // Numbers, or pairs of them, as words.
-  KGEN_FN static void put(Word* to, const V (&weights)[E]) {
-    if constexpr (E == 1) {
-      store(to, weights[0], Full<L>{});
-    } else {
-#if KGEN_BF16_DOT
-      const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)weights[1].r[0], (__m512)weights[0].r[0]);
-      __builtin_memcpy(to, &pairs, sizeof(pairs));
-#endif
-    }
-  }
-
   // Writes words of whole instructions, zeros behind the last key; gives sums.
   KGEN_FN static V pack_weights(const Acc* scores, int64_t count, Acc shift, WeightRow<Word> row) {
     V sums[E] = {};
@@ -503,7 +504,7 @@ class AttentionRun {
         weights[e] = weight(e);
         sums[e] = add_(sums[e], weights[e]);
       }
-      put(row.to, weights);
+      put_words<U>(row.to, weights);
     };
     int64_t n = 0;
     for (; n + E * L <= count; n += E * L, row.to += row.step) {

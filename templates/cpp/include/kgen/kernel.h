@@ -16,5 +16,5 @@
 #include "loops.h"
 #include "scan.h"
 #include "matmul.h"
-#include "attention.h"
+#include "attention_backward.h"
 #include "direct.h"

@@ -1,0 +1,169 @@
+"""Attention with its gradients: patterns, how a contender is trained, and gradients written out for checks of templates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import attention
+from bench.attention import Pattern, by_flex, by_library
+from bench.contenders import copy_of
+from bench.matmuls import Given
+
+TEMPLATES = ("triton_attention_backward", "triton_attention_backward_values")
+# Of a backward pass and its forward pass: contractions that are computed in place of forward's two, recomputed ones included.
+CONTRACTIONS = (2 + 5) / 2
+
+
+# ---- patterns -------------------------------------------------------------------------------------------------------
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """A learnt number for each head, row and column."""
+    return (attention.scaled(q, k) + bias).softmax(-1) @ v
+
+
+def _flex_bias(bias: Tensor) -> Callable[..., Tensor]:
+    return lambda s, b, h, m, n: s + bias[h, m, n]
+
+
+PATTERNS = (
+    attention.HALF("train causal 128", attention.causal, (4, 16, 4096, 4096, 128), library=by_library(),
+                   flex=attention.flex_causal, quick=True),
+    attention.HALF("train causal 64", attention.causal, (8, 12, 1024, 1024, 64), library=by_library(),
+                   flex=attention.flex_causal, quick=True),
+    attention.HALF("train softcap", attention.softcap, (2, 16, 2048, 2048, 128),
+                   flex=by_flex(attention._flex_cap, attention._flex_causal), quick=True),
+    attention.of("train bias", biased, (8, 12, 1024, 1024, 64), Given((12, 1024, 1024)), flex=by_flex(_flex_bias), quick=True),
+    attention.of("train T5", attention.t5, (8, 12, 1024, 1024, 64), Given((12, attention.BUCKETS)),
+                 flex=by_flex(attention._flex_table, scale=1.0)),
+    attention.HALF("train grouped", attention.grouped, (2, 32, 2048, 2048, 128), shared=attention.SHARED,
+                   library=by_library(gqa=True), flex=by_flex(mask=attention._flex_causal, gqa=True)),
+)  # fmt: skip
+BY_NAME = {one.name: one for one in PATTERNS}
+
+
+@cache
+def _gradient(shape: tuple[int, ...], device: str) -> Tensor:
+    """Of a result, the same for all contenders and types."""
+    return Given(shape).make(device, 99)
+
+
+def trained(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """A function's result, and the gradients of all floating-point arguments. Backward is compiled when it runs first: in this
+    thread, so that it has the context that forward had (`kgen.only`)."""
+
+    def call(*args: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+            own = [a.detach().requires_grad_(a.is_floating_point()) for a in args]
+            made = function(*own)
+            gradient = _gradient(tuple(made.shape), str(made.device)).to(made.dtype)
+            found = torch.autograd.grad(made, [a for a in own if a.requires_grad], gradient)
+        return made.detach(), *found
+
+    return call
+
+
+def training(pattern: Pattern) -> Pattern:
+    """A pattern whose library's call and FlexAttention are trained; what is written is compiled before."""
+    flex, library = pattern.flex, pattern.library
+    return Pattern(
+        pattern.name, pattern.written, pattern.inputs, None if library is None else trained(library),
+        None if flex is None else lambda args: trained(flex(args)), pattern.kept * CONTRACTIONS, pattern.quick, pattern.sizes,
+    )  # fmt: skip
+
+
+def compiled(pattern: Pattern, **how: Any) -> Callable[..., tuple[Tensor, ...]]:
+    return trained(torch.compile(copy_of(pattern.written), fullgraph=True, **how))
+
+
+# ---- gradients written out ------------------------------------------------------------------------------------------
+
+Score = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A score function, its derivative by the score, and a mask."""
+
+    score: Score
+    derivative: Score
+    mask: Callable[[Tensor], Tensor] | None = None
+
+
+def _causal(s: Tensor) -> Tensor:
+    rows, columns = attention.positions(s)
+    return columns <= rows
+
+
+def _near(s: Tensor) -> Tensor:
+    rows, columns = attention.positions(s)
+    return (columns <= rows) & (rows - columns < 100)
+
+
+def _scaled(s: Tensor, *_: Tensor) -> Tensor:
+    return s * 0.125
+
+
+def _eighth(s: Tensor, *_: Tensor) -> Tensor:
+    return torch.full_like(s, 0.125)
+
+
+def _capped(s: Tensor, bias: Tensor) -> Tensor:
+    return 5 * torch.tanh(s / 40) + bias
+
+
+def _slope(s: Tensor, bias: Tensor) -> Tensor:
+    return (1 - torch.tanh(s / 40) ** 2) / 8
+
+
+PLAIN, CAUSAL, NEAR = Scores(_scaled, _eighth), Scores(_scaled, _eighth, _causal), Scores(_scaled, _eighth, _near)
+CAPPED = Scores(_capped, _slope, _causal)
+
+
+def _recomputed(how: Scores, *args: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights, and gradients of scores, of the arguments of `saved`."""
+    q, k, v, g, lse, delta, *more = args
+    wide = torch.promote_types(q.dtype, torch.float32)
+    s = (q @ k.mT).to(wide)
+    weights = torch.exp(how.score(s, *more) - lse[..., None])
+    weights = weights if how.mask is None else torch.where(how.mask(s), weights, 0.0)
+    ds = weights * ((g @ v.mT).to(wide) - delta[..., None]) * how.derivative(s, *more)
+    return weights, ds if how.mask is None else torch.where(how.mask(s), ds, 0.0)
+
+
+def _operands(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    q, k, *_ = args
+    ds = _recomputed(how, *args)[1].to(q.dtype)
+    return ds @ k, ds.mT @ q
+
+
+def _values(how: Scores, *args: Tensor) -> tuple[Tensor, ...]:
+    q, _, _, g, *_ = args
+    return (_recomputed(how, *args)[0].to(q.dtype).mT @ g,)
+
+
+def written_out(how: Scores, template: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The gradients that a template makes: of queries and keys, or of values. Arguments are those of `saved`."""
+    of = _values if template.endswith("values") else _operands
+
+    def gradients(*args: Tensor) -> tuple[Tensor, ...]:
+        return of(how, *args)
+
+    return gradients
+
+
+def saved(how: Scores, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> list[Tensor]:
+    """What backward gets: queries, keys, values, the result's gradient, the log-sum-exp, and the sums of the gradient times
+    the result."""
+    g = Given((*q.shape[:-1], v.shape[-1]), q.dtype).make(q.device, 98)
+    s = how.score(q.double() @ k.double().mT, *(one.double() for one in more))
+    s = s if how.mask is None else torch.where(how.mask(s), s, -math.inf)
+    out = s.softmax(-1) @ v.double()
+    return [q, k, v, g, s.logsumexp(-1).float(), (out * g.double()).sum(-1).float(), *more]

@@ -1,0 +1,98 @@
+"""Gradients of attention on CPUs by `include/kgen/attention_backward.h`: scores are computed again block by block, and nobody
+stores any. What becomes of a score and of the gradient of its weight is a slot's. Each sum is one thread's, in one order.
+
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged; the other
+one that of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.templates.base import KernelTemplate
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.cpp.codegen import packing
+from kgen.templates.cpp.kernels.attention import START, TILES_RATE, TYPES, share
+from kgen.templates.pattern import elementwise, program
+from kgen.templates.problem import Problem
+
+# Rows that read a block of columns while it is in a core's cache, and blocks of rows that a thread should get.
+ROWS, TASKS = 192, 4
+# Share of the peak rate, of numbers in registers.
+RATE = 0.8
+
+
+class _Recomputing(KernelTemplate):
+    """What both kernels have in common."""
+
+    engine = "attention_backward"
+    _slot: ClassVar[str]
+
+    def refuse(self, problem: Problem) -> str | None:
+        if len({one.dtype for one in problem.inputs.values()}) > 1:
+            return "its operands are multiplied in different types"
+        if problem.main_dtype not in TYPES:
+            return f"it does not multiply {problem.main_dtype}"
+        return None
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        """Fewer rows at a time where threads would have less than a few blocks each."""
+        blocks = problem.size("b") * -(-problem.size("m") // ROWS)
+        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.compute_units else (ROWS // 2, ROWS)
+        for m in rows:
+            yield {"BLOCK_M": m}
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        """All matmuls at the engine's rates, of scores that a mask may keep; or reading operands."""
+        rate = TILES_RATE if packing.in_tiles(problem.main_dtype, problem.device) else RATE
+        matmuls = problem.flops / problem.rate / rate * share(problem, problem.middles[self._slot], config)
+        reading = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+        return START + max(matmuls, reading / problem.device.bandwidth)
+
+    def multiplies(self, problem: Problem) -> tuple[torch.dtype, torch.dtype]:
+        """The element types whose loops are linked."""
+        return problem.inputs["Q"].dtype, problem.inputs["K"].dtype
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return "too few measurements of it have been compared with its estimates"
+
+
+@template(
+    implements=program(
+        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+        dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
+        dscores=elementwise("scores", "dweights"),
+        out=contraction("dscores", "b,n,e -> b,m,e"),
+    ),
+    device="cpu",
+    source="attention_backward.cpp.jinja",
+    name="cpp_attention_backward",
+)
+class AttentionBackward(_Recomputing):
+    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]."""
+
+    Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
+    R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V, BLOCK_E = knob(192, 96), knob(128), knob(64), knob(64), knob(64)
+    _slot = "dscores"
+
+
+@template(
+    implements=program(
+        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+        weights=elementwise("scores"),
+        out=contraction("weights", "b,n,v -> b,m,v"),
+    ),
+    device="cpu",
+    source="attention_backward_values.cpp.jinja",
+    name="cpp_attention_backward_values",
+)
+class AttentionBackwardValues(_Recomputing):
+    """O[b, m, v] = sum over n of weights(Q[b, m, :] K[b, n, :]) V[b, n, v]."""
+
+    Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128), knob(64), knob(64)
+    _slot = "weights"

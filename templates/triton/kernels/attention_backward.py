@@ -1,0 +1,151 @@
+"""Gradients of attention on GPUs by pointers, with scores computed again tile by tile: no matrix of scores is stored. What
+becomes of a score and of the gradient of its weight is a slot's; sums are in one order, without atomic additions. For compute
+capability 8.0 and newer; after Dao, FlashAttention-2 (arXiv:2307.08691).
+
+One template makes the gradients of queries and of keys, whose program is the same with rows and columns exchanged; the other
+one that of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from kgen.templates.base import KernelTemplate, Resources
+from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.pattern import elementwise, program
+from kgen.templates.problem import Problem
+
+TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
+# The shortest side of a tile that is multiplied, and the longest head.
+SHORTEST, LONGEST = 16, 256
+# Tiles of rows and of columns, warps and stages, by the elements that a row of all operands has together.
+TILES = {
+    192: ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    384: ((64, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    768: ((32, 32, 4, 2), (32, 16, 4, 1), (16, 16, 4, 1)),
+}
+# 32-bit registers of a thread besides those of tiles, the most that it has, and threads of a warp.
+OTHER_REGISTERS, WARP = 72, 32
+# Share of the peak rate of dots, a guess, and seconds of a launch.
+DOTS, LAUNCH = 0.5, 4e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Elements of tiles along the axes of heads, powers of two."""
+
+    d: int
+    v: int
+    e: int = 0
+
+
+class _Recomputing(KernelTemplate):
+    """What both kernels have in common."""
+
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST}
+
+    def refuse(self, problem: Problem) -> str | None:
+        kinds = {one.dtype for one in problem.inputs.values()}
+        if not kinds <= set(TYPES):
+            return f"it multiplies {', '.join(map(str, TYPES))}"
+        if len(kinds) > 1:
+            return "its operands are multiplied in different types"
+        if problem.device.arch < LEAST_ARCH:
+            return f"it needs compute capability {LEAST_ARCH / 10}"
+        return None
+
+    def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        heads = {f"BLOCK_{axis.upper()}": _whole(problem.size(axis)) for axis in self.longest}
+        total = sum(heads[f"BLOCK_{axis.upper()}"] for axes in problem.template.implements.operands for axis in axes[-1:])
+        wide = total * max(1, problem.main_dtype.itemsize // 2)
+        table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
+        for m, n, warps, stages in table:
+            yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
+
+    def resources(self, problem: Problem, config: Config) -> Resources:
+        if any(_whole(problem.size(axis)) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
+            return Resources(shared=problem.device.shared + 1)
+        return Resources(_shared(problem, config), _registers(problem, config))
+
+    def seconds(self, problem: Problem, config: Config) -> float:
+        moved = sum(problem.bytes_read(name) for name in problem.inputs) + problem.epilogue_bytes
+        return LAUNCH + max(problem.flops / problem.rate / DOTS, moved / problem.device.bandwidth)
+
+    def uncalibrated(self, problem: Problem) -> str | None:
+        return "no GPU has measured it yet"
+
+
+@template(
+    implements=program(
+        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+        dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
+        dscores=elementwise("scores", "dweights"),
+        out=contraction("dscores", "b,n,e -> b,m,e"),
+    ),
+    device="cuda",
+    source="attention_backward.py.jinja",
+    name="triton_attention_backward",
+)
+class AttentionBackward(_Recomputing):
+    """O[b, m, e] = sum over n of dscores(Q[b, m, :] K[b, n, :], G[b, m, :] V[b, n, :]) R[b, n, e]."""
+
+    Q, K, G, V = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "m", "v"), operand("b", "n", "v")
+    R, O = operand("b", "n", "e"), result("b", "m", "e")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V, BLOCK_E = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+    longest: ClassVar = {"d": LONGEST, "v": LONGEST, "e": LONGEST}
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V, config.BLOCK_E)
+
+
+@template(
+    implements=program(
+        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+        weights=elementwise("scores"),
+        out=contraction("weights", "b,n,v -> b,m,v"),
+    ),
+    device="cuda",
+    source="attention_backward_values.py.jinja",
+    name="triton_attention_backward_values",
+)
+class AttentionBackwardValues(_Recomputing):
+    """O[b, m, v] = sum over n of weights(Q[b, m, :] K[b, n, :]) V[b, n, v]."""
+
+    Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 32, 16)
+    BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
+    WARPS, STAGES = knob(4, 8), knob(2, 1)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        return Facts(config.BLOCK_D, config.BLOCK_V)
+
+
+def _whole(length: int) -> int:
+    """The power of two that a head's elements fit in."""
+    return max(SHORTEST, 1 << (length - 1).bit_length())
+
+
+def _row_bytes(problem: Problem, config: Config, axis: str) -> int:
+    """Bytes of one point along an axis in the tiles of all operands that have it."""
+    own = (one for one in problem.inputs.values() if axis in one.axes)
+    return sum(config.get(f"BLOCK_{one.axes[-1].upper()}") * one.dtype.itemsize for one in own)
+
+
+def _shared(problem: Problem, config: Config) -> int:
+    """Tiles of rows once, those of columns for each stage, and what is multiplied last."""
+    rows, columns = (_row_bytes(problem, config, axis) for axis in "mn")
+    made = config.BLOCK_M * config.BLOCK_N * problem.main_dtype.itemsize
+    return config.BLOCK_M * rows + config.BLOCK_N * columns * config.STAGES + made
+
+
+def _registers(problem: Problem, config: Config) -> int:
+    """Of a thread: elements of contractions, and sums."""
+    last = problem.template.implements.results[0][-1]
+    numbers = config.BLOCK_M * (3 * config.BLOCK_N + config.get(f"BLOCK_{last.upper()}"))
+    return OTHER_REGISTERS + numbers // (WARP * config.WARPS)

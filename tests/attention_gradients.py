@@ -1,0 +1,97 @@
+"""Gradients of attention written out, as autograd makes them of weights that are computed again: for tests of templates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
+Score = Callable[..., Tensor]
+
+
+def r(*shape: int, dtype: torch.dtype = f32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed)).to(dtype)
+
+
+def positions(s: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
+
+
+def causal(s: Tensor) -> Tensor:
+    rows, columns = positions(s)
+    return columns <= rows
+
+
+def window(s: Tensor) -> Tensor:
+    rows, columns = positions(s)
+    return (columns <= rows) & (rows - columns < 9)
+
+
+def everywhere(s: Tensor) -> Tensor:
+    return causal(s) | True
+
+
+# A score function, with its derivative by the score.
+PLAIN = (lambda s: s * 0.25, lambda s: torch.full_like(s, 0.25))
+SOFTCAP = (lambda s: 3 * torch.tanh(s / 3), lambda s: 1 - torch.tanh(s / 3) ** 2)
+BIASED = (lambda s, bias: s * 0.25 + bias, lambda s, bias: torch.full_like(s, 0.25))
+ALIBI = (lambda s: s * 0.25 - 0.1 * (positions(s)[0] - positions(s)[1]).abs(), PLAIN[1])
+
+
+def gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    *more: Tensor,
+    score: tuple[Score, Score],
+    mask: Score | None,
+    wanted: str = "qkv",
+) -> tuple[Tensor, ...]:
+    """What autograd makes of attention with weights computed again, written out."""
+    s = q @ k.mT
+    weights = torch.exp(score[0](s, *more).float() - lse[..., None])
+    weights = weights if mask is None else torch.where(mask(s), weights, 0.0)
+    ds = weights * ((g @ v.mT).float() - delta[..., None]) * score[1](s, *more).float()
+    ds = (ds if mask is None else torch.where(mask(s), ds, 0.0)).to(q.dtype)
+    made = {"q": lambda: ds @ k, "k": lambda: ds.mT @ q, "v": lambda: weights.to(q.dtype).mT @ g}
+    return tuple(made[name]() for name in wanted)
+
+
+def arguments(
+    score: tuple[Score, Score], mask: Score | None, lengths: tuple[int, int, int, int], dtype: torch.dtype, *more: Tensor
+) -> list[Tensor]:
+    rows, keys, head, values = lengths
+    q, k, v, g = (
+        r(2, 3, *shape, dtype=dtype, seed=n)
+        for n, shape in enumerate([(rows, head), (keys, head), (keys, values), (rows, values)])
+    )  # fmt: skip
+    s = score[0](q.double() @ k.double().mT, *more)
+    s = s if mask is None else torch.where(mask(s), s, -math.inf)
+    out = s.softmax(-1) @ v.double()
+    return [q, k, v, g, s.logsumexp(-1).float(), (out * g.double()).sum(-1).float(), *more]
+
+
+# A score function, a mask, rows, keys, elements of a head of queries and of values.
+CASES: dict[str, tuple[tuple[Score, Score], Score | None, tuple[int, int, int, int]]] = {
+    "plain": (PLAIN, None, (40, 70, 16, 16)),
+    "causal": (PLAIN, causal, (150, 150, 32, 32)),
+    "window": (PLAIN, window, (100, 100, 16, 16)),
+    "softcap": (SOFTCAP, causal, (70, 70, 40, 24)),
+    "alibi": (ALIBI, causal, (70, 90, 16, 16)),
+    "bias": (BIASED, None, (40, 70, 16, 16)),
+    "biased and causal": (BIASED, causal, (40, 70, 16, 48)),
+    "wide": (PLAIN, causal, (33, 65, 96, 64)),
+    "odd": (SOFTCAP, window, (33, 65, 37, 20)),
+    "few rows": (PLAIN, None, (1, 100, 32, 32)),
+}
+
+
+def more_of(name: str) -> list[Tensor]:
+    score, _, (rows, keys, _, _) = CASES[name]
+    return [r(3, rows, keys)] if score is BIASED else []

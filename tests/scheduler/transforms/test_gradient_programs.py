@@ -1,0 +1,177 @@
+"""Programs with elementwise steps of several contractions: how they are declared, recognised in gradients, and evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen import contraction, elementwise, errors, program, softmax
+from kgen.ir import nodes as ir
+from kgen.ir.program import Elementwise, Program
+from kgen.ir.verify import verify
+from kgen.reference.evaluate import evaluate_graph
+from kgen.scheduler.transforms.recognition import Recognised, applied, recognised
+from kgen.verdict import Reason, Verdict
+from tests.op_case import lowered
+
+GRADIENT = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
+    dscores=elementwise("scores", "dweights"),
+    out=contraction("dscores", "b,n,e -> b,m,e"),
+)
+WEIGHTED = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=elementwise("scores"),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
+assert GRADIENT.program is not None
+assert WEIGHTED.program is not None
+PROGRAMS: list[Program] = [GRADIENT.program.canonical, WEIGHTED.program.canonical]
+LEFT = {"s": contraction("m,d", "n,d -> m,n")}
+
+
+# ---- declarations ---------------------------------------------------------------------------------------------------
+
+
+def test_an_elementwise_step_has_the_slot_of_the_contractions_that_it_reads() -> None:
+    assert GRADIENT.middles == ("dscores",)
+    assert GRADIENT.steps == ("scores", "dweights", "dscores")
+    found = PROGRAMS[0]
+    step = found.steps[2]
+    assert isinstance(step, Elementwise)
+    assert found.elements(step) == ("step0", "step1")
+    assert GRADIENT.operator != WEIGHTED.operator
+    other = program(
+        x=contraction("a,i,k", "a,j,k -> a,i,j"), y=contraction("a,i,l", "a,j,l -> a,i,j"), z=elementwise("x", "y"),
+        o=contraction("z", "a,j,q -> a,i,q"),
+    )  # fmt: skip
+    assert other.operator == GRADIENT.operator
+
+
+def test_elementwise_steps_may_share_a_contraction() -> None:
+    both = program(**LEFT, p=elementwise("s"), q=elementwise("s"), o=contraction("p", "q -> m"))
+    assert both.middles == ("p", "q")
+
+
+BAD = {
+    "unknown": (lambda: program(p=elementwise("s"), o=contraction("p", "n,v -> m,v")), "no earlier contraction is called s"),
+    "of nothing": (lambda: program(**LEFT, p=elementwise(), o=contraction("s", "n,v -> m,v")), "elementwise of nothing"),
+    "of a softmax": (
+        lambda: program(**LEFT, w=softmax("s", over="n"), p=elementwise("w"), o=contraction("p", "n,v -> m,v")), "no earlier",
+    ),
+    "other axes": (
+        lambda: program(**LEFT, t=contraction("n,d", "m,d -> n,m"), p=elementwise("s", "t"), o=contraction("p", "n,v -> m,v")),
+        "over the same axes",
+    ),
+    "twice": (lambda: program(**LEFT, p=elementwise("s", "s"), o=contraction("p", "n,v -> m,v")), "distinct"),
+    "read by a contraction as well": (
+        lambda: program(**LEFT, p=elementwise("s"), o=contraction("p", "s -> m")), "which another step has read",
+    ),
+    "last": (lambda: program(**LEFT, p=elementwise("s")), "the last step"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_steps_that_do_not_hold_together_are_refused(how: str) -> None:
+    make, message = BAD[how]
+    with pytest.raises(errors.BadTemplate, match=message):
+        make()
+
+
+# ---- recognition ----------------------------------------------------------------------------------------------------
+
+
+def r(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def causal(s: Tensor) -> Tensor:
+    rows, columns = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+    return s.masked_fill(columns > rows, -math.inf)
+
+
+def recomputing(score: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """The gradients that autograd finds, of weights that are computed again from the saved log-sum-exp."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
+        raw = q @ k.mT
+        with torch.enable_grad():
+            s, back = torch.func.vjp(score, raw)
+        weights = torch.exp(s - lse[..., None])
+        [ds] = back(weights * (g @ v.mT - delta[..., None]))
+        return ds @ k, ds.mT @ q, weights.mT @ g
+
+    return function
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "scaled": lambda s: s * 0.25,
+    "causal": lambda s: causal(s * 0.25),
+    "softcap": lambda s: causal(3 * torch.tanh(s / 3)),
+    "squared": lambda s: s * s * 0.01 - s.sigmoid(),
+}
+
+
+def inputs() -> list[Tensor]:
+    q, k, v, g = r(2, 3, 20, 16), r(2, 3, 30, 16), r(2, 3, 30, 8), r(2, 3, 20, 8)
+    return [q, k, v, g, r(2, 3, 20) + 4, r(2, 3, 20)]
+
+
+def found_in(function: Callable[..., object], args: list[Tensor], near: list[Verdict]) -> tuple[ir.Graph, list[Recognised]]:
+    graph = lowered(function, args)
+    return graph, recognised(graph, PROGRAMS, near)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_three_gradients_share_scores_that_nobody_stores(name: str) -> None:
+    function, args, near = recomputing(SCORES[name]), inputs(), list[Verdict]()
+    graph, found = found_in(function, args, near)
+    assert sorted(one.operation.operator for one in found) == sorted([GRADIENT.operator] * 2 + [WEIGHTED.operator])
+    assert not near
+    after = verify(applied(graph, *found), "recognition")
+    assert all(isinstance(node, ir.Operation) for node in after.nodes), after.nodes
+    for got, want in zip(evaluate_graph(after, args), function(*(t.double() for t in args)), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gradient_that_somebody_reads_is_stored() -> None:
+    """That of a bias is the sum of the scores' gradients over the batch."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
+        weights = torch.exp(q @ k.mT * 0.25 - lse[..., None])
+        ds = weights * (g @ v.mT - delta[..., None])
+        return ds @ k, ds.mT @ q, weights.mT @ g, ds.sum(0)
+
+    near: list[Verdict] = []
+    _, found = found_in(function, inputs(), near)
+    assert not found
+    assert len(near) == 3
+    assert {one.reason for one in near} == {Reason.NEEDED}
+
+
+def test_a_row_sum_of_what_is_recomputed_is_in_the_way() -> None:
+    """Without delta the sum over a row of weights times their gradients comes first."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+        weights = torch.exp(q @ k.mT * 0.25 - lse[..., None])
+        dweights = g @ v.mT
+        return (weights * (dweights - (dweights * weights).sum(-1, keepdim=True))) @ k
+
+    near: list[Verdict] = []
+    _, found = found_in(function, inputs(), near)
+    assert not found
+    assert [one.reason for one in near] == [Reason.NOT_ELEMENTWISE] or near[0].reason is Reason.NEEDED, near
+
+
+def test_gradients_that_read_two_elements_of_the_scores_are_none() -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, g: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+        s = q @ k.mT
+        return (torch.exp(s - lse[..., None]) * (g @ v.mT) * s.flip(-1)) @ k
+
+    _, found = found_in(function, inputs(), [])
+    assert not any(one.operation.operator == GRADIENT.operator for one in found)

@@ -1,0 +1,77 @@
+"""Gradients of attention on CPUs by the C++ templates: right against float64, one kernel each, the same at each call."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import kgen
+from kgen.only import only
+from kgen.templates import registry
+from kgen.testing import Case, check_template
+from kgen.testing.cases import cases, plain
+from kgen.verdict import Reason
+from tests.attention_gradients import CASES, arguments, bf16, f16, f32, gradients, more_of
+
+OPERANDS, VALUES = "cpp_attention_backward", "cpp_attention_backward_values"
+TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 4e-2}
+QUICK = ("causal", "odd", "biased and causal", "few rows")
+pytestmark = pytest.mark.cpu
+
+
+def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> None:
+    score, mask, lengths = CASES[name]
+    args = arguments(score, mask, lengths, dtype, *more_of(name))
+    function = partial(gradients, score=score, mask=mask, wanted=wanted)
+    torch._dynamo.reset()
+    with only(template, lambda configs: configs[-1]), kgen.config.override(cache=False):
+        report = kgen.explain(function, *args, print_report=False)
+        compiled = torch.compile(function, backend="kgen")
+        got, again = compiled(*args), compiled(*args)
+    taken = [v for v in report.verdicts if v.reason is Reason.TEMPLATE and v.detail.startswith(f"{template} ")]
+    assert len({v.producer for v in taken}) == len(report.kernels) == len(wanted), report
+    want = function(*(t.double() for t in args))
+    for one, right, same in zip(got, want, again, strict=True):
+        limit = TOLERANCE[dtype] * max(1.0, float(right.abs().max()))
+        torch.testing.assert_close(one.double(), right, rtol=0, atol=limit)
+        assert torch.equal(one, same)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+def test_gradients_of_queries_and_keys_are_right(name: str) -> None:
+    assert_right(name, f32, OPERANDS, "qk")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+def test_gradients_of_values_are_right(name: str) -> None:
+    assert_right(name, f32, VALUES, "v")
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "odd" else pytest.mark.slow) for n in CASES])
+def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    assert_right(name, dtype, OPERANDS, "qk")
+    assert_right(name, dtype, VALUES, "v")
+
+
+# ---- the conformance kit ----------------------------------------------------------------------------------------------
+
+
+def some(name: str) -> list[Case]:
+    template = registry.find(name)
+    return [plain(template, bf16), *list(cases(template))[3::29]]
+
+
+@pytest.mark.parametrize("name", [OPERANDS, VALUES])
+def test_the_templates_conform(name: str) -> None:
+    report = check_template(registry.find(name), problems=some(name), configs=1, device="cpu")
+    assert not report.refused, str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [OPERANDS, VALUES])
+def test_the_templates_conform_to_everything(name: str) -> None:
+    report = check_template(registry.find(name), configs=2, device="cpu")
+    assert len(report.refused) <= 1, str(report)

@@ -1,0 +1,107 @@
+"""Gradients of attention in Triton: right in the interpreter against float64, in one kernel each."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kgen
+from kgen.build import triton
+from kgen.cost import model
+from kgen.device import Device
+from kgen.only import Only, only
+from kgen.rendered.gpu_kernel import TritonKernel
+from kgen.scheduler import Options
+from kgen.scheduler.selection.choose import chosen_problem
+from kgen.templates.contract import Config
+from kgen.templates.problem import Problem
+from kgen.verdict import Reason
+from tests.attention_gradients import CASES, PLAIN, arguments, bf16, causal, f16, f32, gradients, more_of
+from tests.codegen import rendered
+from tests.kernels import plans
+
+OPERANDS, VALUES = "triton_attention_backward", "triton_attention_backward_values"
+QUICK = ("causal", "odd", "biased and causal")
+TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 6e-2}
+
+
+def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> None:
+    """One kernel for each gradient, as exact as numbers of the type allow."""
+    score, mask, lengths = CASES[name]
+    args = arguments(score, mask, lengths, dtype, *more_of(name))
+    function = partial(gradients, score=score, mask=mask, wanted=wanted)
+    torch._dynamo.reset()
+    with only(template, lambda configs: configs[-1]), kgen.config.override(gpu_interpreter=True, cache=False):
+        report = kgen.explain(function, *args, print_report=False)
+        got = torch.compile(function, backend="kgen")(*args)
+    taken = [v for v in report.verdicts if v.reason is Reason.TEMPLATE and v.detail.startswith(f"{template} ")]
+    assert len({v.producer for v in taken}) == len(wanted), report
+    assert len(report.kernels) == len(wanted), report
+    want = function(*(t.double() for t in args))
+    for one, right in zip(got, want, strict=True):
+        limit = TOLERANCE[dtype] * max(1.0, float(right.abs().max()))
+        torch.testing.assert_close(one.double(), right, rtol=0, atol=limit)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+def test_gradients_of_queries_and_keys_are_right(name: str) -> None:
+    assert_right(name, f32, OPERANDS, "qk")
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
+def test_gradients_of_values_are_right(name: str) -> None:
+    assert_right(name, f32, VALUES, "v")
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [f16, bf16])
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    assert_right(name, dtype, OPERANDS, "qk")
+    assert_right(name, dtype, VALUES, "v")
+
+
+# ---- on a GPU that is not here --------------------------------------------------------------------------------------
+
+ARCHES = {80: Device(arch=80, shared=166_912, compute_units=108), 90: Device()}
+
+
+def launches(template: str, wanted: str, args: list[Tensor], gpu: Device) -> tuple[Problem, dict[Config, TritonKernel]]:
+    """A gradient's problem, and the kernels of the configurations that fit."""
+    function = partial(gradients, score=PLAIN, mask=causal, wanted=wanted)
+
+    def plan_with(config: Config | None) -> tuple[Any, Options]:
+        options = Options(gpu_everywhere=True, only=Only(template, lambda configs: config or next(iter(configs))))
+        return plans(function, *args, options=options).forward, options
+
+    plan, _ = plan_with(None)
+    [kernel] = plan.kernels
+    problem = chosen_problem(kernel, plan.graph, gpu)
+    made: dict[Config, TritonKernel] = {}
+    for config in model.feasible(problem):
+        plan, options = plan_with(config)
+        launch = rendered(plan.kernels[0], plan, "kernel", options).launch
+        assert isinstance(launch, TritonKernel)
+        made[config] = launch
+    return problem, made
+
+
+@pytest.mark.ptx
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize(("template", "wanted"), [(OPERANDS, "q"), (OPERANDS, "k"), (VALUES, "v")])
+def test_configurations_fit_without_spills(template: str, wanted: str, head: int, arch: int) -> None:
+    args = arguments(PLAIN, causal, (256, 256, head, head), bf16)
+    problem, made = launches(template, wanted, args, ARCHES[arch])
+    assert made
+    for config, one in zip(made, triton.compile_kernels(list(made.values()), arch), strict=True):
+        assert one.stack == 0, (config, one.stack)
+        assert one.shared <= problem.template.resources(problem, config).shared, (config, one.shared)
