@@ -39,8 +39,15 @@ def _exists(name: str) -> bool:
 torch_adapter = _first_of("kgen.capture.torch_adapter", "kgen.torch_adapter")
 debug = _first_of("kgen.report.debug", "kgen.debug")
 
-# What `torch_adapter.gpu_facts` says of an H200.
-GPU_FACTS = {"arch": 90, "compute_units": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 4_800_000_000_000}
+# What `torch_adapter.gpu_facts` says of an H200. Commits older than this file say `processors`.
+GPU_FACTS = {
+    "arch": 90,
+    "compute_units": 132,
+    "processors": 132,
+    "shared": 232448,
+    "clock": 1_980_000_000,
+    "memory": 4_800_000_000_000,
+}
 OPTIONS = {"cache": False, "isa": "avx512", "strict": True}
 
 
