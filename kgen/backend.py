@@ -179,9 +179,32 @@ def kgen_backend(
             gm,
             example_inputs,
             compile_graph=partial(_compile_graph_with, config),
-            joint_pass=rng.replace_random,
+            joint_pass=partial(_before_partitioning, config),
             cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
         )
+
+
+def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
+    """The joint graph of forward and backward, as it is split."""
+    gm = rng.replace_random(gm)
+    if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
+        return gm
+    from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
+
+    return recompute_scores(gm, partial(_takes_recomputed, config))
+
+
+def _takes_recomputed(config: Config, device: torch.device) -> bool:
+    """Whether templates make one kernel of a softmax between contractions, and one of contractions whose elements meet.
+
+    The default mode may leave to the library what templates without measurements make: then nothing is computed again."""
+    if config.recompute_scores == "on":
+        return True
+    if not config.templates or not config.fusion:
+        return False
+    kind = "cuda" if config.gpu_interpreter else device.type
+    programs = registry.programs(kind) if config.autotune else registry.calibrated_programs(kind)
+    return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
 def _compile_graph_with(config: Config, gm: GraphModule, info: GraphInfo) -> CompiledGraph:

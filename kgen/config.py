@@ -22,6 +22,7 @@ from kgen import errors
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 NUMERICS = ("fast", "eager", "stable")
 ISAS = ("avx512", "avx2", "generic")
+RECOMPUTE = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,9 @@ class Config:
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
     other, no combo kernels; without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched
     when the one before has ended.
+
+    `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
+    and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
@@ -67,6 +71,7 @@ class Config:
     horizontal_fusion: bool = True
     measurements: bool = True
     early_launch: bool = True
+    recompute_scores: str = "auto"
     freezing: bool = False
     verify: bool = False
     debug: str | None = None
@@ -100,12 +105,12 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "measurements", "early_launch", "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter",
-    "poison",
+    "horizontal_fusion", "measurements", "early_launch", "recompute_scores", "freezing", "tuning_file", "compiler", "isa",
+    "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS}
+_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE}
 _ENVIRONMENT = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",

@@ -247,6 +247,11 @@ class Template:
     def resources(self, problem: Problem, config: Config) -> Resources:
         return self.author.resources(problem, config)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its estimates have been compared with measurements on all problems."""
+        return type(self.author).uncalibrated is KernelTemplate.uncalibrated
+
     def uncalibrated(self, problem: Problem) -> str | None:
         """Why nothing is known of how long the template takes for a problem."""
         return self.author.uncalibrated(problem)

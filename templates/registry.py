@@ -24,6 +24,7 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.matmul_full_row",
     "kgen.templates.triton.kernels.matmul_sliced_k",
     "kgen.templates.triton.kernels.attention",
+    "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
 )
@@ -157,6 +158,11 @@ def programs(device: str | None = None) -> list[Program]:
         if program is not None and (program.key not in found or len(program.seconds) > len(found[program.key].seconds)):
             found[program.key] = program.canonical
     return list(found.values())
+
+
+def calibrated_programs(device: str) -> list[Program]:
+    """The programs of templates whose estimates have all been compared with measurements."""
+    return [t.implements.program for t in every(device) if t.implements.program is not None and t.is_calibrated]
 
 
 def find(name: str) -> Template:

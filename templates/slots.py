@@ -114,6 +114,7 @@ class StepSlot:
 
     name: str
     filler: Filler
+    rows: int = 0
 
     @property
     def type(self) -> str:
@@ -127,11 +128,20 @@ class StepSlot:
     def runs(self) -> tuple[Any, ...]:
         """In Triton, runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the
         numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
-        return self.filler.runs(self.name)
+        return self.filler.runs(self.name, self.rows)
 
     def edges(self, stem: str, row: str) -> str:
         """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
-        return "\n".join(self.filler.edges(self.name, stem, row))
+        return "\n".join(self.filler.edges(self.name, stem, row, self.rows))
+
+    @property
+    def last_edge(self) -> int:
+        """The number of the edge behind all tiles."""
+        return int(self.runs[-1].last)
+
+    def of_rows(self, rows: int) -> StepSlot:
+        """The step whose runs are those of so many rows, where that is not the length of a block."""
+        return replace(self, rows=rows)
 
     @property
     def factor(self) -> float:
@@ -272,11 +282,11 @@ class Filler(Protocol):
 
     @property
     def edges(self) -> Callable[..., Lines]:
-        """Of a step of a program, the stem of the edges' names and the first row of a tile."""
+        """Of a step of a program, the stem of the edges' names, the first row of a tile, and its rows (0: a block's)."""
 
     @property
-    def runs(self) -> Callable[[str], tuple[Any, ...]]:
-        """Of a step of a program."""
+    def runs(self) -> Callable[[str, int], tuple[Any, ...]]:
+        """Of a step of a program, and the rows of a tile."""
 
     @property
     def accumulator(self) -> str:

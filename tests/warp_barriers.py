@@ -174,13 +174,14 @@ class Program:
         main(*given)
 
     def _names(self) -> dict[str, Any]:
-        def smallest(a: Any, b: Any) -> Any:
-            return min(a, b) if isinstance(a, int) and isinstance(b, int) else Anything()
+        def of_numbers(choose: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
+            return lambda a, b: choose(a, b) if isinstance(a, int) and isinstance(b, int) else Anything()
 
         class Language(Anything):
             static_range = staticmethod(range)
             cdiv = staticmethod(lambda a, b: -(-a // b))
-            minimum = staticmethod(smallest)
+            minimum = staticmethod(of_numbers(min))
+            maximum = staticmethod(of_numbers(max))
             program_id = staticmethod(lambda _: self.number)
             allocate_shared_memory = staticmethod(lambda _, lengths, __: Memory(lengths))
             warp_specialize = staticmethod(lambda parts, *_: self._together(parts))

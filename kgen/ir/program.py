@@ -87,6 +87,11 @@ class Program:
         """The steps that have a second result."""
         return tuple(s for s in self.steps if isinstance(s, Softmax) and s.logsumexp)
 
+    @cached_property
+    def joins(self) -> bool:
+        """Whether some step needs the results of several earlier ones."""
+        return any(sum(isinstance(ref, str) for ref in step.reads) > 1 for step in self.steps)
+
     def step(self, name: str) -> Step:
         return next(s for s in self.steps if s.name == name)
 

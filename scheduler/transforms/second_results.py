@@ -69,7 +69,7 @@ def shared(graph: ir.Graph, reader: Reader, rows: Rows) -> Shared | None:
         node, after = reader.makers[out], rewritten(reader.makers[out], [new])
         if isinstance(node, ir.Pointwise) and isinstance(after, ir.Pointwise) and _is_of_rows_alone(after, name, graph):
             [value] = vs.replace_loads([after.value], lambda _: leaf)
-            seconds.append(ir.Second(rows.step, out, value, index))
+            seconds.append(ir.Second(rows.step, out, value, _with_ones(after, index)))
             made.append(node)
             del readers[out]
     if readers:
@@ -87,12 +87,23 @@ def _forms(node: Readers, rows: Rows, reader: Reader) -> dict[Value, LogSumExp]:
 
 def _is_of_rows_alone(node: ir.Pointwise, name: str, graph: ir.Graph) -> bool:
     """Whether a node makes one element of each row, of nothing but its log-sum-exp."""
-    buffer, own = graph.buffers[node.out], tuple(v.expr() for v in node.vars)
+    buffer, own = graph.buffers[node.out], _without_zeros(v.expr() for v in node.vars)
     loads = vs.loads([node.value])
     plain = buffer.alias_of is None and not buffer.parts
-    only = all(load.attr[0] == name and load.attr[1] == own and not load.args for load in loads)
+    only = all(load.attr[0] == name and _without_zeros(load.attr[1]) == own and not load.args for load in loads)
     [rest] = vs.replace_loads([node.value], lambda load: vs.const(0, load.dtype))
     return plain and only and not rest.variables()
+
+
+def _without_zeros(index: Iterable[Expr]) -> list[Expr]:
+    """An index but for dimensions of one element, which a reduction may have kept."""
+    return [expr for expr in index if expr is not ix.ZERO]
+
+
+def _with_ones(node: ir.Pointwise, index: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Where a node's element of a row is, from where the row's sum is."""
+    found = dict(zip(_without_zeros(v.expr() for v in node.vars), _without_zeros(index), strict=True))
+    return tuple(found.get(v.expr(), ix.ZERO) for v in node.vars)
 
 
 def rewritten(node: ir.Node, changes: Iterable[Mapping[Value, Value]]) -> ir.Node:

@@ -197,10 +197,10 @@ class Slots:
         self.parameters.made_names.add(f"p_{clean(made)}")
         return ["{", f"  auto* const p_{clean(made)} = {name};", *(f"  {line}" for line in body), "}"]
 
-    def edges(self, step: str, stem: str, row: str) -> list[str]:
+    def edges(self, step: str, stem: str, row: str, rows: int) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
 
-    def runs(self, step: str) -> tuple[object, ...]:
+    def runs(self, step: str, rows: int) -> tuple[object, ...]:
         return ()
 
     @property

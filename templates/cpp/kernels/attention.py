@@ -34,7 +34,7 @@ class Facts:
 @template(
     implements=program(
         scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        weights=softmax("scores", over="n"),
+        weights=softmax("scores", over="n", logsumexp=True),
         out=contraction("weights", "b,n,v -> b,m,v"),
     ),
     device="cpu",
@@ -46,6 +46,7 @@ class Attention(KernelTemplate):
     any layout, and threads share batches and rows."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
     BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_V = knob(192, 96), knob(128, 256), knob(64), knob(64)
     engine = "attention"
 

@@ -66,6 +66,8 @@ class GluonResult(ResultSlot):
         self, name: str, *indices: Index, layout: str = "", reads: Reads = NO_READS, writes: Writes = NO_WRITES, met: str = "",
         **lengths: str | None,
     ) -> str:  # fmt: skip
+        if self.name in self.filler.problem.template.seconds:  # its indices are vectors, whose layout threads hold it in
+            return ResultSlot.store(self, name, *indices)
         parts = {axis: length for axis, length in lengths.items() if length}
         return "\n".join(
             self._slots().store_tile(self.name, name, list(map(str, indices)), parts, Through(layout, reads, writes, met))

@@ -35,6 +35,8 @@ from kgen.templates.triton.codegen.table import (
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
+# Sums of indices that are smaller are computed in 32 bits.
+NARROW_INDEX = 2**30
 # What a kernel says of a failure of `ops.FAILURES`.
 _FAILURES = {"index": "index out of range", "division": "an integer divided by zero"}
 
@@ -186,8 +188,9 @@ class PointEmitter:
     def _value_text(self, value: Value) -> str:
         if value.op == "load":
             return self._load(value)
-        if value.op == "index":
-            return f"({self.text(value.attr)}).to(tl.int64)"
+        place = _index_of(value)
+        if place is not None:
+            return f"({self.text(place)}).to(tl.int64)"
         args = [self.emit(a) for a in value.args]
         if value.op == "assert":
             return self._assert(value, *args)
@@ -344,3 +347,23 @@ class PointEmitter:
         name = f"{stem}{self.counter}" if stem == "t" else f"{stem}_{self.counter}"
         self.made_names.add(name)
         return name
+
+
+def _index_of(value: Value) -> Expr | None:
+    """A number that is an index, or a sum or difference of indices, as an expression that needs 32 bits: before it is widened
+    it takes half of the registers, and tiles of scores have many."""
+    found = _sum_of_indices(value)
+    if found is None or value.op == "index":
+        return found
+    return found if all(abs(bound) < NARROW_INDEX for bound in found.bounds()) else None
+
+
+def _sum_of_indices(value: Value) -> Expr | None:
+    if value.op == "index":
+        return value.attr if value.dtype is torch.int64 else None
+    if value.op not in ("add", "sub") or value.dtype is not torch.int64:
+        return None
+    left, right = map(_sum_of_indices, value.args)
+    if left is None or right is None:
+        return None
+    return left + right if value.op == "add" else left - right

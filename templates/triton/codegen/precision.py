@@ -27,14 +27,27 @@ def exact_values(statements: Sequence[Statement], graph: ir.Graph) -> set[Value]
         if stored or not wanted.isdisjoint(s.outs) or s.kind == "scatter":
             roots.append(s.value)
         if s.kind == "contraction":
-            factors = zip((s.value, *s.factors), s.operands, strict=True)
-            roots += [value for value, dtype in factors if dtype not in ops.NARROW_FLOATS]
+            roots += _exact_factors(s)
         else:
             roots += s.roots[1:]  # masks, and values inside of indices
         closure = vs.topological(roots)
         found.update(set(closure).difference(_fading(s, maxima)))
         wanted.update(load.attr[0] for load in closure if load.op == "load" and not _is_narrow(graph, load.attr[0]))
     return found
+
+
+def _exact_factors(s: Statement) -> list[Value]:
+    """The factors of a contraction that are more than 16 bits; of a program with factors of 16 bits only, not the functions
+    between its steps either: what comes of them is multiplied in 16 bits."""
+    factors = list(zip((s.value, *s.factors), s.operands, strict=True))
+    narrow = all(dtype in ops.NARROW_FLOATS for value, dtype in factors if not _is_of_step(value))
+    return [
+        value for value, dtype in factors if dtype not in ops.NARROW_FLOATS and not (narrow and _is_of_step(value))
+    ]  # fmt: skip
+
+
+def _is_of_step(value: Value) -> bool:
+    return any(v.op == "step" for v in vs.topological([value]))
 
 
 def _fading(s: Statement, maxima: Mapping[str, Value]) -> tuple[Value, ...]:

@@ -48,11 +48,13 @@ class Runs:
         return *before, Run(last - 1, last, whole=True), *([Run(last, last + 1, whole=False)] if self._ends_early() else [])
 
     def edges(self, row: Expr) -> list[Expr]:
-        """The edges, in order, for a tile of rows from `row` on; but for the last one they are multiples of a tile's length."""
+        """The edges, in order, for a tile of rows from `row` on: multiples of a tile's length, or the last one."""
         begin, end = self._down(self.made.begin or ix.ZERO), ix.minimum(self.length, self.made.end or self.length)
         found = [begin, end]
         if self.whole is not None:
-            first = ix.maximum(begin, self._up(self.whole.begin)) if self.whole.begin is not None else begin
+            first = begin
+            if self.whole.begin is not None:  # where a tile's rows are many, whole tiles would begin behind the end
+                first = ix.minimum(end, ix.maximum(begin, self._up(self.whole.begin)))
             last = [ix.maximum(first, self._down(self._whole_end()))] if self._ends_early() else []
             found = [begin, *([first] if self.whole.begin is not None else []), *last, end]
         return [ix.substitute(edge, {ROW: row}) for edge in found]
@@ -80,11 +82,11 @@ class Runs:
 
 
 @memoised
-def runs_of(problem: Problem, step: str, config: Config) -> Runs:
-    """The runs of tiles of a step's result along the axis that the softmax goes along."""
+def runs_of(problem: Problem, step: str, config: Config, height: int = 0) -> Runs:
+    """The runs of tiles of a step's result along the axis of the softmax, for so many rows, or for a block's."""
     middle, template = problem.middles[step], problem.template
     rows, columns = middle.axes[-2:]
-    height, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
-    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height))
+    own, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
+    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own))
     nothing = Span(end=ix.ZERO)
     return Runs(problem.extent(columns), block, found.may or nothing, found.must)

@@ -223,14 +223,14 @@ class Slots:
         emitter.outer.lines += [f"{name} = {text}"] if text != name else []
         return emitter.finish()
 
-    def edges(self, step: str, stem: str, row: str) -> list[str]:
+    def edges(self, step: str, stem: str, row: str, rows: int) -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on."""
-        runs = runs_of(self.problem, step, self.config)
+        runs = runs_of(self.problem, step, self.config, rows)
         edges = runs.edges(ix.size(row).expr())
         return [f"{stem}{k} = {self.expression(edge, (row,))}" for k, edge in enumerate(edges)]
 
-    def runs(self, step: str) -> tuple[Run, ...]:
-        return runs_of(self.problem, step, self.config).all
+    def runs(self, step: str, rows: int) -> tuple[Run, ...]:
+        return runs_of(self.problem, step, self.config, rows).all
 
     def _indices(self, axis: str, start: str) -> str:
         """All indices of a side that begins at `start`."""

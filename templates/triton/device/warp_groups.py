@@ -19,6 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kgen.templates.triton.device.intrinsics import approximate_exp2
+
 
 @gluon.constexpr_function
 def accumulator(columns, warps, size):
@@ -79,17 +81,17 @@ def release_read(free, stage):
 
 @gluon.jit
 def pingpong_wait(order, group: gl.constexpr, count, groups: gl.constexpr):
-    """Of two warp groups, waits until the other one has asked for all MMAs of the tile before; the first tile's group
-    waits for nobody. `count`: the group's tiles before this one."""
+    """Of warp groups that ping-pong, waits until the one before has asked for all MMAs of the tile before; the first tile's
+    group waits for nobody. `count`: the group's tiles before this one."""
     if groups > 1:
-        mbarrier.wait(order.index(group), (count & 1) ^ (1 - group))
+        mbarrier.wait(order.index(group), (count & 1) ^ (0 if group > 0 else 1))
 
 
 @gluon.jit
 def pingpong_arrive(order, group: gl.constexpr, groups: gl.constexpr):
     """All MMAs of this tile have been asked for."""
     if groups > 1:
-        mbarrier.arrive(order.index(1 - group))
+        mbarrier.arrive(order.index((group + 1) % groups))
 
 
 @gluon.jit
@@ -255,3 +257,49 @@ def chosen(byte, a, b):
 def in_rows(warps):
     """How warps hold a tile so that each stores neighbours of one row."""
     return gl.BlockedLayout([1, 1], [1, 32], [warps, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def left_operand(columns, warps):
+    """How warps hold what is multiplied out of their registers by a matrix of 16-bit numbers that has so many columns."""
+    return gl.DotOperandLayout(0, accumulator(columns, warps, 2), 2)
+
+
+@gluon.jit
+def scores(left, right, warps: gl.constexpr):
+    """left right, which will be there after a `settle`. Nothing is added to it."""
+    rows: gl.constexpr = left.shape[0]
+    columns: gl.constexpr = right.shape[1]
+    nothing = gl.zeros([rows, columns], gl.float32, accumulator(columns, warps, 2))
+    return warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def settled(acc, pending: gl.constexpr):
+    """The sum, when no more than `pending` multiplications are under way that were asked for later."""
+    return warpgroup_mma_wait(pending, deps=(acc,))
+
+
+@gluon.jit
+def weights(p, kind: gl.constexpr, columns: gl.constexpr, warps: gl.constexpr):
+    """A tile of weights as the left operand of a matrix of that type with so many columns."""
+    return gl.convert_layout(p.to(kind), left_operand(columns, warps))
+
+
+@gluon.jit
+def rescaled(acc, factors):
+    """The rows of a sum, each times its factor."""
+    layout: gl.constexpr = acc.type.layout
+    return acc * of_rows(factors, layout)[:, None]
+
+
+@gluon.jit
+def shift_of(highest, scale: gl.constexpr):
+    """What is subtracted of scores in powers of two: `scale` times the highest of a row, nothing of one that is -inf so far."""
+    return gl.where(highest == float("-inf"), 0.0, highest) * scale
+
+
+@gluon.jit
+def power_of(numbers, shift, scale: gl.constexpr):
+    """2^(scale * numbers - shift), rounded once before the power is taken."""
+    return approximate_exp2(gl.fma(numbers, scale, -shift))

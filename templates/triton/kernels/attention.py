@@ -21,7 +21,7 @@ from kgen.templates.triton.kernels import attention_estimate
 
 ATTENTION = program(
     scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-    weights=softmax("scores", over="n"),
+    weights=softmax("scores", over="n", logsumexp=True),
     out=contraction("weights", "b,n,v -> b,m,v"),
 )
 # Types that the matrix units multiply, from a compute capability on.
@@ -66,12 +66,16 @@ SCRATCH = 3072
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Where the parts of a head begin, and how long they are: of queries and keys, and of values. `scale` is what scores are
-    multiplied by for powers of two."""
+    """Where the parts of a head begin, and how long they are: of queries and keys, and of values. Scores are
+    multiplied by `factor`, and by `scale` for powers of two."""
 
     d: tuple[tuple[int, int], ...]
     v: tuple[tuple[int, int], ...]
-    scale: float
+    factor: float
+
+    @property
+    def scale(self) -> float:
+        return self.factor * math.log2(math.e)
 
 
 @template(implements=ATTENTION, device="cuda", source="attention.py.jinja", name="triton_attention")
@@ -79,6 +83,7 @@ class Attention(KernelTemplate):
     """O[b, m, v] = sum over n of softmax(scores(Q[b, m, :] K[b, n, :]))[n] V[b, n, v]."""
 
     Q, K, V, O = operand("b", "m", "d"), operand("b", "n", "d"), operand("b", "n", "v"), result("b", "m", "v")  # noqa: E741
+    L = result("b", "m")
     BLOCK_M, BLOCK_N = knob(64, 128, 32, 16), knob(64, 128, 32)
     BLOCK_D, BLOCK_V = knob(64, 16, 32, 128, 256), knob(64, 16, 32, 128, 256)
     GROUP, WARPS, STAGES = knob(1, 2, 4, 8, 16, 32, 64), knob(4, 8), knob(3, 2, 4)
@@ -93,20 +98,20 @@ class Attention(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
+        lengths = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in "dv"}
         for m, n, warps, stages in _tiles(problem):
             yield {
-                "BLOCK_M": m, "BLOCK_N": n, "BLOCK_D": _whole(problem.size("d")), "BLOCK_V": _whole(problem.size("v")),
-                "GROUP": _heads_together(problem), "WARPS": warps, "STAGES": stages,
+                "BLOCK_M": m, "BLOCK_N": n, **lengths, "GROUP": heads_together(problem), "WARPS": warps, "STAGES": stages,
             }  # fmt: skip
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        if not _suits(problem, config):
+        if not suits(problem, config):
             return Resources(shared=problem.device.shared + 1)
         return Resources(_shared(problem, config), _registers(problem, config))
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         [problem] = problems
-        return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor * math.log2(math.e))
+        return Facts(parts_of(problem, "d"), parts_of(problem, "v"), problem.middles["scores"].factor)
 
     def seconds(self, problem: Problem, config: Config) -> float:
         widths = _width(problem, "d"), _width(problem, "v")
@@ -124,14 +129,14 @@ def _tiles(problem: Problem) -> Iterator[tuple[int, int, int, int]]:
     yield from (row for row in tables[head] if not few or row[0] <= ASYNCHRONOUS)
 
 
-def _whole(length: int) -> int:
+def padded_length(length: int) -> int:
     """The power of two that a head's elements fit in."""
     return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
-def _suits(problem: Problem, config: Config) -> bool:
+def suits(problem: Problem, config: Config) -> bool:
     """Whether a head is one tile, whichever problem the configuration was made for."""
-    return all(_whole(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
+    return all(padded_length(problem.size(axis)) == config.get(f"BLOCK_{axis.upper()}") for axis in "dv")
 
 
 def _is_asynchronous(problem: Problem, config: Config) -> bool:
@@ -184,16 +189,16 @@ def _bytes_of_slot(problem: Problem) -> int:
 def parts_of(problem: Problem, axis: str) -> tuple[tuple[int, int], ...]:
     """A head in one part, or in two where that wastes less: 96 is 64 and 32. What reduces a row of results needs all of it."""
     length = problem.size(axis)
-    whole = _whole(length)
+    whole = padded_length(length)
     first = whole // 2
-    second = _whole(length - first) if length > first else whole
+    second = padded_length(length - first) if length > first else whole
     if first < SHORTEST or first + second >= whole or (axis == "v" and problem.reduces_tiles):
         return ((0, whole),)
     return (0, first), (first, second)
 
 
 @memoised_at_sizes
-def _heads_together(problem: Problem) -> int:
+def heads_together(problem: Problem) -> int:
     """How many heads run side by side, a power of two: neighbours may share keys and values."""
     each = (problem.bytes_read("K") + problem.bytes_read("V")) / problem.size("b")
     count = max(1, min(MOST_HEADS, problem.size("b"), int(SHARED_BY_HEADS // max(1, each))))

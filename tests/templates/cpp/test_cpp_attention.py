@@ -244,6 +244,37 @@ def test_gradients(f):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+def with_log_sum_exp(score: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = score((q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * 0.3)
+        return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)
+
+    return both
+
+
+def masked_rows(s: Tensor) -> Tensor:
+    """Causal, and nothing is left of some rows."""
+    m, n = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+    return s.masked_fill((n > m) | (m % 7 == 3), -math.inf)
+
+
+LOG_SUM_EXPS = {"plain": lambda s: s, "softcap": lambda s: 5 * torch.tanh(s / 5), "masked": masked_rows}
+
+
+@pytest.mark.parametrize("lengths", [(40, 70), (3, 517), (200, 530)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda t: str(t).removeprefix("torch."))
+@pytest.mark.parametrize("name", LOG_SUM_EXPS)
+def test_the_log_sum_exp_of_rows(name, dtype, lengths):
+    f, args = with_log_sum_exp(LOG_SUM_EXPS[name]), inputs(*lengths, dtype=dtype)
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[0]), kgen.config.override(cache=False):
+        report = kgen.explain(f, *args, print_report=False)
+        got = torch.compile(f, backend="kgen")(*args)
+    assert len(report.kernels) == 1, report
+    for mine, theirs in zip(got, f(*(a.double() for a in args)), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
+
+
 def test_float64_is_refused():
     with only(NAME, lambda configs: configs[0]), kgen.config.override(cache=False):
         report = kgen.explain(written, *inputs(dtype=torch.float64), print_report=False)

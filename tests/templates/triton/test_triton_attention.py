@@ -193,6 +193,35 @@ def test_rows_without_keys_follow_eager():
         torch.testing.assert_close(got, function(q, k, v, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+LOG_SUM_EXPS: dict[str, Function] = {
+    "plain": lambda s: s,
+    "softcap": softcap,
+    "masked": lambda s: causal(s).masked_fill(torch.arange(s.shape[-2])[:, None] % 7 == 3, -math.inf),
+}
+
+
+def with_log_sum_exp(score: Function) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s = score((q @ k.mT).to(torch.promote_types(q.dtype, f32)) * 0.3)
+        return s.softmax(-1).to(v.dtype) @ v, s.logsumexp(-1)
+
+    return both
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("dtype", [f32, pytest.param(bf16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LOG_SUM_EXPS)
+def test_the_log_sum_exp_of_rows(name, dtype):
+    f, args = with_log_sum_exp(LOG_SUM_EXPS[name]), inputs(40, 70, 16, 16, dtype)
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[0]), kgen.config.override(gpu_interpreter=True, cache=False):
+        report = kgen.explain(f, *args, print_report=False)
+        got = torch.compile(f, backend="kgen")(*args)
+    assert len(report.kernels) == 1, report
+    for mine, theirs in zip(got, f(*(a.double() for a in args)), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
+
+
 # ---- the conformance kit --------------------------------------------------------------------------------------------
 
 
@@ -295,6 +324,27 @@ def test_a_positive_factor_is_told_apart(name):
     assert middle.function() is value
 
 
+def source_of(dtype: torch.dtype) -> str:
+    """The kernel of a function of scores with a tanh, and with a difference of indices."""
+    score = lambda s: alibi(3 * torch.tanh(s / 3))  # noqa: E731
+    args = inputs(64, 64, 16, 16, dtype)
+    _, [config, *_] = problem_of(scored(score), *args)
+    return kernel_of(scored(score), args, config).source
+
+
+@pytest.mark.none
+def test_functions_of_scores_are_as_exact_as_what_comes_of_them():
+    """Weights that are multiplied in 16 bits do not need more than the hardware's functions; those of float32 do."""
+    assert "lib.fast_tanh(" in source_of(bf16)
+    assert "lib.tanh(" in source_of(f32)
+
+
+@pytest.mark.none
+def test_differences_of_indices_are_not_widened_before():
+    text = source_of(bf16)
+    assert re.search(r"= \(-?\w+_scores [+-] \w+_scores\)\.to\(tl\.int64\)", text), text
+
+
 def test_heads_are_cut_where_that_wastes_less():
     wanted = {16: [16], 20: [32], 40: [32, 16], 64: [64], 72: [64, 16], 96: [64, 32], 100: [128], 160: [128, 32], 256: [256]}
     for length, parts in wanted.items():
@@ -343,6 +393,16 @@ def test_matrix_units_are_fed_asynchronously(arch):
     assert made.stack == 0
     assert re.search(r"HGMMA\.64x64" if arch == 90 else r"HMMA\.16816", text)
     assert "LDGSTS" in text, "keys and values come past registers"
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_log_sum_exp_compiles(arch):
+    f, args = with_log_sum_exp(causal), inputs(256, 256, 64, 64, bf16)
+    problem, configs = problem_of(f, *args, gpu=ARCHES[arch])
+    [made] = triton.compile_kernels([kernel_of(f, args, configs[0])], arch)
+    assert made.stack == 0
+    assert made.shared <= problem.template.resources(problem, configs[0]).shared
 
 
 @pytest.mark.ptx

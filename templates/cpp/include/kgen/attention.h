@@ -5,11 +5,11 @@
 //   const auto open = [&](int64_t b, const auto& use) { use(queries, keys, values); };   // operands (pack.h) of one batch
 //   const auto score = [&](int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, float* tile, int64_t ld) {...};
 //   const auto store = the same, of finished results;
-//   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, store);
+//   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, nullptr, store);
 //
 // Element (n, v) of the values is operand element (i, k) = (n, v), as for keys (n, d). `score` changes a tile of scores in place;
 // nullptr: they stay as they are. `reach(m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
-// -inf. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
+// -inf. `rows(b, m0, rows, lse)` gets the log-sum-exp of each row of scores, unless it is nullptr. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
 //
 // Packed keys and values of a batch are kept while a thread goes through rows of queries, up to `kKeptBytes`, and for the next
 // batch where its operands lie at the same place, as heads that share keys do. A few rows read keys and values where they lie.
@@ -137,6 +137,7 @@ struct Attention {
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld);
   KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
+  void (*rows)(const void* self, int64_t b, int64_t m0, int64_t rows, const Acc* lse);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
@@ -289,6 +290,10 @@ class AttentionRun {
       }
     }
     for (int64_t r = 0; r < rows; r += kStrip) finish(own, {r, m + r, smaller(kStrip, rows - r)});
+    if (all_.rows != nullptr) {
+      log_sum_exp(own, rows);
+      all_.rows(all_.self, own.b, m, rows, own.top);
+    }
     for (int64_t v = 0; v < shape_.v; v += all_.how.v) {
       all_.store(all_.self, own.b, m, v, rows, smaller(all_.how.v, shape_.v - v), own.results + v, result_ld_);
     }
@@ -545,6 +550,13 @@ class AttentionRun {
     }
   }
 
+  // Replaces the rows' maxima: a row that is -inf as a whole has no weights, and -inf for its log-sum-exp.
+  static void log_sum_exp(const Thread& own, int64_t rows) {
+    vector_loop<L>(0, rows, [&](int64_t r, auto w) KGEN_INLINE {
+      store(own.top + r, add_(load<L>(own.top + r, w), log_(load<L>(own.total + r, w))), w);
+    });
+  }
+
   const Attention<U>& all_;
   AttentionShape shape_;
   int64_t rows_, block_, blocks_, depths_, key_panel_, value_panel_, key_words_, value_words_, score_ld_, result_ld_;
@@ -553,7 +565,7 @@ class AttentionRun {
 
 template <class U>
 [[gnu::noinline]] void attend(int threads, const Attention<U>& all) {
-  if (all.shape.b <= 0 || all.shape.m <= 0 || all.shape.v <= 0) return;
+  if (all.shape.b <= 0 || all.shape.m <= 0 || (all.shape.v <= 0 && all.rows == nullptr)) return;
   const int64_t work = all.shape.b * larger<int64_t>(all.shape.m, 8) * all.shape.n * (all.shape.d + all.shape.v);
   AttentionRun<U>(all).run(useful_threads(threads, work));
 }
@@ -572,12 +584,13 @@ KGEN_FN const void* place_of(const S& from) {
 }
 
 // How generated code's functions are called.
-template <class U, class Open, class Score, class Reach, class Store>
+template <class U, class Open, class Score, class Reach, class Rows, class Store>
 struct AttentionFunctions {
   using Acc = typename U::Acc;
   const Open& open;
   const Score& score;
   const Reach& reach;
+  const Rows& rows;
   const Store& store;
 
   static const AttentionFunctions& of(const void* self) { return *static_cast<const AttentionFunctions*>(self); }
@@ -611,20 +624,24 @@ struct AttentionFunctions {
     if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
     else return {0, 0};
   }
+  static void summed(const void* self, int64_t b, int64_t m0, int64_t rows, const Acc* lse) {
+    if constexpr (!std::is_null_pointer_v<Rows>) of(self).rows(b, m0, rows, lse);
+  }
   static void stored(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld) {
     of(self).store(b, m0, v0, rows, columns, tile, ld);
   }
 };
 
 // Attention of queries and keys of element types A and B, see the head of this file.
-template <class A, class B, class Open, class Score, class Reach, class Store>
+template <class A, class B, class Open, class Score, class Reach, class Rows, class Store>
 KGEN_FN void attention(int threads, const AttentionShape& shape, const AttentionBlocks& how, bool safe, const Open& open,
-                       const Score& score, const Reach& reach, const Store& store) {
+                       const Score& score, const Reach& reach, const Rows& rows, const Store& store) {
   using U = unit_t<A, B>;
-  using F = AttentionFunctions<U, Open, Score, Reach, Store>;
-  const F functions{open, score, reach, store};
+  using F = AttentionFunctions<U, Open, Score, Reach, Rows, Store>;
+  const F functions{open, score, reach, rows, store};
   attend<U>(threads, {shape, how, safe, &functions, F::opened, std::is_null_pointer_v<Score> ? nullptr : F::scored,
-                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, F::stored});
+                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, std::is_null_pointer_v<Rows> ? nullptr : F::summed,
+                      F::stored});
 }
 
 }  // namespace kgen

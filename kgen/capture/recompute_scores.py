@@ -1,0 +1,394 @@
+"""Backward graphs compute the weights of a softmax between two contractions again, instead of reading them from memory.
+
+Where one contraction makes scores that are larger than its operands, and another one reduces the axis of the softmax away,
+forward saves one number of each row, and backward gets
+
+    weights = exp(scores - lse)    with lse = max(scores) + log(sum(exp(scores - max(scores))))
+
+In front of the softmax and behind it may be any elementwise work; all of it that is as large as the scores is computed again.
+The row sum in the gradient of a softmax needs no scores at all (Dao et al., 2022, arXiv:2205.14135, appendix B.2):
+
+    sum over n of dA[n] A[n] = sum over v of g[v] O[v]
+    where O[v] = sum over n of A[n] V[n, v] and dA[n] = sum over v of g[v] V[n, v]
+
+A are the weights with all factors, such as those of dropout. These sums are in float32, of O as it was saved.
+
+Recomputing is always right, so what is computed again is a matter of profit alone. The two rewrites are not: `_softmax_of` and
+`_row_sum` say what they ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from kgen.capture import torch_adapter
+
+__all__ = ["recompute_scores"]
+
+aten = torch.ops.aten
+
+# They leave each element as it is, but for its type.
+SAME = {aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default, aten.lift_fresh_copy.default}
+# They leave elements in their order.
+IN_ORDER = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
+# One element each of what is made anew, or of memory.
+OTHERS = {
+    aten.full_like.default, aten.full.default, aten.scalar_tensor.default, aten.zeros_like.default, aten.ones_like.default,
+    aten.arange.start_step, aten.arange.start, aten.arange.default,
+    aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default, torch.ops.kgen.rand.default,
+    torch.ops.prims.iota.default,
+}  # fmt: skip
+# Of a log-sum-exp below, log(sum) is lost whole, for the spacing of float32 is 16 there: such a row has been filled with one
+# large number, as masks of finite numbers do, and its weights are all equal.
+FILLED = -(2.0**27)
+
+
+def recompute_scores(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
+    """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies."""
+    backward = _of_tangents(gm)
+    found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
+    done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device)]
+    for one in done:
+        _Rewrite(gm, one, backward).run()
+    if done:
+        gm.graph.lint()
+        gm.recompile()
+    return gm
+
+
+# ---- what is looked for ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """``weights = exp(scores - top) / total``, along the last axis."""
+
+    scores: Node
+    top: Node
+    total: Node
+    weights: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A softmax, what forward makes of its weights elementwise (`after`, in order), and the contractions of these."""
+
+    softmax: Softmax
+    after: tuple[Node, ...]
+    contractions: tuple[Node, ...]
+
+
+def _of_tangents(gm: GraphModule) -> set[Node]:
+    """What depends on the gradients of results."""
+    found: set[Node] = set()
+    for node in gm.graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
+        if is_tangent or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _attention_of(node: Node, backward: set[Node]) -> Attention | None:
+    softmax = _softmax_of(node) if node not in backward else None
+    if softmax is None or not any(map(_grows, _behind_elementwise([softmax.scores], _matrix(softmax.scores)))):
+        return None
+    return _followed(softmax, backward)
+
+
+def _softmax_of(node: Node) -> Softmax | None:
+    """The softmax whose weights a node is; None where its parts are read by others, which would need them again."""
+    if not _calls(node, aten.div.Tensor):
+        return None
+    power, total = _args(node)
+    if not _calls(power, aten.exp.default) or not _calls(total, aten.sum.dim_IntList):
+        return None
+    [shifted] = _args(power)
+    if not _calls(shifted, aten.sub.Tensor):
+        return None
+    scores, top = _args(shifted)
+    if not _calls(top, aten.amax.default) or not _is_sum_of(total, power) or not _is_sum_of(top, scores):
+        return None
+    alone = set(power.users) == {total, node} and set(total.users) == {node} and set(shifted.users) == {power}
+    return Softmax(scores, top, total, node) if alone and _fits(scores) else None
+
+
+def _fits(scores: Node) -> bool:
+    """Scores of other types have another log-sum-exp; sizes at run time are not compared."""
+    value = scores.meta["val"]
+    return value.dim() > 1 and value.dtype is torch.float32 and _is_static(scores)
+
+
+def _args(node: Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _calls(value: Any, target: Any) -> bool:
+    """Whether a value is a plain call of an operator."""
+    return isinstance(value, Node) and value.target is target and not value.kwargs
+
+
+def _is_sum_of(reduction: Node, of: Node) -> bool:
+    return reduction.args[0] is of and _is_last(reduction)
+
+
+def _is_last(reduction: Node) -> bool:
+    """Whether a reduction goes along the last axis and keeps it."""
+    _, axes, keep = (*_args(reduction), None, None)[:3]
+    rank = reduction.meta["val"].dim()
+    return keep is True and [axis % rank for axis in axes or ()] == [rank - 1]
+
+
+def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:
+    """Where the weights go in forward; None where that is not elementwise work and contractions alone."""
+    after, contractions, waiting = dict[Node, None](), dict[Node, None](), [softmax.weights]
+    while waiting:
+        for user in waiting.pop().users:
+            if user in backward or user in after or user in contractions:
+                continue
+            if _is_contraction(user):
+                contractions[user] = None
+            elif _is_elementwise(user) and _elements(user) >= _elements(softmax.scores):
+                after[user] = None
+                waiting.append(user)
+            else:
+                return None
+    reduced = [one for one in contractions if _elements(one) < _elements(softmax.scores)]
+    return (
+        Attention(softmax, tuple(sorted(after)), tuple(contractions)) if reduced and len(reduced) == len(contractions) else None
+    )
+
+
+def _is_contraction(node: Node) -> bool:
+    return node.target in (aten.bmm.default, aten.mm.default)
+
+
+def _grows(node: Node) -> bool:
+    """Whether a contraction makes more than it reads."""
+    return _is_contraction(node) and all(_elements(node) > _elements(one) for one in node.all_input_nodes)
+
+
+def _is_elementwise(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    known = target in SAME or target in IN_ORDER or target in OTHERS or torch.Tag.pointwise in target.tags
+    return known or bool(getattr(target, "is_view", False))
+
+
+def _elements(node: Node) -> int:
+    value = node.meta.get("val")
+    return math.prod(value.shape) if isinstance(value, torch.Tensor) else 0
+
+
+def _matrix(scores: Node) -> int:
+    """Elements of all scores of one row of batches."""
+    return math.prod(scores.meta["val"].shape[-2:])
+
+
+def _behind_elementwise(roots: Iterable[Node], least: int) -> Iterator[Node]:
+    """Calls that make at least so many elements, up to the first ones that are not elementwise, which are among them."""
+    seen, waiting = set[Node](), list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.op != "call_function" or not _is_static(node) or _elements(node) < least:
+            continue
+        seen.add(node)
+        yield node
+        if _is_elementwise(node):
+            waiting += node.all_input_nodes
+
+
+def _is_static(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+
+
+# ---- the rewrite -------------------------------------------------------------------------------------------------------
+
+
+class _Rewrite:
+    """Changes what backward reads of one softmax."""
+
+    def __init__(self, gm: GraphModule, found: Attention, backward: set[Node]) -> None:
+        self.graph = gm.graph
+        self.found = found
+        self.softmax = found.softmax
+        self.backward = backward
+
+    def run(self) -> None:
+        for node in [one for one in self.graph.nodes if one in self.backward and one.target is aten.sum.dim_IntList]:
+            self._replace_row_sum(node)
+        lse = self._log_sum_exp()
+        again = {self.softmax.weights: self._weights(lse), **self._rows_with_scores(lse)}
+        for node in self._elementwise_of(again):
+            with self.graph.inserting_after(max(node, *(again[one] for one in node.all_input_nodes if one in again))):
+                again[node] = self.graph.node_copy(node, lambda one: again.get(one, one))
+                _recomputed(again[node])
+        for node, copy in again.items():
+            node.replace_all_uses_with(copy, delete_user_cb=lambda user: user in self.backward)
+        roots = [self.softmax.scores, *(one for node in self.found.after for one in node.all_input_nodes)]
+        for node in _behind_elementwise(roots, _matrix(self.softmax.scores)):
+            if node not in (self.softmax.weights, *self.found.after) and (_is_elementwise(node) or _grows(node)):
+                _recomputed(node)
+
+    def _elementwise_of(self, roots: Iterable[Node]) -> list[Node]:
+        """What forward makes elementwise of nodes, in order."""
+        found, waiting = set[Node](), list(roots)
+        while waiting:
+            more = {user for user in waiting.pop().users if _is_elementwise(user)} - self.backward - found
+            found |= more
+            waiting += more
+        return sorted(found)
+
+    def _rows_with_scores(self, lse: Node) -> dict[Node, Node]:
+        """What asks whether a row has a score besides -inf, and what says the same of its log-sum-exp."""
+        found = [node for node in self.graph.nodes if _asks_for_scores(node, self.softmax.scores)]
+        with self.graph.inserting_before(self.softmax.weights):
+            made = {node: self._call(aten.ne.Scalar, lse, -math.inf) for node in found}
+        for node in made.values():
+            _recomputed(node)
+        return made
+
+    def _call(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        made = self.graph.call_function(target, args, kwargs)
+        like = self.softmax.weights.meta
+        made.meta = {k: v for k, v in like.items() if k not in ("val", "tensor_meta", "eager_input_vals", "recompute")}
+        made.meta["val"] = torch_adapter.fake_result(made)
+        return made
+
+    def _log_sum_exp(self) -> Node:
+        """Of each row; of one that is infinite as a whole, its maximum."""
+        top, total = self.softmax.top, self.softmax.total
+        with self.graph.inserting_before(self.softmax.weights):
+            made = self._call(aten.add.Tensor, top, self._call(aten.log.default, total))
+            lse = self._call(aten.where.self, self._call(aten.isinf.default, top), top, made)
+        lse.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return lse
+
+    def _weights(self, lse: Node) -> Node:
+        """No weight is more than 1, however the log-sum-exp of large scores was rounded."""
+        value = lse.meta["val"]
+        with self.graph.inserting_before(self.softmax.weights):
+            shifted = self._call(aten.sub.Tensor, self.softmax.scores, lse)
+            power = self._call(aten.exp.default, self._call(aten.clamp_max.default, shifted, 0.0))
+            filled = self._call(aten.lt.Scalar, lse, FILLED)
+            count = self.softmax.scores.meta["val"].shape[-1]
+            equal, one = (
+                self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device) for number in (1 / count, 1.0)
+            )
+            part = self._call(aten.where.self, filled, equal, one)
+            weights = self._call(aten.mul.Tensor, power, part)
+        for node in (shifted, *power.all_input_nodes, power, filled, equal, one, part, weights):
+            _recomputed(node)
+        return weights
+
+    def _replace_row_sum(self, node: Node) -> None:
+        found = next((one for f in self.found.contractions if (one := _row_sum(node, f, self.softmax))), None)
+        if found is None:
+            return
+        gradient, result = found
+        value = node.meta["val"]
+        with self.graph.inserting_before(node):
+            terms = self._call(aten.mul.Tensor, *(self._cast(one, torch.float32) for one in (gradient, result)))
+            total = self._call(aten.sum.dim_IntList, terms, [-1], True)
+            made = self._cast(self._call(aten.view.default, total, list(value.shape)), value.dtype)
+        node.replace_all_uses_with(made)
+        self.graph.erase_node(node)
+
+    def _cast(self, node: Node, dtype: torch.dtype) -> Node:
+        return node if node.meta["val"].dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
+
+
+def _asks_for_scores(node: Node, scores: Node) -> bool:
+    """Whether a node is ``any(scores != -inf)`` along the last axis."""
+    if not _calls(node, aten.any.dim):
+        return False
+    inside, axis, keep = (*_args(node), None)[:3]
+    negated = _calls(inside, aten.logical_not.default)
+    compared = inside.args[0] if negated else inside
+    wanted = aten.eq.Scalar if negated else aten.ne.Scalar
+    is_last = keep is True and axis in (-1, scores.meta["val"].dim() - 1)
+    return is_last and _calls(compared, wanted) and compared.args == (scores, -math.inf)
+
+
+def _recomputed(node: Node) -> None:
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+# ---- row sums ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What is multiplied: a number, and elements of tensors. Of a smaller tensor, also how it is broadcast."""
+
+    number: float
+    tensors: Counter[Any]
+
+
+def _row_sum(node: Node, contraction: Node, softmax: Softmax) -> tuple[Node, Node] | None:
+    """A gradient g and the result O of a contraction with ``node = sum over v of g O``, see the head of this file."""
+    weights, values = _args(contraction)
+    if node.kwargs or not _is_last(node):
+        return None
+    size = softmax.scores.meta["val"].shape[-1]
+    added = _args(node)[0]
+    if _elements(added) != _elements(softmax.scores) or added.meta["val"].shape[-1] != size:
+        return None
+    inside, whole = _factors(added, size), _factors(weights, size)
+    if whole.tensors - inside.tensors or not math.isclose(inside.number, whole.number, rel_tol=1e-5):
+        return None
+    rest = list((inside.tensors - whole.tensors).elements())
+    if len(rest) != 1 or not _calls(rest[0], contraction.target) or _elements(rest[0]) != _elements(softmax.scores):
+        return None
+    gradient, turned = _args(rest[0])
+    return (gradient, contraction) if _exchanges_last(turned) and turned.args[0] is values else None
+
+
+def _exchanges_last(node: Node) -> bool:
+    """Whether a node is the transpose of matrices."""
+    rank = node.meta["val"].dim()
+    if _calls(node, aten.permute.default):
+        return [axis % rank for axis in _args(node)[1]] == [*range(rank - 2), rank - 1, rank - 2]
+    exchanged = _calls(node, aten.transpose.int) and {axis % rank for axis in _args(node)[1:]} == {rank - 1, rank - 2}
+    return exchanged or _calls(node, aten.t.default)
+
+
+def _factors(node: Node, size: int, shape: tuple[int, ...] = ()) -> Factors:
+    """Of what has `size` elements in its last axis; `shape` is that of the multiplication which reads the node."""
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return Factors(1.0, Counter([node]))
+    args, own = _args(node), tuple(node.meta["val"].shape)
+    if _is_transparent(node, size):
+        return _factors(args[0], size, shape)
+    if node.target is aten.neg.default:
+        return _times(Factors(-1.0, Counter()), _factors(args[0], size, shape))
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        one, other = (_factors(a, size, own) if isinstance(a, Node) else Factors(float(a), Counter()) for a in args)
+        return _times(one, other)
+    if node.target in (aten.div.Tensor, aten.div.Scalar) and not isinstance(args[1], Node) and not node.kwargs:
+        return _times(Factors(1 / float(args[1]), Counter()), _factors(args[0], size, shape))
+    return Factors(1.0, Counter([node if _elements(node) == math.prod(shape or own) else (node, shape)]))
+
+
+def _is_transparent(node: Node, size: int) -> bool:
+    """Whether a node has the elements of another one, in order, but for rounding."""
+    if node.target in SAME:
+        return bool(node.meta["val"].dtype.is_floating_point)
+    return node.target in IN_ORDER and _keeps_rows(_args(node)[0].meta["val"].shape, node.meta["val"].shape, size)
+
+
+def _keeps_rows(before: Sequence[int], after: Sequence[int], size: int) -> bool:
+    return math.prod(before) == math.prod(after) and bool(before) and bool(after) and before[-1] == after[-1] == size
+
+
+def _times(one: Factors, other: Factors) -> Factors:
+    return Factors(one.number * other.number, one.tensors + other.tensors)
