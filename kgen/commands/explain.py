@@ -158,7 +158,7 @@ class Explanation:
 def _verdict_dict(v: Verdict) -> dict[str, Any]:
     return {
         "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name,
-        "because": v.reason.value,
+        "because": v.reason.value, "kernels": list(v.kernels),
         "bytes_saved": v.bytes_saved, "detail": v.detail, "measured": list(v.measured), "change": v.change,
     }  # fmt: skip
 
@@ -263,7 +263,7 @@ def _graph_report(record: Record | EagerRecord) -> GraphReport:
     plan = record.plan
     return GraphReport(
         record.info.name, record.info.role, tuple(_kernel_report(k, record) for k in plan.kernels), _extern_reports(record),
-        tuple(plan.verdicts), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
+        tuple(plan.final_verdicts()), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
     )  # fmt: skip
 
 

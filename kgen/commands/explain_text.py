@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kgen.verdict import Outcome, Verdict
+from kgen.verdict import REFUSED, Outcome, Verdict
 
 try:
     import rich.console as rich_console
@@ -95,7 +95,7 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
     replaced = [str(v) for v in verdicts if v.outcome is Outcome.REPLACED]
     if replaced:
         yield Lines(("not compiled, and computed in another way:", *(f"  {line}" for line in replaced)))
-    refused = list(dict.fromkeys(v for v in verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)))
+    refused = list({str(v): v for v in verdicts if v.outcome in REFUSED}.values())
     if refused:
         shown = [f"{v}{f'; to change it: {v.change}' if v.change else ''}" for v in refused[:MAX_VERDICTS]]
         more = [f"... and {len(refused) - MAX_VERDICTS} more (to_dict() has all)"] if len(refused) > MAX_VERDICTS else []
