@@ -41,7 +41,8 @@ def attempted(
     draft = Draft(own, graph.nodes, options, decisions, dict(tuning_results), transforms)
     for one in transforms:
         one.apply(draft)
-    draft.nodes = needed(draft.graph, draft.nodes)
+    if len(draft.nodes) > 1:  # a graph's only node makes its result
+        draft.nodes = needed(draft.graph, draft.nodes)
     return Attempt(draft, _plan(draft))
 
 
