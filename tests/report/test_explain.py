@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import kgen
 from kgen.commands.explain import function_source, watching
-from kgen.commands.explain_text import bytes_text
+from kgen.commands.graph_report import bytes_text
 from kgen.only import only
 from kgen.report.record import recording
 from kgen.verdict import Outcome, Reason
