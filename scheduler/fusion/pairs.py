@@ -90,7 +90,7 @@ class _Pairing:
         """What fusion had no cause to say."""
         first, second = (self.steps[number] for number in pair)
         if isinstance(first, Call) or isinstance(second, Call):
-            return Verdict(*(self.names[number] for number in pair), Outcome.ILLEGAL, Reason.EXTERN_CALL)
+            return Verdict(self.names[pair[0]], self.names[pair[1]], Outcome.ILLEGAL, Reason.EXTERN_CALL)
         if flows and any(a is b for a, b in groups):  # a transform has made two kernels of one group
             return Verdict(first.name, second.name, Outcome.ILLEGAL, Reason.PART)
         many = not flows and all(len(self.touching[name]) > MAX_READERS for name in names)
