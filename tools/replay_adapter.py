@@ -39,7 +39,7 @@ def _exists(name: str) -> bool:
 torch_adapter = _first_of("kgen.capture.torch_adapter", "kgen.torch_adapter")
 debug = _first_of("kgen.report.debug", "kgen.debug")
 
-# What `torch_adapter.gpu_facts` says of an H200. Commits older than this file say `processors`.
+# What `torch_adapter.gpu_facts` says of an H200. Older commits have the third name for the second.
 GPU_FACTS = {
     "arch": 90,
     "compute_units": 132,

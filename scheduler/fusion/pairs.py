@@ -32,8 +32,8 @@ class Pairs:
         """The plan's verdicts, with one for each pair of steps in place of all that was refused about it."""
         count = Counter(self.names)
         formed = [v for v in self.fuser.verdicts[self.grouped :] if v.outcome in REFUSED]
-        said = {frozenset((v.producer, v.consumer)): v for v in formed if count[v.producer] == count[v.consumer] == 1}
-        found = _Pairing(self.fuser, plan.steps, said)
+        known = {frozenset((v.producer, v.consumer)): v for v in formed if count[v.producer] == count[v.consumer] == 1}
+        found = _Pairing(self.fuser, plan.steps, known)
         pairs = list(found.verdicts())
         gone = {id(v) for v in self.fuser.verdicts[: self.grouped] if v.outcome in REFUSED}
         gone |= {id(v) for v in formed if frozenset((v.producer, v.consumer)) in found.used}
@@ -42,16 +42,16 @@ class Pairs:
 
 @dataclass(slots=True)
 class _Pairing:
-    """The pairs of the steps of one plan. `said` is by names of kernels."""
+    """The pairs of the steps of one plan. `known` are verdicts by names of kernels."""
 
     fuser: Fuser
     steps: Sequence[Step]
-    said: Mapping[frozenset[str], Verdict]
+    known: Mapping[frozenset[str], Verdict]
     names: list[str] = field(init=False)
     reads: list[set[str]] = field(init=False)
     writes: list[set[str]] = field(init=False)
     touching: dict[str, list[int]] = field(init=False, default_factory=dict)  # numbers of steps by buffer
-    used: set[frozenset[str]] = field(init=False, default_factory=set)  # of what is said
+    used: set[frozenset[str]] = field(init=False, default_factory=set)  # of what is known
 
     def __post_init__(self) -> None:
         self.names = _distinct(map(_name, self.steps))
@@ -76,9 +76,9 @@ class _Pairing:
 
     def _verdict(self, pair: tuple[int, int], names: Sequence[str], flows: bool) -> Verdict:
         key = frozenset(self.names[number] for number in pair)
-        if key in self.said:
+        if key in self.known:
             self.used.add(key)
-            return self.said[key]
+            return self.known[key]
         groups = [(a, b) for a in self._groups(pair[0]) for b in self._groups(pair[1])]
         refused = [self.fuser.refused.get((min(a.serial, b.serial), max(a.serial, b.serial))) for a, b in groups]
         found = next((verdict for verdict in refused if verdict is not None), None)
