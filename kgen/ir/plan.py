@@ -322,7 +322,7 @@ class Schedule:
     device: str = "cpu"
     call_results: frozenset[str] = frozenset()
     packings: list[Packing] = field(default_factory=list)
-    settle: Callable[[Schedule], list[Verdict]] = field(default=lambda plan: plan.verdicts)
+    settle: Callable[[Schedule], list[Verdict]] = field(default=lambda plan: plan.verdicts, compare=False, repr=False)
 
     def final_verdicts(self) -> list[Verdict]:
         """The verdicts that hold in the end, among them one for each two steps that touch one buffer. Found anew by each
