@@ -72,6 +72,16 @@ def test_print_goes_to_a_file_and_dicts_are_json(args, capsys):
     assert data["graphs"][0]["verdicts"][0]["because"]
 
 
+def test_the_kernel_and_the_call_that_feeds_it_have_one_verdict(args):
+    with kgen.config.override(templates=False):
+        report = kgen.explain(block, *args, print_report=False)
+    [apart] = [v for v in report.to_dict()["graphs"][0]["verdicts"] if v["kernels"]]
+    call, kernel = apart["kernels"]
+    assert call.startswith("aten.mm.default")
+    assert kernel == report.kernels[0].name
+    assert apart["reason"] == "EXTERN_CALL"
+
+
 def test_a_terminal_gets_tables(args, monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.setenv("FORCE_COLOR", "1")
