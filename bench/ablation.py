@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from bench import cpu_matmuls
 from bench.contenders import copy_of, failure
+from bench.cpu_patterns import MATMULS as CPU_MATMULS
 from bench.gpu_patterns import GPU_PATTERNS
 from bench.gpu_timing import COLD, MAX_SETS, Entry, Function, prepare, take_turns
 from bench.matmuls import MATMULS
@@ -73,7 +73,7 @@ def subjects(device: str, quick: bool) -> list[Subject]:
         made += [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(0, device))]) for p in GPU_PATTERNS]
         return [*made, Subject("residual", residual, lambda: [images(32 // (8 if quick else 1), torch.bfloat16, device)])]
     shrink, megabytes = (16, 1) if quick else (1, 16)
-    made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in cpu_matmuls.MATMULS.items()]
+    made = [Subject(name, p.fn, lambda p=p: p.shrunk(shrink).sets(torch.float32)) for name, p in CPU_MATMULS.items()]
     made += [Subject(p.name, p.fn, lambda p=p: [list(p.inputs(megabytes))]) for p in PATTERNS]
     return [*made, Subject("residual", residual, lambda: [images(1 if quick else 8, torch.float32, device)])]
 

@@ -17,7 +17,8 @@ from typing import Any
 from kgen import cache, config
 from kgen.commands import doctor
 from kgen.commands.explain import Explanation, explain, watching
-from kgen.commands.explain_text import bytes_text, write
+from kgen.commands.explain_text import write
+from kgen.commands.graph_report import bytes_text
 from kgen.commands.tuning_table import changes, measurements
 from kgen.counters import counters
 from kgen.errors import KgenError, TuningFileExists, UnknownTuningDevice

@@ -32,6 +32,9 @@ class Outcome(Enum):
     COPIED = "copied to another layout"
 
 
+REFUSED = (Outcome.ILLEGAL, Outcome.UNPROFITABLE)
+
+
 class Reason(Enum):
     """Why. The text completes 'because ...'; `CHANGES` says what would turn the verdict."""
 
@@ -51,12 +54,13 @@ class Reason(Enum):
     REDUCED_AXES_DIFFER = "they reduce over different axes"
     CYCLE = "a third kernel is on a path between them"
     SEARCH_LIMIT = "proving that no third kernel is between them takes too long"
-    MUTATION = "one overwrites data that the other reads at other indices"
+    MUTATION = "one overwrites data that the other reads or makes at other indices"
     PART = "the producer fills a part of what the consumer needs all of"
     SCATTER_RESULT = "a scatter's result is complete only after all of its writes"
     EXTERN_CALL = "one of them is a library call"
     DEVICE = "they run on different devices"
     EMPTY_LOOP = "an inner loop of one may have no points, and a GPU would not run what the other has outside of it"
+    NOT_TRIED = "fusion tries kernels that only read the same data with those next to them in program order, and not these two"
     NO_SAVING = "no memory traffic would be saved"
     PARALLELISM = "too few rows would be left to share among the threads"
     COLUMNS = "a second walk down long columns would find nothing of the first one in cache"
@@ -171,7 +175,8 @@ CHANGES: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One decision. `bytes_saved` is memory traffic at the size hints; `measured` are times in microseconds, if any."""
+    """One decision. `bytes_saved` is memory traffic at the size hints; `measured` are times in microseconds, if any. `kernels`
+    are two steps of the plan that touch one buffer: it says why they stay apart, and is the only one that names both."""
 
     producer: str
     consumer: str
@@ -180,6 +185,7 @@ class Verdict:
     bytes_saved: int = 0
     detail: str = ""
     measured: tuple[float, ...] = ()
+    kernels: tuple[str, ...] = ()
 
     @property
     def change(self) -> str:

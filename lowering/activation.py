@@ -9,7 +9,7 @@ from typing import Any
 from kgen.ir import values as vs
 from kgen.ir.values import Value
 from kgen.lowering.builder import Builder
-from kgen.lowering.pointwise import Operand, clamp, extreme, formula, number, pointwise
+from kgen.lowering.pointwise import Operand, at_least, clamp, formula, number, pointwise
 from kgen.lowering.tensor import Tensor, promote
 
 
@@ -24,8 +24,7 @@ def _mul(*factors: Value) -> Value:
     return total
 
 
-def relu(b: Builder, x: Tensor) -> Tensor:
-    return extreme("maximum", "or")(b, x, 0 if not x.dtype.is_floating_point else 0.0)
+relu = at_least(0)
 
 
 def hardtanh(b: Builder, x: Tensor, min_val: Operand = -1, max_val: Operand = 1) -> Tensor:

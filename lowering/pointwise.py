@@ -255,6 +255,12 @@ def extreme(op: str, on_bool: str) -> Rule:
     return lambda b, x, y: pointwise(lambda p, q: vs.call(on_bool if p.dtype is torch.bool else op, p, q), x, y)
 
 
+def at_least(lowest: int) -> Rule:
+    """The larger one of an operand and a number, which gets the operand's type; NaN stays."""
+    larger = extreme("maximum", "or")
+    return lambda b, x: larger(b, x, float(lowest) if x.dtype.is_floating_point else lowest)
+
+
 def extreme_number(op: str, on_integer: str, on_bool: str) -> Rule:
     """fmax and fmin; NaN loses."""
 

@@ -17,7 +17,7 @@ from kgen.ir import ops
 
 if TYPE_CHECKING:
     from kgen.ir.index import Expr
-    from kgen.templates.contract import Config
+    from kgen.ir.plan import Config
     from kgen.templates.problem import Problem
 
 

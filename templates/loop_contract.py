@@ -166,13 +166,16 @@ class LoopTemplate:
 
     def config(self, problem: LoopProblem, values: Mapping[str, int] | None = None) -> Config:
         """A configuration: the given values, the scheduler's for the other knobs, the first value of knobs of the author's."""
-        values = values or {}
+        if values:
+            self._check(problem, values)
+        chosen = {**problem.proposed, **(values or {})}
+        return Config(tuple((name, chosen.get(name, knob.values[0])) for name, knob in self.knobs.items()))
+
+    def _check(self, problem: LoopProblem, values: Mapping[str, int]) -> None:
         check_knobs(self.name, self.knobs, values)
         wrong = [f"{name}={value}" for name, value in values.items() if not problem.admits(name, value)]
         if wrong:
             raise errors.BadTemplate(template=self.name, problem=f"kernel {problem.step.name} cannot have {' '.join(wrong)}")
-        chosen = {**problem.proposed, **values}
-        return Config(tuple((name, chosen.get(name, knob.values[0])) for name, knob in self.knobs.items()))
 
     def configs(self, problem: LoopProblem) -> Iterator[Config]:
         """The scheduler's configuration, then the others on offer."""

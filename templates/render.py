@@ -17,8 +17,10 @@ from jinja2.ext import Extension
 from kgen.ir import nodes as ir
 
 if TYPE_CHECKING:
-    from kgen.templates.contract import Config
+    from kgen.ir.plan import Config
     from kgen.templates.loop_slots import Slots
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 # Where the built-in Jinja files of a device lie, which other ones may import and include.
 BUILT_IN = {"cuda": Path(__file__).parent / "triton" / "kernels", "cpu": Path(__file__).parent / "cpp" / "kernels"}
@@ -60,6 +62,18 @@ def tidy(text: str) -> str:
 def clean(name: str) -> str:
     """A buffer's or a size's name as an identifier."""
     return "".join(c if c.isalnum() else "_" for c in name)
+
+
+def canonical_text(text: str, names: frozenset[str]) -> str:
+    """The text with comments dropped and made-up names replaced by their order of appearance."""
+    order: dict[str, str] = {}
+
+    def rename(match: re.Match[str]) -> str:
+        word = match.group()
+        return order.setdefault(word, f"n{len(order)}") if word in names else word
+
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "# ")))
+    return _WORD.sub(rename, body)
 
 
 def source_lines(origins: Iterable[ir.Origin]) -> list[str]:

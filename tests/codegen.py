@@ -40,8 +40,9 @@ from kgen.ir.verify import verify
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.only import Only
 from kgen.reference.evaluate import evaluate_graph
-from kgen.rendered.kernel_call import KernelCall, Rendered, canonical_text
+from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.scheduler import Options, schedule
+from kgen.templates.render import canonical_text
 from kgen.templates.render_step import render_step
 from tests.rendering import context
 

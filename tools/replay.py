@@ -12,7 +12,7 @@ that need not exist; the CPU has AVX-512 and 16 threads. Folders are comparable 
 
 `between` renders the corpus of this working tree with the kgen of each commit, through that commit's own
 `tools/replay_adapter.py` (this one's where it has none), then compares. `--own-benches` takes the corpus and the benches of
-each commit, too.
+each commit, too. `--keep` leaves both renderings for `diff`.
 """
 
 from __future__ import annotations
@@ -149,24 +149,25 @@ def between(options: argparse.Namespace) -> int:
     """Renders the corpus with the kgen of each commit, and compares."""
     with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
         roots = [Path(scratch, side) for side in ("before", "after")]
+        outs = [(options.keep or side) / side.name for side in roots]
         trees = [Path(scratch, f"{side.name}-tree") for side in roots]
         try:
             for commit, tree, side in zip((options.before, options.after), trees, roots, strict=True):
                 _git("worktree", "add", "--detach", "--quiet", str(tree), commit)
                 importable(tree, side, options.own_benches)
-            _render_both(roots, options)
-            return compare(roots[0] / "out", roots[1] / "out", options)
+            _render_both(roots, outs, options)
+            return compare(outs[0], outs[1], options)
         finally:
             for tree in trees:
                 _git("worktree", "remove", "--force", str(tree), check=False)
 
 
-def _render_both(roots: Sequence[Path], options: argparse.Namespace) -> None:
+def _render_both(roots: Sequence[Path], outs: Sequence[Path], options: argparse.Namespace) -> None:
     if not options.parallel:
-        for side in roots:
-            _finish(_render_apart(side, options))
+        for side, out in zip(roots, outs, strict=True):
+            _finish(_render_apart(side, out, options))
         return
-    for process in [_render_apart(side, options) for side in roots]:
+    for process in [_render_apart(side, out, options) for side, out in zip(roots, outs, strict=True)]:
         _finish(process)
 
 
@@ -199,9 +200,9 @@ runpy.run_module("tools.replay", run_name="__main__", alter_sys=True)
 """
 
 
-def _render_apart(side: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+def _render_apart(side: Path, out: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Renders in a process that imports what is in `side`."""
-    command = [sys.executable, "-c", ISOLATED, "render", "--out", str(side / "out"), "--devices", *options.devices]
+    command = [sys.executable, "-c", ISOLATED, "render", "--out", str(out.absolute()), "--devices", *options.devices]
     command += ["--all"] * options.all + (["--only", *options.only] if options.only else [])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(command, cwd=side, env=environment | {"PYTHONDONTWRITEBYTECODE": "1"})
@@ -229,6 +230,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     both.add_argument("before", help="a commit")
     both.add_argument("after", help="a commit")
     both.add_argument("--own-benches", action="store_true", help="each commit's patterns, not those of this working tree")
+    both.add_argument("--keep", type=Path, help="a folder for both renderings, which `diff` can compare again")
     both.add_argument("--parallel", action="store_true", help="both commits at once")
     for one in (rendering, both):
         one.add_argument("--only", nargs="+", default=[], help="cases whose name contains one of these")

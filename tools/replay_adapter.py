@@ -39,10 +39,11 @@ def _exists(name: str) -> bool:
 torch_adapter = _first_of("kgen.capture.torch_adapter", "kgen.torch_adapter")
 debug = _first_of("kgen.report.debug", "kgen.debug")
 
-# What `torch_adapter.gpu_facts` says of an H200.
+# What `torch_adapter.gpu_facts` says of an H200. Older commits have the third name for the second.
 GPU_FACTS = {
     "arch": 90,
     "compute_units": 132,
+    "processors": 132,
     "shared": 232448,
     "clock": 1_980_000_000,
     "memory": 4_800_000_000_000,

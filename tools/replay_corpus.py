@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.calibration import SIZES, problems
-from bench.cpu_matmuls import DTYPES, Model
-from bench.cpu_matmuls import MATMULS as CPU_MATMULS
+from bench.cpu_patterns import DTYPES, Model
+from bench.cpu_patterns import MATMULS as CPU_MATMULS
 from bench.gpu_patterns import GPU_PATTERNS
 from bench.matmuls import BY_NUMBER
 from bench.patterns import BY_NAME, PATTERNS

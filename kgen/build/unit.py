@@ -9,7 +9,8 @@ from typing import Any
 from kgen.build.cpp import Unit
 from kgen.ir.plan import Launch, Packing, Schedule, variants
 from kgen.rendered.gpu_kernel import TritonKernel
-from kgen.rendered.kernel_call import KernelCall, Rendered, canonical_text
+from kgen.rendered.kernel_call import KernelCall, Rendered
+from kgen.templates.render import canonical_text
 
 PRELUDE = "#include <kgen/kernel.h>\nusing namespace kgen;\n"
 

@@ -15,7 +15,8 @@ from torch._dynamo import utils as dynamo_utils
 from torch.utils._pytree import tree_leaves
 
 from kgen.backend import kgen_backend
-from kgen.commands.explain_text import bytes_text, sections, write
+from kgen.commands.explain_text import sections, write
+from kgen.commands.graph_report import ExternReport, GraphBreak, GraphReport, KernelReport
 from kgen.failures import verdicts
 from kgen.ir.index import Var
 from kgen.ir.plan import Call, ComboKernel, Launch, members, variants
@@ -24,76 +25,6 @@ from kgen.report.record import EagerRecord, Record, Recorder, recording
 from kgen.verdict import Verdict
 
 __all__ = ["Explanation", "ExternReport", "GraphBreak", "GraphReport", "KernelReport", "explain", "watching"]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelReport:
-    """A generated kernel. `operators` are those it fuses, `lines` the user's source lines they came from, `outer` and `inner`
-    its loops as (name, extent); of a batch, the loop over its members. Bytes are at the example's sizes; `source` is the
-    generated function, or all of them where a call picks one by size: `by_size` has the range of each, and what it is."""
-
-    graph: str
-    name: str
-    operators: tuple[str, ...]
-    lines: tuple[str, ...]
-    outer: tuple[tuple[str, str], ...]
-    inner: tuple[tuple[str, str], ...]
-    sections: int
-    bytes_read: int
-    bytes_written: int
-    source: str
-    by_size: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def loops(self) -> str:
-        """``x0<8 | y0<16``: independent loops, then the ones inside each point of them."""
-        parts = [" ".join(f"{name}<{extent}" for name, extent in loops) for loops in (self.outer, self.inner)]
-        return " | ".join(part or "-" for part in parts if part or self.inner)
-
-    def __str__(self) -> str:
-        moved = f"reads {bytes_text(self.bytes_read)}, writes {bytes_text(self.bytes_written)}"
-        return f"{self.name}: {', '.join(self.operators)} over {self.loops or 'one point'}, {moved}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExternReport:
-    """Calls of one operator that run outside of generated code, for one reason. `bytes` are operands and results."""
-
-    graph: str
-    operator: str
-    reason: str
-    calls: int
-    lines: tuple[str, ...]
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.operator} x {self.calls}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphBreak:
-    """Where Dynamo gave up on one graph and started the next."""
-
-    reason: str
-    line: str
-
-    def __str__(self) -> str:
-        return f"{self.reason} ({self.line})" if self.line else self.reason
-
-
-@dataclass(frozen=True, slots=True)
-class GraphReport:
-    """One compiled graph; `role` is inference, forward or backward. `peak_memory` is what intermediates and outputs occupy at
-    most under the memory plan, in bytes. See `Explanation` for `bytes_moved` and `bytes_minimal`."""
-
-    name: str
-    role: str
-    kernels: tuple[KernelReport, ...]
-    externs: tuple[ExternReport, ...]
-    verdicts: tuple[Verdict, ...]
-    bytes_moved: int
-    bytes_minimal: int
-    peak_memory: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +69,7 @@ class Explanation:
     def print(self, file: TextIO | None = None) -> None:
         """Writes the report to `file` (default: standard output); in tables with colours when that is a terminal and the
         package rich is installed."""
-        write(sections(self), file or sys.stdout)
+        write(sections(self.graphs, self.graph_breaks), file or sys.stdout)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-ready data."""
@@ -158,7 +89,7 @@ class Explanation:
 def _verdict_dict(v: Verdict) -> dict[str, Any]:
     return {
         "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name,
-        "because": v.reason.value,
+        "because": v.reason.value, "kernels": list(v.kernels),
         "bytes_saved": v.bytes_saved, "detail": v.detail, "measured": list(v.measured), "change": v.change,
     }  # fmt: skip
 
@@ -263,7 +194,7 @@ def _graph_report(record: Record | EagerRecord) -> GraphReport:
     plan = record.plan
     return GraphReport(
         record.info.name, record.info.role, tuple(_kernel_report(k, record) for k in plan.kernels), _extern_reports(record),
-        tuple(plan.verdicts), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
+        tuple(plan.final_verdicts()), traffic.bytes_moved(plan), traffic.bytes_minimal(plan), traffic.peak_memory(plan),
     )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
-from kgen.verdict import Outcome, Verdict
+from kgen.commands.graph_report import GraphBreak, GraphReport, bytes_text
+from kgen.verdict import REFUSED, Outcome, Verdict
 
 try:
     import rich.console as rich_console
@@ -15,10 +16,7 @@ try:
 except ImportError:  # rich is no requirement: plain text says the same
     rich_console = rich_table = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from kgen.commands.explain import Explanation, GraphReport
-
-__all__ = ["Heading", "Lines", "Table", "bytes_text", "sections", "write"]
+__all__ = ["Heading", "Lines", "Table", "sections", "write"]
 
 # More decisions than this are counted, not listed: `to_dict()` has them all.
 MAX_VERDICTS = 30
@@ -46,26 +44,16 @@ class Table:
 Section = Heading | Lines | Table
 
 
-def bytes_text(count: int) -> str:
-    """``832 B``, ``1.5 MB``: decimal units, three digits."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
-
-
-def sections(report: Explanation) -> Iterator[Section]:
+def sections(graphs: Sequence[GraphReport], breaks: Sequence[GraphBreak]) -> Iterator[Section]:
     """The report from the whole to the parts."""
-    calls = sum(e.calls for e in report.externs)
-    counts = [_count(len(report.graphs), "graph"), _count(len(report.kernels), "kernel"), _count(calls, "library call")]
-    yield Heading(", ".join([*counts, _count(len(report.graph_breaks), "graph break")]))
-    for graph in report.graphs:
+    kernels, calls = sum(len(g.kernels) for g in graphs), sum(e.calls for g in graphs for e in g.externs)
+    counts = [_count(len(graphs), "graph"), _count(kernels, "kernel"), _count(calls, "library call")]
+    yield Heading(", ".join([*counts, _count(len(breaks), "graph break")]))
+    for graph in graphs:
         yield from _graph(graph)
-    if report.graph_breaks:
+    if breaks:
         yield Heading("graph breaks")
-        yield Lines(tuple(map(str, report.graph_breaks)))
+        yield Lines(tuple(map(str, breaks)))
 
 
 def _graph(graph: GraphReport) -> Iterator[Section]:
@@ -95,7 +83,7 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
     replaced = [str(v) for v in verdicts if v.outcome is Outcome.REPLACED]
     if replaced:
         yield Lines(("not compiled, and computed in another way:", *(f"  {line}" for line in replaced)))
-    refused = list(dict.fromkeys(v for v in verdicts if v.outcome in (Outcome.ILLEGAL, Outcome.UNPROFITABLE)))
+    refused = list({str(v): v for v in verdicts if v.outcome in REFUSED}.values())
     if refused:
         shown = [f"{v}{f'; to change it: {v.change}' if v.change else ''}" for v in refused[:MAX_VERDICTS]]
         more = [f"... and {len(refused) - MAX_VERDICTS} more (to_dict() has all)"] if len(refused) > MAX_VERDICTS else []

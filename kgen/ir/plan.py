@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -321,9 +321,10 @@ def address(graph: ir.Graph, name: str) -> tuple[str, Expr, torch.dtype]:
 
 @dataclass(slots=True)
 class Schedule:
-    """Steps in execution order, with the verdicts that led to them. `dead_after[i]` are buffers whose last use is step i;
-    `reuses` maps a buffer to the dead one whose memory it takes. `packings` and `library_packings` are made once, before the
-    first step of the first call. `call_results` are those of library calls, which may be aliases of what they were given."""
+    """Steps in execution order, with the verdicts that led to them, in the order of the decisions. `dead_after[i]` are buffers
+    whose last use is step i; `reuses` maps a buffer to the dead one whose memory it takes. `packings` and `library_packings`
+    are made once, before the first step of the first call. `call_results` are those of library calls, which may be aliases of
+    what they were given. `settle` gives `final_verdicts`."""
 
     graph: ir.Graph
     steps: list[Step]
@@ -335,6 +336,12 @@ class Schedule:
     call_results: frozenset[str] = frozenset()
     packings: list[Packing] = field(default_factory=list)
     library_packings: list[LibraryPacking] = field(default_factory=list)
+    settle: Callable[[Schedule], list[Verdict]] = field(default=lambda plan: plan.verdicts, compare=False, repr=False)
+
+    def final_verdicts(self) -> list[Verdict]:
+        """The verdicts that hold in the end, among them one for each two steps that touch one buffer. Found anew by each
+        call, so that only those pay for it who want to know."""
+        return self.settle(self)
 
     @property
     def kernels(self) -> list[Launch]:

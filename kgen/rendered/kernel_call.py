@@ -1,8 +1,7 @@
-"""A rendered step: the text of a C++ function, or the call of a GPU kernel; and what makes two texts one kernel."""
+"""A rendered step: the text of a C++ function, or the call of a GPU kernel."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,9 +9,7 @@ from kgen.ir.index import Expr
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.tensor_map import TensorMap
 
-__all__ = ["KernelCall", "Rendered", "canonical_text"]
-
-_WORD = re.compile(r"[A-Za-z_]\w*")
+__all__ = ["KernelCall", "Rendered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +38,3 @@ class KernelCall:
     grid: tuple[Expr, ...] = ()
     launch: TritonKernel | None = None
     maps: tuple[TensorMap, ...] = ()
-
-
-def canonical_text(text: str, names: frozenset[str]) -> str:
-    """The text with comments dropped and made-up names replaced by their order of appearance."""
-    order: dict[str, str] = {}
-
-    def rename(match: re.Match[str]) -> str:
-        word = match.group()
-        return order.setdefault(word, f"n{len(order)}") if word in names else word
-
-    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(("//", "# ")))
-    return _WORD.sub(rename, body)

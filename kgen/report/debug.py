@@ -119,7 +119,7 @@ def kernels_text(units: list[str]) -> str:
 
 def print_verdicts(plan: Schedule) -> str:
     lines = []
-    for verdict in plan.verdicts:
+    for verdict in plan.final_verdicts():
         lines.append(str(verdict))
         if verdict.change:
             lines.append(f"    to change it: {verdict.change}")

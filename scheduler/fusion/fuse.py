@@ -33,6 +33,17 @@ MAX_ALIGNMENTS = 12
 MAX_READERS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class _Fusible:
+    """The loops that two groups may share, the items of each in them, whether data flows between the two, and bytes saved."""
+
+    space: Space
+    left: Members
+    right: Members
+    flows: bool
+    saved: int
+
+
 @dataclass(slots=True)
 class Fuser:
     """State of one fusion run. `readers` and `producer` are by buffer version; `before`/`after` are the group graph."""
@@ -56,6 +67,7 @@ class Fuser:
     after: dict[int, set[Group]] = field(default_factory=dict)
     before: dict[int, set[Group]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
+    refused: dict[tuple[int, int], Verdict] = field(default_factory=dict)  # the last refusal of two groups, by serials
     _heap: list[tuple[int, int, int, int]] = field(default_factory=list)
     _by_serial: dict[int, Group] = field(default_factory=dict)
     _buffers: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -122,7 +134,7 @@ class Fuser:
         if a.call or b.call:
             return 0
         total = 0
-        for name in self._common(a, b):
+        for name in self.common(a, b):
             nbytes = self._bytes.get(name)
             if nbytes is None:
                 nbytes = self._bytes[name] = self.sizes.bytes(self.graph.buffers[name])
@@ -136,7 +148,7 @@ class Fuser:
         readers = self.readers.get(name, {})
         return len(readers) <= 2 and all(r is a or r is b for r in readers.values())
 
-    def _common(self, a: Group, b: Group) -> list[str]:
+    def common(self, a: Group, b: Group) -> list[str]:
         """Buffers that both touch, at least one of them by reading."""
         small, large = (a, b) if len(a.items) <= len(b.items) else (b, a)
         return [n for n in dict.fromkeys((*small.members.made, *small.members.reads)) if large.touches(n)]
@@ -144,40 +156,49 @@ class Fuser:
     # ---- one decision -----------------------------------------------------------------------------------------------
 
     def _consider(self, a: Group, b: Group, buffer: str) -> None:
+        found = self.judged(a, b, buffer)
+        if isinstance(found, Verdict):
+            if found.reason in (Reason.CYCLE, Reason.SEARCH_LIMIT):
+                self._wait(a, b, buffer)
+            self._refuse(a, b, found)
+            return
+        if not self._rerank(a, b):
+            self._refuse(a, b, Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.SEARCH_LIMIT))
+            return
+        self.verdicts.append(Verdict(a.name, b.name, Outcome.FUSED, self._why(a, b, found.flows), found.saved))
+        left, right = found.left, found.right
+        joined = memoised(("joined", left, right), lambda: left.joined(right))
+        if len(a.items) >= len(b.items):
+            self._merge(a, b, found.space, joined)
+        else:
+            self._merge(b, a, found.space, joined)
+
+    def _refuse(self, a: Group, b: Group, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        self.refused[min(a.serial, b.serial), max(a.serial, b.serial)] = verdict
+
+    def judged(self, a: Group, b: Group, buffer: str) -> _Fusible | Verdict:
+        """How the two may be one kernel, or why not. Nothing changes."""
         refused = self._refused(a, b)
         if refused:
-            self._say(a, b, *refused)
-            return
+            return Verdict(a.name, b.name, *refused)
         unordered = self._out_of_order(a, b)
         if unordered:
-            self.verdicts.append(Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.NOT_IN_ORDER, detail=unordered))
-            return
+            return Verdict(a.name, b.name, Outcome.ILLEGAL, Reason.NOT_IN_ORDER, detail=unordered)
         flows, merged = self._together(a, b, buffer)
         if isinstance(merged, Reason):
-            self._say(a, b, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, merged)
-            return
+            return Verdict(a.name, b.name, Outcome.ILLEGAL if flows else Outcome.UNPROFITABLE, merged)
         path = self._path(a, b)
         if path:
-            self._wait(a, b, buffer)
-            self._say(a, b, Outcome.ILLEGAL, path)
-            return
+            return Verdict(a.name, b.name, Outcome.ILLEGAL, path)
         space, left, right = merged
         reason = cost.unprofitable(self.graph, self.sizes, left, right, space, self.limits[a.device])
         saved = self._saved(a, b)
         if reason is None and saved <= 0:
             reason = Reason.NO_SAVING
         if reason:
-            self._say(a, b, Outcome.UNPROFITABLE, reason)
-            return
-        if not self._rerank(a, b):
-            self._say(a, b, Outcome.ILLEGAL, Reason.SEARCH_LIMIT)
-            return
-        self._say(a, b, Outcome.FUSED, self._why(a, b, flows), saved)
-        joined = memoised(("joined", left, right), lambda: left.joined(right))
-        if len(a.items) >= len(b.items):
-            self._merge(a, b, space, joined)
-        else:
-            self._merge(b, a, space, joined)
+            return Verdict(a.name, b.name, Outcome.UNPROFITABLE, reason)
+        return _Fusible(space, left, right, flows, saved)
 
     def _refused(self, a: Group, b: Group) -> tuple[Outcome, Reason] | None:
         """Why the two stay apart, whatever their loops are."""
@@ -214,7 +235,7 @@ class Fuser:
 
     def _together(self, a: Group, b: Group, buffer: str) -> tuple[bool, tuple[Space, Members, Members] | Reason]:
         """Whether data flows from one to the other, and the merged loops, where there are any that both may run in."""
-        common = self._common(a, b)
+        common = self.common(a, b)
         flows = any(n in a.members.made or n in b.members.made for n in common)
         if not flows and not self.horizontal_fusion:
             return flows, Reason.HORIZONTAL_OFF
@@ -400,9 +421,6 @@ class Fuser:
             back.discard(b)
             back.add(a)
         self.before.get(a.serial, set()).discard(b)
-
-    def _say(self, a: Group, b: Group, outcome: Outcome, reason: Reason, saved: int = 0) -> None:
-        self.verdicts.append(Verdict(a.name, b.name, outcome, reason, saved))
 
     # ---- demands ----------------------------------------------------------------------------------------------------
 

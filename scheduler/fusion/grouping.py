@@ -34,8 +34,7 @@ class Constraints:
 
 def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
     """What fuses the graph's nodes: each is a group of its own."""
-    after = edges(graph)
-    order = topological(after, graph.name)
+    after, order = _ordered(graph)
     position = {node: k for k, node in enumerate(order)}
     program_order = _program_order(graph, [graph.nodes[n] for n in order])
     groups = [_group(graph, graph.nodes[n], k, program_order[k]) for k, n in enumerate(order)]
@@ -60,6 +59,14 @@ def fuser_of(graph: ir.Graph, options: Options, around: Constraints) -> Fuser:
         for target in fuser.after[source.serial]:
             fuser.before.setdefault(target.serial, set()).add(source)
     return fuser
+
+
+def _ordered(graph: ir.Graph) -> tuple[list[set[int]], list[int]]:
+    """The nodes that each node has to precede, and an order that respects this. A single node waits for nothing."""
+    if len(graph.nodes) < 2:
+        return [set() for _ in graph.nodes], list(range(len(graph.nodes)))
+    after = edges(graph)
+    return after, topological(after, graph.name)
 
 
 def _defines(graph: ir.Graph, node: ir.Node) -> tuple[str, ...]:
@@ -120,6 +127,8 @@ def _renamed(letter: str, loops: tuple[ix.Var, ...], renamed: dict[ix.Atom, ix.E
 
 def in_order(groups: list[Group], fuser: Fuser) -> list[Group]:
     """A topological order of the fused groups, close to program order."""
+    if len(groups) < 2:
+        return groups
     numbers = {g.serial: k for k, g in enumerate(sorted(groups, key=lambda g: g.last))}
     by_number = sorted(groups, key=lambda g: g.last)
     after = [{numbers[t.serial] for t in fuser.after.get(g.serial, ()) if t.serial in numbers} for g in by_number]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import kgen
 from kgen.commands.explain import function_source, watching
-from kgen.commands.explain_text import bytes_text
+from kgen.commands.graph_report import bytes_text
 from kgen.only import only
 from kgen.report.record import recording
 from kgen.verdict import Outcome, Reason
@@ -70,6 +70,16 @@ def test_print_goes_to_a_file_and_dicts_are_json(args, capsys):
     assert data["bytes_moved"] == report.bytes_moved
     assert [k["name"] for g in data["graphs"] for k in g["kernels"]] == [k.name for k in report.kernels]
     assert data["graphs"][0]["verdicts"][0]["because"]
+
+
+def test_the_kernel_and_the_call_that_feeds_it_have_one_verdict(args):
+    with kgen.config.override(templates=False):
+        report = kgen.explain(block, *args, print_report=False)
+    [apart] = [v for v in report.to_dict()["graphs"][0]["verdicts"] if v["kernels"]]
+    call, kernel = apart["kernels"]
+    assert call.startswith("aten.mm.default")
+    assert kernel == report.kernels[0].name
+    assert apart["reason"] == "EXTERN_CALL"
 
 
 def test_a_terminal_gets_tables(args, monkeypatch):

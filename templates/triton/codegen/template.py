@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
 from kgen.rendered.gpu_kernel import TritonKernel
-from kgen.rendered.kernel_call import KernelCall, canonical_text
+from kgen.rendered.kernel_call import KernelCall
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates import slots as sl
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
-from kgen.templates.render import clean, source_lines, tidy
+from kgen.templates.render import canonical_text, clean, source_lines, tidy
 from kgen.templates.triton.codegen.gluon_handles import Barriers
 from kgen.templates.triton.codegen.gluon_handles import names as names_of
 from kgen.templates.triton.codegen.gluon_slots import GluonSlots

@@ -15,12 +15,12 @@ from kgen.ir import nodes as ir
 from kgen.ir.index import Expr, Size
 from kgen.ir.plan import ComboKernel, Nest, Tiling, address
 from kgen.rendered.gpu_kernel import TritonKernel
-from kgen.rendered.kernel_call import KernelCall, canonical_text
+from kgen.rendered.kernel_call import KernelCall
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.form import Form, form_of, without_parts
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import TritonForm, TritonForms
-from kgen.templates.render import clean, lines, render_slots, source_lines
+from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
 from kgen.templates.triton.codegen.emit import Emitter
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES

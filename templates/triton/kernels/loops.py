@@ -8,11 +8,11 @@ from kgen.ir import index as ix
 from kgen.ir.index import Expr, Var
 from kgen.ir.plan import Tiling
 from kgen.rendered.gpu_kernel import TritonKernel
-from kgen.rendered.kernel_call import KernelCall, canonical_text
+from kgen.rendered.kernel_call import KernelCall
 from kgen.templates.contract import Config, knob, template
 from kgen.templates.loop_contract import LoopKernel, LoopProblem, LoopTemplate, loops
 from kgen.templates.loop_slots import SectionSlot, TritonColumns, TritonPoints, TritonRows
-from kgen.templates.render import clean, lines, render_slots, source_lines
+from kgen.templates.render import canonical_text, clean, lines, render_slots, source_lines
 from kgen.templates.triton.codegen.emit import Emitter, Section
 from kgen.templates.triton.codegen.launch import aligned, compile_options
 from kgen.templates.triton.codegen.table import TRITON_TYPES

@@ -344,7 +344,7 @@ def test_several_sizes_keep_their_proportions() -> None:
     batch, length = ix.size("batch", 2), ix.size("length", 2)
     graph = ir.Graph("g", size_hints={batch: 30, length: 500})
     buckets = buckets_of(batch.expr() * length.expr(), graph)
-    assert [bucket.limit for bucket in buckets] == sorted(bucket.limit for bucket in buckets[:-1]) + [None]
+    assert [bucket.limit for bucket in buckets] == [*sorted(bucket.limit for bucket in buckets[:-1]), None]
     assert (buckets[-1].hints[batch], buckets[-1].hints[length]) == (32, 512)
     assert all(bucket.hints[length] >= 8 * bucket.hints[batch] for bucket in buckets if bucket.hints[batch] > 2)
 
