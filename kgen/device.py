@@ -79,5 +79,5 @@ def gpu_from(facts: Mapping[str, int]) -> Gpu:
     arch, compute_units = facts["arch"], facts["compute_units"]
     matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
     flops = MATRIX_SHARE * matrix * compute_units * facts["clock"]
-    parameters = next(count for version, count in PARAMETER_BYTES if facts["driver"] >= version)
+    parameters = next(count for version, count in PARAMETER_BYTES if facts.get("driver", 0) >= version)
     return Gpu(arch, compute_units, facts["shared"], flops, MEMORY_SHARE * facts["memory"], parameters)

@@ -46,7 +46,14 @@ from kgen.verdict import Verdict
 
 CHOSEN, LIBRARY = "chosen", "library"
 # A GPU that is not here: an H100 with HBM3.
-H100 = {"arch": 90, "compute_units": 132, "shared": 232448, "clock": 1_980_000_000, "memory": 3_352_320_000_000}
+H100 = {
+    "arch": 90,
+    "compute_units": 132,
+    "shared": 232448,
+    "clock": 1_980_000_000,
+    "memory": 3_352_320_000_000,
+    "driver": 12_080,
+}
 # Of a template, configurations beyond the first are left out where the model thinks them so many times slower than the best.
 HOPELESS = 4.0
 # Templates that are tried on one matmul alone, and with parts and copies; ways to cut and to copy.
