@@ -171,6 +171,8 @@ SPECIALISED = frozenset(("product", "take_along", "linspace"))
 # More kernels than with static sizes. A chunk's last part has another extent unless the size is known to divide; groups of
 # channels need a channel count that is known to be a multiple; a returned float is a tensor to torch, made by a kernel.
 MORE_KERNELS = frozenset(("chunk", "group_norm", "returned"))
+# Left to the library: a template of attention has to know the length of a head.
+MORE_CALLS = frozenset(("sdpa",))
 
 
 def inputs(shapes: Sequence[Shape], grad: bool = False) -> list[Tensor]:
