@@ -644,6 +644,8 @@ def _in_windows(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
     pattern = template.implements
     main = next(s for s in kernel.statements if s.kind == "contraction")
     values = (main.value, *main.factors)
+    if any(v.extent == 0 for v in kernel.inner):  # rows of nothing begin at neighbouring addresses, as windows do
+        return None
     windowed = next(k for k, axes in enumerate(pattern.operands) if pattern.windows[0][0] in axes)
     used = [v.variables() for v in values]
     moving = [v for v in kernel.outer if _may_be_position(v, used, pattern)]  # groups and their channels are no window

@@ -24,15 +24,17 @@ COLUMN_BYTES = 48 * 1024
 MAX_ITEMS = 64
 MAX_COST = 2500
 MAX_BUFFERS = 96
+# Points of a row from which on it matters how many programs walk rows.
+LONG_WALK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Where a kind of device draws its lines. A row of more than `long_row` points is worth sharing among threads when there
     are fewer than `min_rows`; what a later section needs is computed again below a cost of `recompute`, else kept in a row
-    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours, nor a shorter one
-    where fewer than `min_programs` walk whole cache lines of neighbouring rows. Where rows are neighbours in memory, `lanes` of
-    them are walked together, and count as one."""
+    of at most `max_row` points. A longer row is not walked twice in runs of fewer than `min_run` neighbours, nor one from
+    `LONG_WALK` points on where fewer than `min_programs` walk whole cache lines of neighbouring rows. Where rows are neighbours
+    in memory, `lanes` of them are walked together, and count as one."""
 
     long_row: int
     min_rows: int
@@ -65,7 +67,8 @@ def unprofitable(graph: ir.Graph, sizes: Sizes, a: Members, b: Members, space: S
         if length > limits.long_row and _parallel_rows(graph, sizes, joined, space, limits.lanes) < limits.min_rows:
             return Reason.PARALLELISM
         run = _short_run(graph, sizes, joined, space, limits.min_run)
-        if run and (length > limits.max_row or _line_programs(sizes, space, run) < limits.min_programs):
+        few = length >= LONG_WALK and _line_programs(sizes, space, run) < limits.min_programs
+        if run and (length > limits.max_row or few):
             return Reason.LAYOUT_CONFLICT
         if _column_bytes(graph, sizes, joined, space) > COLUMN_BYTES:
             return Reason.COLUMNS

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from kgen.capture.accesses import Access, Span, access_of, conflicts
 from kgen.capture.batching import batch_repeats
-from kgen.verdict import Outcome, Verdict
+from kgen.verdict import Outcome, Reason, Verdict
 
 N = 8
 
@@ -375,8 +375,19 @@ def test_under_vmap() -> None:
 
 def test_a_refusal_says_why() -> None:
     (verdict,) = same(carried, *tensors((N, N))).verdicts
-    assert verdict.outcome is Outcome.ILLEGAL
+    assert (verdict.outcome, verdict.reason) == (Outcome.ILLEGAL, Reason.ITERATIONS)
     assert "other iterations need" in verdict.detail
+
+
+def test_a_batch_says_why() -> None:
+    def f(b: Tensor) -> Tensor:
+        b = b.clone()
+        for i in range(N):
+            b[i] = b[i] + 1
+        return b
+
+    (verdict,) = same(f, *tensors((N, N))).verdicts
+    assert (verdict.outcome, verdict.reason) == (Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS)
 
 
 # ---- accesses ----------------------------------------------------------------------------------------------------------

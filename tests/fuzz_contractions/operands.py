@@ -22,6 +22,7 @@ from kgen.ir import nodes as ir
 from kgen.ir.plan import Kernel, Schedule
 from kgen.ir.sizes import Sizes
 from kgen.scheduler.selection.choose import chosen_problem, contraction_of
+from kgen.templates import registry
 from kgen.templates.contract import Config as Knobs
 from kgen.templates.problem import Problem as Task
 from kgen.templates.render import clean
@@ -70,6 +71,8 @@ def check(problem: Problem, most: int = 0) -> Iterator[Checked]:
         compiler = CandidateCompiler(graph, interpreted=True)
         seen: set[tuple[str, ...]] = set()
         for template in templates(interpreted=True):
+            if not {"A", "B"} <= registry.find(template).operands.keys():  # read in windows, not tile by tile
+                continue
             offered = [c for c in compiler.offered(template) if c.parts == 1 and not c.copies]
             for candidate in offered[: most or None]:
                 yield from _checked(compiler, candidate, graph.arguments, wanted, seen)

@@ -48,7 +48,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def searched(searches: list[Any], *functions: Callable[[Tensor], Tensor]) -> int:
     searches.clear()
     args = (torch.randn(64, 64), *(torch.randn(64, 64) for _ in functions))
-    plan = plans(layers(*functions), *args, options=Options()).forward
+    plan = plans(layers(*functions), *args, options=Options(programs=False)).forward
     matmuls = [step for step in plan.steps if isinstance(step, Kernel) and step.contracts]
     assert len(matmuls) == len(functions)
     assert all(step.choice is not None for step in matmuls)

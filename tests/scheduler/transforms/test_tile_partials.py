@@ -383,7 +383,7 @@ def test_a_cross_entropy_stores_no_logits(name: str, options: dict[str, Any]) ->
     args = (r(*rows, 40, dtype=dtype), r(columns, 40, dtype=dtype), torch.randint(0, columns, rows))
     plan = plan_of(f, *args, options=CPP if options is CPP_OPTIONS else GPU)
     assert sorted(parts(plan)) == ["max", "sum", "sum"]
-    assert len(plan.kernels) == count
+    assert sum(len(members(step)) for step in plan.kernels) == count  # small ones may share a launch
     assert largest(plan) <= math.prod(rows) * -(-columns // 32)
     check(f, *args, tolerance=2e-2 if dtype is half else 1e-5, options=options)
 
@@ -590,7 +590,7 @@ def test_a_cross_entropy_of_dynamic_sizes_stores_no_logits() -> None:
             torch.testing.assert_close(g(*args), cross_entropy(*args), rtol=1e-4, atol=1e-5)
     [graph] = recorder.graphs
     assert sorted(parts(graph.plan)) == ["max", "sum", "sum"]
-    assert largest(graph.plan) <= 3 * 70
+    assert largest(graph.plan) <= 4 * 128  # decided as if there were 128 rows and 128 columns
 
 
 @LANGUAGES
