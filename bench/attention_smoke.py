@@ -1,35 +1,23 @@
-"""Is each configuration of attention templates right on a GPU? On small and odd lengths, against float64, one line a failure.
-
-A kernel that never ends, or that spoils the device, must not end the check: a process of its own makes the checks of a case one
-after the other, and another one goes on behind the check at which it stopped. Several cases run side by side: compiling takes
-most of the time.
-"""
+"""Is each configuration of attention templates right on a GPU? On small and odd lengths, against float64 (`bench/smoke.py`)."""
 
 from __future__ import annotations
 
-import multiprocessing as mp
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import attention, attention_backward
+from bench import attention, attention_backward, smoke
 from bench.attention_backward import Scores
-from bench.contenders import copy_of, failure
+from bench.contenders import copy_of
 from bench.gpu_timing import relative_error
 from bench.matmuls import Given
-from kgen.only import only
-from kgen.templates.contract import Config
+from bench.smoke import Check, Task
+from kgen.only import Pick, only
 
-# Seconds that a check may take, with a process' start and the compiler.
-PATIENCE = 90.0
-# Cases at a time.
-CONCURRENT = 6
 # Largest relative error, by norms, and largest of an element against the largest number.
 TOLERANCE, ELEMENT = 0.01, 0.03
 
@@ -145,110 +133,31 @@ def cases_of(template: str) -> tuple[Case, ...]:
     return BACKWARD if "backward" in template else CASES
 
 
-@dataclass
-class Progress:
-    """The check of a case that was begun last, how many were, and how many failed."""
-
-    case: int
-    number: int = -1
-    config: str = ""
-    checks: int = 0
-    wrong: int = 0
-
-
 def results(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
 def check(templates: Sequence[str]) -> int:
     """Prints what is wrong, and how many checks there were of each template; the exit status."""
-    wrong = 0
-    for template in templates:
-        with ThreadPoolExecutor(CONCURRENT) as pool:
-            done = list(pool.map(partial(_check_case, template), range(len(cases_of(template)))))
-        failures = sum(one.wrong for one in done)
-        print(f"{template}: {sum(one.checks for one in done)} checks, {failures} failures", flush=True)
-        wrong += failures
-    return int(wrong > 0)
+    return smoke.check(templates, tasks_of)
 
 
-def _check_case(template: str, case: int) -> Progress:
-    progress = Progress(case)
-    while not _went_on(template, progress):
-        print(f"{template}: {cases_of(template)[case].name}: {progress.config} never ends, or ends its process", flush=True)
-        progress.wrong += 1
-    return progress
+def tasks_of(template: str) -> list[Task]:
+    return [Task(case.name, partial(_checked, case, template)) for case in cases_of(template)]
 
 
-def _went_on(template: str, progress: Progress) -> bool:
-    """Makes the checks behind those that were begun, in a process of its own; False where one stopped it."""
-    context = mp.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, template, progress.case, progress.number + 1), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        while ours.poll(PATIENCE):
-            match ours.recv():
-                case ("begin", number, config):
-                    progress.checks += not config
-                    progress.number, progress.config = number, config
-                case ("wrong", message):
-                    print(f"{template}: {cases_of(template)[progress.case].name}: {progress.config}: {message}", flush=True)
-                    progress.wrong += 1
-                case _:
-                    return True
-    except EOFError:
-        pass
-    finally:
-        process.kill()
-    return False
+def _checked(case: Case, template: str) -> Check:
+    args, function = case.make(), case.of(template)
+    exact = args if case.own else [arg.double() for arg in args]
+    want = tuple(made.double() for made in results(function(*exact)))
 
-
-def _work(link: Connection, template: str, case: int, number: int) -> None:
-    """All checks of a case from a configuration on."""
-    with torch.no_grad():
-        one = cases_of(template)[case]
-        args, function = one.make(), one.of(template)
-        exact = args if one.own else [arg.double() for arg in args]
-        want = tuple(made.double() for made in results(function(*exact)))
-        count = number + 1
-        while number < count:
-            link.send(("begin", number, ""))
-            count = len(_check_one(link, template, (case, number), args, want)) or count
-            number += 1
-    link.send(("end",))
-
-
-def _check_one(
-    link: Connection, template: str, place: tuple[int, int], args: list[Tensor], want: tuple[Tensor, ...]
-) -> list[Config]:
-    """Checks the configuration of a number, and gives all of them."""
-    seen: list[Config] = []
-
-    def pick(found: Sequence[Config]) -> Config:
-        seen[:] = found
-        one = found[min(place[1], len(found) - 1)]
-        link.send(("begin", place[1], " ".join(f"{name}={value}" for name, value in one.values)))
-        return one
-
-    torch._dynamo.reset()
-    try:
+    def call(pick: Pick) -> str:
         with only(template, pick):
-            function = torch.compile(
-                copy_of(cases_of(template)[place[0]].of(template)), backend="kgen", fullgraph=True, options={"cache": False}
-            )
-            got = function(*args)
+            got = torch.compile(copy_of(function), backend="kgen", fullgraph=True, options={"cache": False})(*args)
         wrong = (_difference(one.double(), other) for one, other in zip(results(got), want, strict=True))
-        message = "; ".join(filter(None, wrong)) if seen else "it is not used"
-    except torch.AcceleratorError as cause:  # nothing of this process can use the GPU any more
-        link.send(("wrong", failure(cause)))
-        raise SystemExit(1) from cause
-    except Exception as cause:
-        message = failure(cause)
-    if message:
-        link.send(("wrong", message))
-    return seen
+        return "; ".join(filter(None, wrong))
+
+    return call
 
 
 def _difference(got: Tensor, want: Tensor) -> str:

@@ -7,8 +7,7 @@ python -m bench.gpu_decode --device cpu --shrink 64 --only dense          # trie
 
 The cases have 32 sequences of 8192 keys, 32 query heads of 128 elements, 8 key heads. Each configuration of `triton_attention`
 runs with each number of `--parts` of the softmax. Bytes are those of the keys and values that count, read once; the copy's
-rate, of bytes read and written, comes from the same run. `--smoke` checks in processes of their own: one that crashes or never
-ends does not end the check.
+rate, of bytes read and written, comes from the same run. `--smoke` times nothing (`bench/smoke.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing as mp
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +27,18 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
+from bench import smoke
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet
 from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed
 from bench.measure import machine_facts, synchronize
-from kgen.only import only
+from bench.smoke import Check, Task
+from kgen.only import Pick, only
 from kgen.templates.contract import Config
 
 TEMPLATE = "triton_attention"
-# Seconds that a check may take, with a process' start and the compiler; the largest relative error of one.
-PATIENCE, TOLERANCE = 90.0, 0.01
+# The largest relative error of a check.
+TOLERANCE = 0.01
 Function = Callable[..., Tensor]
 
 
@@ -140,7 +140,7 @@ SMOKE = (
 )
 
 
-def with_kgen(case: Case, pick: Callable[[Sequence[Config]], Config], parts: int, device: str) -> tuple[Function, Any]:
+def with_kgen(case: Case, pick: Pick, parts: int, device: str) -> tuple[Function, Any]:
     """The compiled function, and where it has to be called first."""
     options = {"cache": False, "gpu_interpreter": device == "cpu"}
     made = torch.compile(copy_of(case.function), backend="kgen", fullgraph=True, options=options)
@@ -211,70 +211,26 @@ def show(row: dict[str, Any], console: Console) -> None:
 
 # Configurations of a case that are checked at most, and the parts that each is checked with.
 CONFIGS, SPLITS = 6, (1, 4)
-CHECKS = [(case, number, parts) for case in range(len(SMOKE)) for number in range(CONFIGS) for parts in SPLITS]
 
 
-def smoke(device: str) -> int:
-    """Prints what is wrong; the exit status."""
-    at, wrong, done = 0, 0, 0
-    while at < len(CHECKS):
-        context = mp.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, at, device), daemon=True)
-        process.start()
-        theirs.close()
-        message: str | None = "it never ends, or ends its process"
-        try:
-            while ours.poll(PATIENCE):
-                at, message = ours.recv()
-                done += message is None
-                wrong += bool(message)
-                _tell(at, message)
-                at += 1
-                message = "it never ends, or ends its process"
-        except EOFError:
-            pass
-        process.kill()
-        if at < len(CHECKS):
-            _tell(at, message)
-            at, wrong = at + 1, wrong + 1
-    print(f"{done} checks are right, {wrong} are not", flush=True)
-    return int(wrong > 0)
+def tasks_of(template: str) -> list[Task]:
+    return [
+        Task(f"{case.name}, parts {parts}", partial(_checked, case, parts), most=CONFIGS) for case in SMOKE for parts in SPLITS
+    ]
 
 
-def _tell(at: int, message: str | None) -> None:
-    case, number, parts = CHECKS[at]
-    if message:
-        print(f"{SMOKE[case].name}, configuration {number}, parts {parts}: {message}", flush=True)
+def _checked(case: Case, parts: int) -> Check:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    args = case.make(device)
+    want = case.function(*(a.double() if a.is_floating_point() else a for a in args))
 
+    def call(pick: Pick) -> str:
+        function, context = with_kgen(case, pick, parts, device)
+        with context:
+            error = relative_error(function(*args).double(), want)
+        return "" if error <= TOLERANCE else f"relative error {error:.1e}"
 
-def _work(link: Connection, first: int, device: str) -> None:
-    """Makes the checks from one on. A message is None where it is right, and empty where there is no such configuration."""
-    with torch.no_grad():
-        for at in range(first, len(CHECKS)):
-            case, number, parts = CHECKS[at]
-            try:
-                link.send((at, _wrong(SMOKE[case], number, parts, device)))
-            except Exception as cause:
-                link.send((at, failure(cause)))
-
-
-def _wrong(case: Case, number: int, parts: int, device: str) -> str | None:
-    args, seen = case.make(device), list[Config]()
-
-    def pick(found: Sequence[Config]) -> Config:
-        seen[:] = found
-        return found[min(number, len(found) - 1)]
-
-    torch._dynamo.reset()
-    call, context = with_kgen(case, pick, parts, device)
-    exact = [a.double() if a.is_floating_point() else a for a in args]
-    with context:
-        got = call(*args)
-    if not seen:
-        return "it is not used"
-    error = relative_error(got.double(), case.function(*exact))
-    return "" if number >= len(seen) else None if error <= TOLERANCE else f"relative error {error:.1e}"
+    return call
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -291,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here; --device cpu --shrink 64 tries the command out")
     if options.smoke:
-        raise SystemExit(smoke(options.device))
+        raise SystemExit(smoke.check([TEMPLATE], tasks_of))
     console, rows = Console(width=200), []
     copy = machine_rates(options.device, 8192 if options.device == "cuda" else 64)["copy"]
     console.print(f"copy {copy:.3g}/s", highlight=False)
