@@ -18,14 +18,10 @@ makes its result and all gradients, and kgen computes scores again; configuratio
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,8 +33,8 @@ from bench import attention_backward, attention_smoke
 from bench.attention import BY_NAME, Pattern
 from bench.contenders import copy_of, failure
 from bench.gpu_matmuls import quiet, scratch
-from bench.gpu_timing import Entry, machine_rates, prepare, relative_error, timed
-from bench.measure import machine_facts, synchronize
+from bench.gpu_runs import Runner, add_arguments, parsed, prepared, require_gpu, run
+from bench.gpu_timing import relative_error, timed
 from kgen.only import Pick, only
 from kgen.templates import registry
 from kgen.templates.contract import Config
@@ -51,7 +47,6 @@ RECORDED = 512 << 20
 SHORT = 16
 # Of backward passes: only scores that are larger than their operands are computed again.
 TRAINED_SHORT = 4
-QUICK_SECONDS = 450.0
 
 
 @dataclass(frozen=True)
@@ -270,36 +265,17 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
             row["failed"][template] = failure(cause)
     row["configs"] = {one.name: {"template": one.template, **dict(one.config.values)} for one in candidates}
     want = reference(small, options)(*wide(sets[0], torch.float32))
-    entries = prepared(small, contenders_of(candidates, options), sets, want, row["failed"])
+    runners = {
+        name: Runner(partial(one.make, small, sets[0]), one.context(), one.template)
+        for name, one in contenders_of(candidates, options).items()
+    }
+    entries = prepared(runners, sets, want, row["failed"], small.score_bytes <= RECORDED)
     del want
     row |= timed(entries, options.seconds, options.device == "cuda")
     del entries, sets
     if options.device == "cuda":
         torch.cuda.empty_cache()
     return row
-
-
-def prepared(
-    pattern: Pattern, contenders: Mapping[str, Contender], sets: Sequence[list[Tensor]], want: Any, failed: dict[str, str]
-) -> list[Entry]:
-    """The contenders that ran, compiled; why the others did not is noted."""
-    entries: list[Entry] = []
-    for name, contender in contenders.items():
-        entry = Entry(name)
-        try:
-            function = contender.make(pattern, sets[0])
-            if function is None:
-                continue
-            prepare(entry, function, sets, want, contender.context(), pattern.score_bytes <= RECORDED)
-        except Exception as cause:
-            failed[name] = failure(cause)
-            synchronize()
-            continue
-        if contender.template and not any(contender.template in line for line in entry.chosen):
-            failed[name] = f"{contender.template} is not used: {'; '.join(entry.chosen)}"
-            continue
-        entries.append(entry)
-    return entries
 
 
 def show(row: dict[str, Any], console: Console) -> None:
@@ -331,63 +307,29 @@ def summary(row: dict[str, Any]) -> str:
     return f"best {best}; peers' times over it: {peers}; the estimate's choice {first} takes {ours[first] / ours[best]:.2f}"
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine_facts(), "rows": list(rows)}, indent=1))
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*dict.fromkeys((*CONTENDERS, *training_contenders())), CONFIGS]
     templates = (*TEMPLATES, *attention_backward.TEMPLATES)
-    parser.add_argument("--only", nargs="+", choices=[*BY_NAME, *attention_backward.BY_NAME], help="patterns")
+    add_arguments(parser, [*BY_NAME, *attention_backward.BY_NAME], names, "lengths")
     parser.add_argument("--backward", action="store_true", help="forward and backward passes, and templates of gradients")
-    parser.add_argument("--quick", action="store_true", help=f"the essential ones, none begun after {QUICK_SECONDS:.0f} s")
-    parser.add_argument("--contenders", nargs="+", choices=names, help="all; of a quick run those that compile fast")
     parser.add_argument("--templates", nargs="+", choices=templates, help="whose configurations are timed")
-    parser.add_argument("--smoke", action="store_true", help="only whether each configuration is right, on short lengths")
     parser.add_argument("--most", type=int, default=None, help="configurations of a pattern; all, of a quick run 4")
-    parser.add_argument("--seconds", type=float, default=None, help="of measuring, for each pattern: 3, of a quick run 1")
-    parser.add_argument("--budget", type=float, default=None, help="begin no pattern after so many seconds")
     parser.add_argument("--no-check", dest="check", action="store_false", help="no comparison with float64")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--shrink", type=int, default=1, help="divide lengths by about this")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
-    options = parser.parse_args(arguments)
+    options = parsed(parser, arguments)
     options.templates = options.templates or (attention_backward.TEMPLATES if options.backward else TEMPLATES[:1])
     options.contenders = options.contenders or (QUICK if options.quick else names)
     options.most = options.most or (4 if options.quick else None)
-    options.seconds = options.seconds or (1.0 if options.quick else 3.0)
-    options.budget = options.budget or (QUICK_SECONDS if options.quick else math.inf)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --device cpu --shrink 64 tries the command out")
+    require_gpu(options)
     if options.smoke:
         raise SystemExit(attention_smoke.check(options.templates))
-    console = Console(width=200)
-    started, rows = time.perf_counter(), []
-    if options.append and options.json and options.json.exists():
-        rows = json.loads(options.json.read_text())["rows"]
-    known = {row["name"] for row in rows}
-    rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
-    console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
-    by_name = attention_backward.BY_NAME if options.backward else BY_NAME
-    names = options.only or [p.name for p in by_name.values() if (p.quick or not options.quick) and p.name not in known]
-    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
-        for name in names:
-            if time.perf_counter() - started > options.budget:
-                console.print(f"no time is left for {name} and what follows", highlight=False)
-                break
-            row = measure(by_name[name], options, rates)
-            show(row, console)
-            rows = [*(old for old in rows if old["name"] != name), row]
-            if options.json:
-                write(options.json, rows)
+    patterns = attention_backward.BY_NAME if options.backward else BY_NAME
+    run(options, patterns, lambda pattern, rates: measure(pattern, options, rates), show)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,11 @@ trains is timed with its backward pass, as calls and not as a recorded graph. `-
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,17 +27,16 @@ from torch import Tensor
 
 from bench import conv_smoke
 from bench.contenders import copy_of, failure
-from bench.convs import BY_NAME, PATTERNS, Pattern
+from bench.convs import BY_NAME, Pattern
 from bench.gpu_matmuls import quiet, scratch
-from bench.gpu_timing import Entry, machine_rates, prepare, timed
-from bench.measure import machine_facts, synchronize
+from bench.gpu_runs import Runner, add_arguments, parsed, prepared, require_gpu, run
+from bench.gpu_timing import timed
 from kgen.only import Pick, only
 from kgen.templates.contract import Config
 
 Function = Callable[..., Any]
 TEMPLATES = ("triton_conv", "triton_conv_direct", "triton_conv_weight")
 CONFIGS = "configs"
-QUICK_SECONDS = 450.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,10 @@ def step_of(pattern: Pattern, function: Function) -> Function:
             return (out.detach(), *torch.autograd.grad(out, args, out.detach()))
 
     return step
+
+
+def _step(contender: Contender, pattern: Pattern) -> Function:
+    return step_of(pattern, contender.make(pattern))
 
 
 @dataclass(frozen=True)
@@ -138,32 +138,13 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
     contenders = {name: CONTENDERS[name] for name in options.contenders if name != CONFIGS}
     contenders |= {one.name: one.contender(options.device == "cpu") for one in candidates}
     wide = [a.detach().float().requires_grad_(a.requires_grad) for a in sets[0]]
-    entries = prepared(small, contenders, sets, step_of(small, small.written)(*wide), row["failed"])
+    runners = {name: Runner(partial(_step, one, small), one.context(), one.template) for name, one in contenders.items()}
+    entries = prepared(runners, sets, step_of(small, small.written)(*wide), row["failed"], not small.trains)
     row |= timed(entries, options.seconds, options.device == "cuda")
     del entries, sets
     if options.device == "cuda":
         torch.cuda.empty_cache()
     return row
-
-
-def prepared(
-    pattern: Pattern, contenders: Mapping[str, Contender], sets: Sequence[list[Tensor]], want: Any, failed: dict[str, str]
-) -> list[Entry]:
-    """The contenders that ran, compiled; why the others did not is noted."""
-    entries: list[Entry] = []
-    for name, contender in contenders.items():
-        entry = Entry(name)
-        try:
-            prepare(entry, step_of(pattern, contender.make(pattern)), sets, want, contender.context(), not pattern.trains)
-        except Exception as cause:
-            failed[name] = failure(cause)
-            synchronize()
-            continue
-        if contender.template and not any(contender.template in line for line in entry.chosen):
-            failed[name] = f"{contender.template} is not used: {'; '.join(entry.chosen)}"
-            continue
-        entries.append(entry)
-    return entries
 
 
 def show(row: dict[str, Any], console: Console) -> None:
@@ -206,59 +187,25 @@ def overall(rows: Sequence[dict[str, Any]]) -> str:
     return f"geometric means: {'  '.join(means)}"
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine_facts(), "rows": list(rows)}, indent=1))
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [*CONTENDERS, CONFIGS]
-    parser.add_argument("--only", nargs="+", choices=list(BY_NAME), help="patterns")
-    parser.add_argument("--quick", action="store_true", help=f"the essential ones, none begun after {QUICK_SECONDS:.0f} s")
-    parser.add_argument("--contenders", nargs="+", choices=names, help="all; of a quick run those that compile fast")
+    add_arguments(parser, list(BY_NAME), names, "numbers of images and positions")
     parser.add_argument("--templates", nargs="+", choices=TEMPLATES, default=TEMPLATES, help="whose configurations are timed")
-    parser.add_argument("--smoke", action="store_true", help="only whether each configuration is right, on small sizes")
     parser.add_argument("--most", type=int, default=None, help="configurations of each template: 12, of a quick run 4")
-    parser.add_argument("--seconds", type=float, default=None, help="of measuring, for each pattern: 3, of a quick run 1")
-    parser.add_argument("--budget", type=float, default=None, help="begin no pattern after so many seconds")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--shrink", type=int, default=1, help="divide numbers of images and positions by about this")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--append", action="store_true", help="keep what the JSON has, and leave out what it has already")
-    options = parser.parse_args(arguments)
+    options = parsed(parser, arguments)
     options.contenders = options.contenders or [n for n in names if not options.quick or n != "kgen-autotune"]
     options.most = options.most or (4 if options.quick else 12)
-    options.seconds = options.seconds or (1.0 if options.quick else 3.0)
-    options.budget = options.budget or (QUICK_SECONDS if options.quick else math.inf)
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here; --device cpu --shrink 32 tries the command out")
+    require_gpu(options)
     if options.smoke:
         raise SystemExit(conv_smoke.check(options.templates))
-    console = Console(width=200)
-    started, rows = time.perf_counter(), []
-    if options.append and options.json and options.json.exists():
-        rows = json.loads(options.json.read_text())["rows"]
-    known = {row["name"] for row in rows}
-    rates = machine_rates(options.device, 8192 if options.device == "cuda" else 64)
-    console.print(", ".join(f"{name} {value:.3g}/s" for name, value in rates.items()), highlight=False)
-    names = options.only or [p.name for p in PATTERNS if (p.quick or not options.quick) and p.name not in known]
-    with torch.no_grad():
-        for name in names:
-            if time.perf_counter() - started > options.budget:
-                console.print(f"no time is left for {name} and what follows", highlight=False)
-                break
-            row = measure(BY_NAME[name], options, rates)
-            show(row, console)
-            rows = [*(old for old in rows if old["name"] != name), row]
-            if options.json:
-                write(options.json, rows)
-    console.print(overall(rows), highlight=False)
+    rows = run(options, BY_NAME, lambda pattern, rates: measure(pattern, options, rates), show)
+    Console(width=200).print(overall(rows), highlight=False)
 
 
 if __name__ == "__main__":
