@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from kgen.ir import index as ix
+from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate
-from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.cpp.codegen import packing
 from kgen.templates.middle import Middle
-from kgen.templates.pattern import program, softmax
 from kgen.templates.problem import Problem
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,11 +33,7 @@ class Facts:
 
 
 @template(
-    implements=program(
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        weights=softmax("scores", over="n", logsumexp=True),
-        out=contraction("weights", "b,n,v -> b,m,v"),
-    ),
+    implements=ATTENTION,
     device="cpu",
     source="attention.cpp.jinja",
     name="cpp_attention",
@@ -60,10 +56,7 @@ class Attention(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        """Fewer rows at a time where threads would have less than a few blocks each."""
-        blocks = problem.size("b") * -(-problem.size("m") // ROWS)
-        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.compute_units else (ROWS // 2, ROWS)
-        for m in rows:
+        for m in rows_of_blocks(problem):
             for n in (128, 256):
                 yield {"BLOCK_M": m, "BLOCK_N": n}
 
@@ -80,6 +73,12 @@ class Attention(KernelTemplate):
     def multiplies(self, problem: Problem) -> tuple[torch.dtype, torch.dtype]:
         """The element types whose loops are linked."""
         return problem.inputs["Q"].dtype, problem.inputs["K"].dtype
+
+
+def rows_of_blocks(problem: Problem) -> tuple[int, int]:
+    """Rows of a block, the better ones first: fewer where threads would have less than a few blocks each."""
+    blocks = problem.size("b") * -(-problem.size("m") // ROWS)
+    return (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.compute_units else (ROWS // 2, ROWS)
 
 
 def share(problem: Problem, middle: Middle, config: Config) -> float:

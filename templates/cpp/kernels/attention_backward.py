@@ -12,15 +12,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate
-from kgen.templates.contract import Config, contraction, knob, operand, result, template
+from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.cpp.codegen import packing
-from kgen.templates.cpp.kernels.attention import START, TILES_RATE, TYPES, share
-from kgen.templates.pattern import elementwise, program
+from kgen.templates.cpp.kernels.attention import START, TILES_RATE, TYPES, rows_of_blocks, share
 from kgen.templates.problem import Problem
 
-# Rows that read a block of columns while it is in a core's cache, and blocks of rows that a thread should get.
-ROWS, TASKS = 192, 4
 # Share of the peak rate, of numbers in registers.
 RATE = 0.8
 
@@ -39,10 +37,7 @@ class _Recomputing(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        """Fewer rows at a time where threads would have less than a few blocks each."""
-        blocks = problem.size("b") * -(-problem.size("m") // ROWS)
-        rows = (ROWS, ROWS // 2) if blocks >= TASKS * problem.device.compute_units else (ROWS // 2, ROWS)
-        for m in rows:
+        for m in rows_of_blocks(problem):
             yield {"BLOCK_M": m}
 
     def seconds(self, problem: Problem, config: Config) -> float:
@@ -61,12 +56,7 @@ class _Recomputing(KernelTemplate):
 
 
 @template(
-    implements=program(
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
-        dscores=elementwise("scores", "dweights"),
-        out=contraction("dscores", "b,n,e -> b,m,e"),
-    ),
+    implements=GRADIENT,
     device="cpu",
     source="attention_backward.cpp.jinja",
     name="cpp_attention_backward",
@@ -81,11 +71,7 @@ class AttentionBackward(_Recomputing):
 
 
 @template(
-    implements=program(
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        weights=elementwise("scores"),
-        out=contraction("weights", "b,n,v -> b,m,v"),
-    ),
+    implements=GRADIENT_OF_VALUES,
     device="cpu",
     source="attention_backward_values.cpp.jinja",
     name="cpp_attention_backward_values",

@@ -13,17 +13,12 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
-from kgen.templates.contract import Config, contraction, knob, operand, result, template
-from kgen.templates.pattern import program, softmax
+from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem, memoised, memoised_at_sizes
 from kgen.templates.triton.kernels import attention_estimate
 
-ATTENTION = program(
-    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-    weights=softmax("scores", over="n", logsumexp=True),
-    out=contraction("weights", "b,n,v -> b,m,v"),
-)
 # Types that the matrix units multiply, from a compute capability on.
 TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
 # The shortest side of a tile that is multiplied, and the longest head.

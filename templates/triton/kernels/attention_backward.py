@@ -12,16 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-
+from kgen.templates.attention_programs import GRADIENT, GRADIENT_OF_VALUES
 from kgen.templates.base import KernelTemplate, Resources
-from kgen.templates.contract import Config, contraction, knob, operand, result, template
-from kgen.templates.pattern import elementwise, program
+from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
+from kgen.templates.triton.kernels.attention import LEAST_ARCH, LONGEST, TYPES, padded_length
 
-TYPES, LEAST_ARCH = (torch.float16, torch.bfloat16, torch.float32), 80
-# The shortest side of a tile that is multiplied, and the longest head.
-SHORTEST, LONGEST = 16, 256
 # Tiles of rows and of columns, warps and stages, by the elements that a row of all operands has together.
 TILES = {
     192: ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
@@ -59,7 +55,7 @@ class _Recomputing(KernelTemplate):
         return None
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
-        heads = {f"BLOCK_{axis.upper()}": _whole(problem.size(axis)) for axis in self.longest}
+        heads = {f"BLOCK_{axis.upper()}": padded_length(problem.size(axis)) for axis in self.longest}
         total = sum(heads[f"BLOCK_{axis.upper()}"] for axes in problem.template.implements.operands for axis in axes[-1:])
         wide = total * max(1, problem.main_dtype.itemsize // 2)
         table = next((rows for most, rows in TILES.items() if wide <= 2 * most), TILES[768])
@@ -67,7 +63,7 @@ class _Recomputing(KernelTemplate):
             yield {"BLOCK_M": m, "BLOCK_N": n, **heads, "WARPS": warps, "STAGES": stages}
 
     def resources(self, problem: Problem, config: Config) -> Resources:
-        if any(_whole(problem.size(axis)) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
+        if any(padded_length(problem.size(axis)) != config.get(f"BLOCK_{axis.upper()}") for axis in self.longest):
             return Resources(shared=problem.device.shared + 1)
         return Resources(_shared(problem, config), _registers(problem, config))
 
@@ -80,12 +76,7 @@ class _Recomputing(KernelTemplate):
 
 
 @template(
-    implements=program(
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
-        dscores=elementwise("scores", "dweights"),
-        out=contraction("dscores", "b,n,e -> b,m,e"),
-    ),
+    implements=GRADIENT,
     device="cuda",
     source="attention_backward.py.jinja",
     name="triton_attention_backward",
@@ -105,11 +96,7 @@ class AttentionBackward(_Recomputing):
 
 
 @template(
-    implements=program(
-        scores=contraction("b,m,d", "b,n,d -> b,m,n"),
-        weights=elementwise("scores"),
-        out=contraction("weights", "b,n,v -> b,m,v"),
-    ),
+    implements=GRADIENT_OF_VALUES,
     device="cuda",
     source="attention_backward_values.py.jinja",
     name="triton_attention_backward_values",
@@ -124,11 +111,6 @@ class AttentionBackwardValues(_Recomputing):
 
     def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
         return Facts(config.BLOCK_D, config.BLOCK_V)
-
-
-def _whole(length: int) -> int:
-    """The power of two that a head's elements fit in."""
-    return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
 def _row_bytes(problem: Problem, config: Config, axis: str) -> int:

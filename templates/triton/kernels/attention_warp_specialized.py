@@ -13,12 +13,13 @@ import torch
 
 from kgen.ir import index as ix
 from kgen.ir.index import Expr
+from kgen.templates.attention_programs import ATTENTION
 from kgen.templates.base import KernelTemplate, Resources
 from kgen.templates.contract import Config, knob, operand, result, template
 from kgen.templates.problem import Problem
 from kgen.templates.triton.codegen.tma_layout import Access, TmaLayout, tma_accesses, tma_layout
 from kgen.templates.triton.kernels import attention_estimate
-from kgen.templates.triton.kernels.attention import ATTENTION, HOPPER, LONGEST, heads_together, padded_length, suits
+from kgen.templates.triton.kernels.attention import HOPPER, LONGEST, heads_together, padded_length, suits
 from kgen.templates.triton.kernels.matmul_tma import BARRIERS
 
 # Rows of a warp group's tile: those that its four warps multiply at once.

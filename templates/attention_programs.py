@@ -1,0 +1,26 @@
+"""What attention and its gradients compute, as templates of all languages declare it."""
+
+from __future__ import annotations
+
+from kgen.templates.contract import contraction
+from kgen.templates.pattern import elementwise, program, softmax
+
+__all__ = ["ATTENTION", "GRADIENT", "GRADIENT_OF_VALUES"]
+
+ATTENTION = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=softmax("scores", over="n", logsumexp=True),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
+# That of queries and, with rows and columns exchanged, that of keys.
+GRADIENT = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    dweights=contraction("b,m,v", "b,n,v -> b,m,n"),
+    dscores=elementwise("scores", "dweights"),
+    out=contraction("dscores", "b,n,e -> b,m,e"),
+)
+GRADIENT_OF_VALUES = program(
+    scores=contraction("b,m,d", "b,n,d -> b,m,n"),
+    weights=elementwise("scores"),
+    out=contraction("weights", "b,n,v -> b,m,v"),
+)
