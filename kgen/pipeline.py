@@ -30,6 +30,7 @@ from kgen.failures import KernelsFailed
 from kgen.host import cudagraph
 from kgen.host.assemble import assemble
 from kgen.host.compiled import Blueprint, HostGraph
+from kgen.host.library_packing import pack_weights
 from kgen.host.poison import poisoned
 from kgen.host.program import accept_saved
 from kgen.host.setup import setup_of
@@ -41,7 +42,7 @@ from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
 from kgen.report import debug
 from kgen.report.record import RECORDERS, record
-from kgen.scheduler import Options, StepChoices, pack_operands, pack_weights
+from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
 from kgen.templates import registry
 from kgen.templates.render_step import Context, render_step

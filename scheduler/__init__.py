@@ -1,7 +1,6 @@
 """The scheduler: which loops become one kernel, in which order, and where buffers live. `schedule` is the stage."""
 
 from kgen.device import Gpu
-from kgen.scheduler.kernels.library_packing import pack_weights
 from kgen.scheduler.kernels.operand_packing import pack_operands
 from kgen.scheduler.kernels.steps import StepChoices
 from kgen.scheduler.schedule import Options, schedule
@@ -11,5 +10,5 @@ from kgen.scheduler.tiling.tiles import choose_combo_tiles, choose_tiles
 
 __all__ = [
     "Gpu", "Options", "StepChoices", "choose_combo_tiles", "choose_loops", "choose_tiles", "chosen_problem", "pack_operands",
-    "contraction_of", "pack_weights", "schedule",
+    "contraction_of", "schedule",
 ]  # fmt: skip
