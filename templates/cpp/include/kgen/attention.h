@@ -161,6 +161,31 @@ KGEN_FN void put_words(typename U::Word* to, const V (&numbers)[U::elements]) {
   }
 }
 
+// Calls `work` of what a thread keeps for all that it does, with its batch `b` and its rows from `begin` to `end`: runs of blocks.
+template <class Thread, class Work>
+void share_rows(int threads, int64_t batches, int64_t rows, int64_t block, const Work& work) {
+  const int64_t down = ceil_div(rows, block), wanted = 4 * int64_t(threads);
+  const int64_t shares = threads > 1 ? smaller(down, ceil_div(wanted, batches)) : 1, each = ceil_div(down, shares);
+  parallel_team(threads, [&] {
+    Thread own = {};
+    team_share(batches * ceil_div(down, each), [&](int64_t task) {
+      const int64_t first = task % ceil_div(down, each) * each;
+      own.b = task / ceil_div(down, each);
+      own.begin = first * block;
+      own.end = smaller(rows, (first + each) * block);
+      work(own);
+    });
+  });
+}
+
+inline bool is_empty(KeySpan span) { return span.begin >= span.end; }
+
+// The part of a block of columns that rows look at, from the first column of a panel on.
+template <class U>
+KeySpan within(KeySpan block, KeySpan wanted) {
+  return {larger(block.begin, wanted.begin / kPanel<U> * kPanel<U>), smaller(block.end, wanted.end)};
+}
+
 template <class U>
 class AttentionRun {
   using Word = typename U::Word;
@@ -191,20 +216,11 @@ class AttentionRun {
 
   // Tasks are runs of blocks of rows: each thread packs the keys of what it computes.
   void run(int threads) {
-    const int64_t down = ceil_div(shape_.m, all_.how.m), wanted = 4 * int64_t(threads);
-    const int64_t shares = threads > 1 ? smaller(down, ceil_div(wanted, shape_.b)) : 1, each = ceil_div(down, shares);
-    parallel_team(threads, [&] {
-      Thread own = {};
+    share_rows<Thread>(threads, shape_.b, shape_.m, all_.how.m, [&](Thread& own) {
       own.run = this;
-      team_share(shape_.b * ceil_div(down, each), [&](int64_t task) {
-        const int64_t first = task % ceil_div(down, each) * each;
-        own.b = task / ceil_div(down, each);
-        own.begin = first * all_.how.m;
-        own.end = smaller(shape_.m, (first + each) * all_.how.m);
-        all_.open(all_.self, own.b, &own, [](void* self, const AttentionOperands<U>& operands) {
-          auto* const thread = static_cast<Thread*>(self);
-          thread->run->rows_of(*thread, operands);
-        });
+      all_.open(all_.self, own.b, &own, [](void* self, const AttentionOperands<U>& operands) {
+        auto* const thread = static_cast<Thread*>(self);
+        thread->run->rows_of(*thread, operands);
       });
     });
   }
@@ -312,13 +328,11 @@ class AttentionRun {
     }
   }
 
-  static bool is_empty(KeySpan span) { return span.begin >= span.end; }
   // The keys that rows look at in the block that begins with key n, from the first one of a panel on; of none, the end is first.
   KeySpan span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
     if (all_.reach == nullptr) return block;
-    const KeySpan wanted = all_.reach(all_.self, b, m, rows);
-    return {larger(block.begin, wanted.begin / P * P), smaller(block.end, wanted.end)};
+    return within<U>(block, all_.reach(all_.self, b, m, rows));
   }
 
   // ---- many rows ------------------------------------------------------------------------------------------------------

@@ -73,20 +73,11 @@ class RecomputedRun {
 
   // Tasks are runs of blocks of rows: each thread packs the columns of what it computes.
   void run(int threads) {
-    const int64_t down = ceil_div(shape_.m, all_.how.m), wanted = 4 * int64_t(threads);
-    const int64_t shares = threads > 1 ? smaller(down, ceil_div(wanted, shape_.b)) : 1, each = ceil_div(down, shares);
-    parallel_team(threads, [&] {
-      Thread own = {};
+    share_rows<Thread>(threads, shape_.b, shape_.m, all_.how.m, [&](Thread& own) {
       own.run = this;
-      team_share(shape_.b * ceil_div(down, each), [&](int64_t task) {
-        const int64_t first = task % ceil_div(down, each) * each;
-        own.b = task / ceil_div(down, each);
-        own.begin = first * all_.how.m;
-        own.end = smaller(shape_.m, (first + each) * all_.how.m);
-        all_.open(all_.self, own.b, &own, [](void* self, const RecomputedOperands<U>& operands) {
-          auto* const thread = static_cast<Thread*>(self);
-          thread->run->rows_of(*thread, operands);
-        });
+      all_.open(all_.self, own.b, &own, [](void* self, const RecomputedOperands<U>& operands) {
+        auto* const thread = static_cast<Thread*>(self);
+        thread->run->rows_of(*thread, operands);
       });
     });
   }
@@ -189,13 +180,11 @@ class RecomputedRun {
     }
   }
 
-  static bool is_empty(KeySpan span) { return span.begin >= span.end; }
   // The columns that rows look at in the block that begins with column n, from the first one of a panel on.
   KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
     if (all_.reach == nullptr) return block;
-    const KeySpan wanted = all_.reach(all_.self, m, rows);
-    return {larger(block.begin, wanted.begin / P * P), smaller(block.end, wanted.end)};
+    return within<U>(block, all_.reach(all_.self, m, rows));
   }
 
   // A panel at a time: what is computed of its rows needs room.
