@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,9 +23,8 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from bench.contenders import copy_of, failure
-from bench.cpu_runs import measured, options_of
-from bench.measure import as_json, geomean, interleave
+from bench.contenders import copy_of
+from bench.cpu_runs import compared, measured, options_of, show_geomean, show_row
 from kgen.only import only
 
 Function = Callable[..., Tensor]
@@ -180,45 +178,18 @@ def measure(pattern: Pattern, dtype: torch.dtype, options: argparse.Namespace) -
     torch._dynamo.reset()
     args = pattern.args(dtype)
     want = pattern.written(*(a if a.dtype is torch.bool else a.double() for a in args))
-    row: dict[str, Any] = {"failed": {}, "errors": {}}
-    calls: dict[str, Callable[[], Tensor]] = {}
-    for name in options.contenders:
-        try:
-            with settings(name):
-                call = calls_of(name, pattern, args)
-                if call is None:
-                    continue
-                row["errors"][name] = ((call().double() - want).norm() / want.norm()).item()
-        except Exception as cause:
-            row["failed"][name] = failure(cause)
-            continue
-        calls[name] = call
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    row["times"] = as_json(interleave(calls, seconds=options.seconds, clock=clock))
-    return row
-
-
-def ratio(row: dict[str, Any]) -> float:
-    """The best peer's time over kgen's. Lower quartiles: on a machine that others use the rest is theirs."""
-    times = {name: one["low"] for name, one in row["times"].items()}
-    return min((times[peer] for peer in PEERS if peer in times), default=math.nan) / times.get("kgen", math.nan)
+    return compared(lambda name: calls_of(name, pattern, args), settings, want, options)
 
 
 def show(title: str, row: dict[str, Any], console: Console) -> None:
-    times = "  ".join(f"{name} {one['low'] * 1e3:.3f}" for name, one in row["times"].items())
-    error = row["errors"].get("kgen", math.nan)
-    console.print(f"[bold]{title}[/]: {times}  [bold]ratio {ratio(row):.2f}[/] error {error:.0e}", highlight=False)
-    for name, cause in row["failed"].items():
-        console.print(f"    {name} failed: {cause}", highlight=False, markup=False)
+    show_row(title, row, console, PEERS, f"error {row['errors'].get('kgen', math.nan):.0e}")
 
 
 def main() -> None:
     options = options_of(__doc__, "pattern", PATTERNS, DTYPES, CONTENDERS, CONTENDERS)
     console = Console(width=200)
     rows = measured(PATTERNS, DTYPES, measure, show, options, console)
-    known = [value for value in map(ratio, rows.values()) if not math.isnan(value)]
-    if known:
-        console.print(f"geomean of the best peer over kgen: {geomean(known):.3f}, lowest {min(known):.3f}, of {len(known)}")
+    show_geomean(rows.values(), console, PEERS)
 
 
 if __name__ == "__main__":

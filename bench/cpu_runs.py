@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from bench.measure import machine_facts, thread_count
+from bench.contenders import failure
+from bench.measure import as_json, geomean, interleave, machine_facts, thread_count
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -54,3 +59,49 @@ def measured(
             if options.json:
                 options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
     return rows
+
+
+def compared(
+    call_of: Callable[[str], Callable[[], Tensor] | None],
+    settings: Callable[[str], AbstractContextManager[Any]],
+    want: Tensor,
+    options: argparse.Namespace,
+) -> Row:
+    """Errors and times of the contenders that the options name. `call_of` gives a contender's call, None where it has none, and
+    `settings` what it is compiled under."""
+    row: Row = {"failed": {}, "errors": {}}
+    calls: dict[str, Callable[[], Tensor]] = {}
+    for name in options.contenders:
+        try:
+            with settings(name):
+                call = call_of(name)
+                if call is None:
+                    continue
+                row["errors"][name] = ((call().double() - want).norm() / want.norm()).item()
+        except Exception as cause:
+            row["failed"][name] = failure(cause)
+            continue
+        calls[name] = call
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    row["times"] = as_json(interleave(calls, seconds=options.seconds, clock=clock))
+    return row
+
+
+def ratio(row: Row, peers: Iterable[str], ours: str = "kgen") -> float:
+    """The best peer's time over ours. Lower quartiles: on a machine that others use the rest is theirs."""
+    times = {name: one["low"] for name, one in row["times"].items()}
+    return min((times[peer] for peer in peers if peer in times), default=math.nan) / times.get(ours, math.nan)
+
+
+def show_row(title: str, row: Row, console: Console, peers: Iterable[str], error: str) -> None:
+    """Times, the ratio, and an error in the words of `error`."""
+    times = "  ".join(f"{name} {one['low'] * 1e3:.3f}" for name, one in row["times"].items())
+    console.print(f"[bold]{title}[/]: {times}  [bold]ratio {ratio(row, peers):.2f}[/] {error}", highlight=False)
+    for name, cause in row["failed"].items():
+        console.print(f"    {name} failed: {cause}", highlight=False, markup=False)
+
+
+def show_geomean(rows: Iterable[Row], console: Console, peers: Iterable[str], ours: str = "kgen") -> None:
+    known = [value for value in (ratio(row, peers, ours) for row in rows) if not math.isnan(value)]
+    if known:
+        console.print(f"geomean of the best peer over {ours}: {geomean(known):.3f}, lowest {min(known):.3f}, of {len(known)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 import kgen
 from kgen.capture.decompositions import TABLE
 from kgen.cost import model
-from kgen.cost.tuning_query import FUSED, Place, TuningQuery, TuningResult, place
-from kgen.ir import nodes as ir
+from kgen.cost.tuning_query import FUSED
 from kgen.ir.plan import Call, Schedule
 from kgen.lowering import LoweringContext, lower, reinplace
 from kgen.report.record import Record, recording
 from kgen.scheduler import Options, schedule
 from kgen.tuning.tuner import candidates_of
-from kgen.verdict import Outcome, Reason, Verdict
+from kgen.verdict import Outcome, Reason
+from tests.scheduler.transforms.test_fused_calls import Knows
 
 bf16, last = torch.bfloat16, torch.channels_last
 ALONE, SUM = "mkldnn._convolution_pointwise.default", "mkldnn._convolution_pointwise.binary"
@@ -125,23 +125,6 @@ def test_it_can_be_forbidden() -> None:
 
 
 # ---- a GPU that need not be here -------------------------------------------------------------------------------------
-
-
-class Knows:
-    """An oracle that has measured one thing of every contraction: the library's, by a configuration."""
-
-    is_worth_asking = True
-
-    def __init__(self, config: tuple[tuple[str, Any], ...]) -> None:
-        self.config = config
-        self.asked: list[TuningQuery] = []
-
-    def tuning_results(self, questions: Sequence[TuningQuery], graph: ir.Graph) -> Mapping[str, Mapping[Place, TuningResult]]:
-        self.asked += questions
-        return {q.step.name: {place({}): TuningResult(None, self.config, 1, 1e-6, 1e-6)} for q in questions}
-
-    def verdicts(self) -> list[Verdict]:
-        return []
 
 
 def on_gpu(fn: Callable[..., Any], oracle: Knows | None) -> list[str]:
