@@ -48,13 +48,30 @@ class Facts:
     taps: int
 
 
+class _Direct(KernelTemplate):
+    """What both kernels have in common."""
+
+    reductions: ClassVar = frozenset()
+
+    def refuse(self, problem: Problem) -> str | None:
+        """Why loops over taps cannot compute a problem."""
+        if problem.main_dtype not in TYPES:
+            return f"it does not multiply {problem.main_dtype}"
+        return next((found for name in problem.inputs if isinstance(found := problem.over_coordinates(name), str)), None)
+
+    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
+        [problem] = problems
+        d, h, w = (_steps(problem, axis) for axis in "dhw")
+        return Facts(d, h, w, _shares_image(problem), _unrolled(problem))
+
+
 @template(
     implements=contraction("b,d+q,h+r,w+s,g,c", "q,r,s,g,c -> b,d,h,w,g"),
     device="cpu",
     source="conv_direct.cpp.jinja",
     name="cpp_conv_direct",
 )
-class ConvolutionOfChannels(KernelTemplate):
+class ConvolutionOfChannels(_Direct):
     """Y[b, d, h, w, g] = sum over q, r, s, c of X[b, d + q, h + r, w + s, g, c] F[q, r, s, g, c]: vectors of adjacent g.
     Of a depthwise convolution c is empty; of one with few channels no g tells images apart."""
 
@@ -62,10 +79,6 @@ class ConvolutionOfChannels(KernelTemplate):
     F = operand("q", "r", "s", "g", "c", access="coordinates")
     Y = result("b", "d", "h", "w", "g")
     ROWS, BLOCK_W, BLOCK_G, BLOCK_S = knob(1 << 20, 16), knob(64, 32), knob(64, 32), knob(1)
-    reductions: ClassVar = frozenset()
-
-    def refuse(self, problem: Problem) -> str | None:
-        return _refuse(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         """Rectangles that L1 holds with the rows that they read; wider ones where rows are short."""
@@ -83,9 +96,6 @@ class ConvolutionOfChannels(KernelTemplate):
             return OTHERS
         return _of_depthwise(problem, "g", (3, 5))
 
-    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
-        return _facts(problems[0])
-
 
 @template(
     implements=contraction("b,g,c,d+q,h+r,w+s", "g,c,q,r,s -> b,g,d,h,w"),
@@ -93,17 +103,13 @@ class ConvolutionOfChannels(KernelTemplate):
     source="conv_direct_contiguous.cpp.jinja",
     name="cpp_conv_contiguous",
 )
-class ConvolutionOfRows(KernelTemplate):
+class ConvolutionOfRows(_Direct):
     """Y[b, g, d, h, w] = sum over c, q, r, s of X[b, g, c, d + q, h + r, w + s] F[g, c, q, r, s]: vectors of adjacent w."""
 
     X = operand("b", "g", "c", "d+q", "h+r", "w+s", access="coordinates")
     F = operand("g", "c", "q", "r", "s", access="coordinates")
     Y = result("b", "g", "d", "h", "w")
     BLOCK_H, BLOCK_W, BLOCK_R, BLOCK_S = knob(32, 8), knob(256, 64), knob(1), knob(1)
-    reductions: ClassVar = frozenset()
-
-    def refuse(self, problem: Problem) -> str | None:
-        return _refuse(problem)
 
     def configs(self, problem: Problem) -> Iterator[dict[str, Any]]:
         for rows in (32, 8):
@@ -117,23 +123,12 @@ class ConvolutionOfRows(KernelTemplate):
         """Depthwise convolutions of 3 by 3 taps take .5 to .9 of the library's time."""
         return OTHERS if problem.size("w") < FEWEST_POSITIONS else _of_depthwise(problem, "w", (3,))
 
-    def facts(self, problems: Sequence[Problem], config: Config) -> Facts:
-        return _facts(problems[0])
 
-
-def _refuse(problem: Problem) -> str | None:
-    """Why loops over taps cannot compute a problem."""
-    if problem.main_dtype not in TYPES:
-        return f"it does not multiply {problem.main_dtype}"
-    return next((found for name in problem.inputs if isinstance(found := problem.over_coordinates(name), str)), None)
-
-
-def _facts(problem: Problem) -> Facts:
+def _shares_image(problem: Problem) -> bool:
+    """Whether all channels of results read one image."""
     image = problem.over_coordinates("X")
     assert not isinstance(image, str)
-    shared = image.value.variables().isdisjoint(problem.loops["g"])
-    d, h, w = (_steps(problem, axis) for axis in "dhw")
-    return Facts(d, h, w, shared, _unrolled(problem))
+    return image.value.variables().isdisjoint(problem.loops["g"])
 
 
 def _unrolled(problem: Problem) -> int:
@@ -174,7 +169,7 @@ def _of_depthwise(problem: Problem, vector: str, taps: tuple[int, ...]) -> str |
     """What is to be said of all but depthwise convolutions of two dimensions with so many taps along either of them, whose
     adjacent along the axis of vectors are adjacent in memory: these were measured, one thread with AVX-512."""
     square = problem.size("r") == problem.size("s") in taps and problem.size("q") == problem.size("d") == 1
-    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _facts(problem).shared
+    depthwise = len(problem.loops["g"]) == 1 and problem.size("c") == 1 and not _shares_image(problem)
     static = all(problem.static(axis) for axis in "grshw")
     undilated = all(problem.step(axis) == 1 for axis in ("r", "s"))
     measured = problem.device.isa == "avx512" and problem.main_dtype in (torch.float32, torch.bfloat16)
