@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-__all__ = ["L2_RATE", "LINE", "Device", "Gpu", "gpu_from", "is_rounded"]
+__all__ = ["DRIVER", "L2_RATE", "LINE", "Device", "Gpu", "driver_version", "gpu_from", "is_rounded"]
+
+#: The shared library of the CUDA driver; tests put a stub in its place.
+DRIVER = "libcuda.so.1"
 
 # Operations a cycle of a GPU's SM on 16-bit floats added up in float32, by compute capability; what an H200 reaches of that,
 # and of its memory's rate.
@@ -72,6 +77,17 @@ class Gpu:
     flops: float = H200.flops
     bandwidth: float = H200.bandwidth
     parameters: int = PARAMETER_BYTES[0][1]
+
+
+@cache
+def driver_version(library: str = DRIVER) -> int:
+    """The newest version of CUDA that the driver in a shared library knows, as in 12040; 0 where there is no driver."""
+    found = ctypes.c_int(0)
+    try:
+        status = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(found))
+    except (OSError, AttributeError):  # no such library, or one without the function
+        return 0
+    return found.value if status == 0 else 0
 
 
 def gpu_from(facts: Mapping[str, int]) -> Gpu:

@@ -39,6 +39,7 @@ from kgen.capture import aot_cache, decompositions
 from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.freeze import Freezing
 from kgen.counters import counters
+from kgen.device import driver_version
 
 if TYPE_CHECKING:
     from kgen.failures import Failure
@@ -369,7 +370,7 @@ def gpu_facts(device: torch.device) -> dict[str, int]:
         "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
         "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
         "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
-        "driver": torch._C._cuda_getDriverVersion(),  # type: ignore[attr-defined]
+        "driver": driver_version(),
     }
 
 

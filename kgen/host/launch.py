@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.build import cpp
+from kgen.device import DRIVER
 from kgen.errors import DriverNotFound, LaunchFailed
 from kgen.rendered.gpu_kernel import CompiledKernel
 from kgen.rendered.tensor_map import MAX_RANK, MapFormat, is_pointer, map_rank
 
 __all__ = ["GpuKernel", "launch_functions", "load_kernel"]
-
-#: The library of the CUDA driver; tests put a stub in its place.
-DRIVER = "libcuda.so.1"
 
 # The order of the enum Kind in launch.cpp.
 _POINTER, _MAP = 0, 3

@@ -9,9 +9,10 @@ import threading
 import pytest
 import torch
 from program_builder import Builder
-from stub_driver import compiled, forget
+from stub_driver import DRIVER_VERSION, compiled, forget
 
 from kgen.build import cpp
+from kgen.device import driver_version
 from kgen.errors import DriverNotFound, InvalidProgram, LaunchFailed
 from kgen.host import launch, native
 from kgen.host.program import (
@@ -165,6 +166,12 @@ def test_a_thread_without_a_context_gets_one(stub):
     assert problems == [None, None]
     assert stub["contexts_set"] == 1
     assert stub.list("config", 7)[6] == 102
+
+
+def test_the_version_of_the_driver(stub):
+    """Asked of the driver itself: what torch binds for it comes and goes with torch's versions."""
+    assert driver_version.__wrapped__(stub.library._name) == DRIVER_VERSION
+    assert driver_version.__wrapped__("libnothing.so.7") == 0
 
 
 def test_no_driver(monkeypatch):

@@ -109,6 +109,12 @@ def test_what_takes_no_name_apart_is_not_seen() -> None:
     assert list(parsed_names(ast.parse(code))) == []
 
 
+def test_no_private_function_of_torch_for_gpus_is_used() -> None:
+    """They come and go with torch's versions, and are not in its builds for CPUs: no test on a CPU sees one missing."""
+    reads = (node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    assert [text for node in reads if (text := ast.unparse(node)).startswith(("torch._C._cuda", "torch.cuda._"))] == []
+
+
 def test_bags_of_attributes_get_fewer() -> None:
     bags = [
         f"{path}:{node.lineno}"
