@@ -90,10 +90,10 @@ def driver_version(library: str = DRIVER) -> int:
     return found.value if status == 0 else 0
 
 
-def gpu_from(facts: Mapping[str, int]) -> Gpu:
-    """A GPU by what `torch_adapter.gpu_facts` says of it."""
+def gpu_from(facts: Mapping[str, int], driver: int = 0) -> Gpu:
+    """A GPU by what `torch_adapter.gpu_facts` says of it, and by the version of its driver, as in 12040."""
     arch, compute_units = facts["arch"], facts["compute_units"]
     matrix = MATRIX_FLOPS.get(arch, OTHER_MATRIX_FLOPS)
     flops = MATRIX_SHARE * matrix * compute_units * facts["clock"]
-    parameters = next(count for version, count in PARAMETER_BYTES if facts.get("driver", 0) >= version)
+    parameters = next(count for version, count in PARAMETER_BYTES if driver >= version)
     return Gpu(arch, compute_units, facts["shared"], flops, MEMORY_SHARE * facts["memory"], parameters)

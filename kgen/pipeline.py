@@ -23,7 +23,7 @@ from kgen.capture.operators import trace_origins
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.counters import counters
-from kgen.device import Gpu, gpu_from
+from kgen.device import Gpu, driver_version, gpu_from
 from kgen.errors import InternalError, TemplateRefused
 from kgen.failed_kernels import StepFailed, failure_of, say_what_failed
 from kgen.failures import KernelsFailed
@@ -106,7 +106,7 @@ def scheduler_options(graph: ir.Graph, config: Config) -> Options:
 def gpu_of(graph: ir.Graph) -> Gpu:
     """The GPU that the graph's kernels are made for."""
     device = next((b.device for b in graph.buffers.values() if b.device.type == "cuda"), None)
-    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device))
+    return Gpu() if device is None else gpu_from(torch_adapter.gpu_facts(device), driver_version())
 
 
 def machine_name(kind: str) -> str:

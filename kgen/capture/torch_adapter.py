@@ -39,7 +39,6 @@ from kgen.capture import aot_cache, decompositions
 from kgen.capture.aot_cache import CachedGraph, CompiledGraph
 from kgen.capture.freeze import Freezing
 from kgen.counters import counters
-from kgen.device import driver_version
 
 if TYPE_CHECKING:
     from kgen.failures import Failure
@@ -361,8 +360,7 @@ def uses_cuda(gm: GraphModule) -> bool:
 
 def gpu_facts(device: torch.device) -> dict[str, int]:
     """Of a CUDA device: `arch`, its compute capability as in sm_90; `compute_units`; `shared`, bytes of shared memory that a
-    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most; the version of the `driver`'s
-    interface, as in 12040."""
+    program can have; its `clock`, and the bytes that its `memory` moves, both a second at most."""
     found = torch.cuda.get_device_properties(device)
     return {
         "arch": found.major * 10 + found.minor,
@@ -370,7 +368,6 @@ def gpu_facts(device: torch.device) -> dict[str, int]:
         "shared": getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block),
         "clock": found.clock_rate * 1000,  # both clocks are given in kHz; memory moves data twice a cycle
         "memory": 2 * found.memory_clock_rate * 1000 * found.memory_bus_width // 8,
-        "driver": driver_version(),
     }
 
 
