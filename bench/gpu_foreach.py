@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from bench.measure import as_json, cache_environment, copy_rate, geomean, interleave, machine_facts, seconds_of
@@ -138,14 +137,19 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 
-def contenders(pattern: Pattern, device: str) -> tuple[dict[str, Call], dict[str, float], int]:
+COMPILED = ("inductor", "kgen")
+
+
+def contenders(pattern: Pattern, device: str, names: Sequence[str]) -> tuple[dict[str, Call], dict[str, float], int]:
     """The calls, compiled; the seconds that compiling took; and the bytes that must move."""
     calls: dict[str, Call] = {}
     compiling: dict[str, float] = {}
     calls["eager"], moved = pattern.make(device)
-    if pattern.fused is not None:
+    if pattern.fused is not None and "fused" in names:
         calls["fused"], _ = pattern.fused(device)
-    for name in ("inductor", "kgen"):
+    for name in COMPILED:
+        if name not in names:
+            continue
         torch._dynamo.reset()
         call = calls[name] = torch.compile(pattern.make(device)[0], backend=name)
         first = seconds_of(call)
@@ -153,24 +157,19 @@ def contenders(pattern: Pattern, device: str) -> tuple[dict[str, Call], dict[str
     return calls, compiling, moved
 
 
-def measured(patterns: Mapping[str, Pattern], options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    table = Table(title=f"microseconds, medians ({options.device})")
-    columns = ("pattern", "copy", "eager", "fused", "inductor", "kgen", "best / kgen", "compile: inductor", "compile: kgen")
-    for column in columns:
-        table.add_column(column, justify="right")
-    rows = []
-    rate = copy_rate(device=options.device)
-    for name, pattern in patterns.items():
-        calls, compiling, moved = contenders(pattern, options.device)
-        times = interleave(calls, seconds=options.seconds, rounds=options.rounds)
-        median = {who: timing.median for who, timing in times.items()}
-        ratio = min(seconds for who, seconds in median.items() if who != "kgen") / median["kgen"]
-        cells = [f"{median[who] * 1e6:.0f}" if who in median else "" for who in ("eager", "fused", "inductor", "kgen")]
-        table.add_row(name, f"{moved / rate * 1e6:.0f}", *cells, f"{ratio:.2f}", *(f"{s:.1f}" for s in compiling.values()))
-        rows.append({"name": name, "copy": moved / rate, "times": as_json(times), "compile": compiling, "ratio": ratio})
-    console.print(table)
-    console.print(f"geomean of best / kgen: {geomean(row['ratio'] for row in rows):.2f}")
-    return rows
+def measured(name: str, pattern: Pattern, options: argparse.Namespace, rate: float) -> dict[str, Any]:
+    calls, compiling, moved = contenders(pattern, options.device, options.contenders)
+    times = interleave(calls, seconds=options.seconds, rounds=options.rounds)
+    median = {who: timing.median for who, timing in times.items()}
+    ratio = min(seconds for who, seconds in median.items() if who != "kgen") / median["kgen"]
+    return {"name": name, "copy": moved / rate, "times": as_json(times), "median": median, "compile": compiling, "ratio": ratio}
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as soon as it is measured."""
+    times = "  ".join(f"{who} {seconds * 1e6:.0f}" for who, seconds in row["median"].items())
+    compiling = ", ".join(f"{who} {seconds:.1f} s" for who, seconds in row["compile"].items())
+    return f"{row['name']}: copy {row['copy'] * 1e6:.0f}  {times} us; best / kgen {row['ratio']:.2f}; compile {compiling}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -180,19 +179,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="half a second and 5 rounds a row")
     parser.add_argument("--only", action="append", default=[], help="patterns whose name begins so")
-    parser.add_argument("--json", type=Path)
+    beside = ["fused", *COMPILED]
+    parser.add_argument("--contenders", nargs="+", choices=beside, default=beside, help="beside eager")
+    parser.add_argument("--json", type=Path, help="written after each row")
     options = parser.parse_args(arguments)
+    if "kgen" not in options.contenders:
+        parser.error("--contenders without kgen: add kgen, which the others are compared with")
     if options.quick:
         options.seconds, options.rounds = 0.5, 5
     chosen = {name: one for name, one in PATTERNS.items() if not options.only or name.startswith(tuple(options.only))}
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console()
     with tempfile.TemporaryDirectory(prefix="kgen-bench-") as folder:
         os.environ |= cache_environment(folder)  # of its own: compile times are cold ones
-        for backend in ("inductor", "kgen"):  # what each builds once a machine
+        for backend in COMPILED:  # what each builds once a machine
             torch.compile(lambda x: torch.relu(x) * 2, backend=backend)(torch.ones(8, device=options.device))
-        rows = measured(chosen, options, console)
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+        rate, rows = copy_rate(device=options.device), []
+        for name, pattern in chosen.items():
+            rows.append(measured(name, pattern, options, rate))
+            console.print(line(rows[-1]), highlight=False, soft_wrap=True)
+            if options.json:
+                options.json.write_text(json.dumps({"machine": machine_facts(), "rows": rows}, indent=1))
+    console.print(f"geomean of best / kgen: {geomean(row['ratio'] for row in rows):.2f}")
     return 0
 
 
