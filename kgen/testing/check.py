@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 from kgen import errors
 from kgen.backend import kgen_backend
@@ -145,7 +146,7 @@ class _Checker:
             try:
                 got = self._compiled(case)(*inputs)
             except Exception as cause:  # noqa: BLE001  any error is what the check is for
-                return run.failed(f"{type(cause).__name__}: {cause}", cause)
+                return run.stopped(cause)
         run = replace(run, plans=_plans(recorder))
         if not run.ran(self.template.name):
             return run.refused(self.template.name)
@@ -202,6 +203,13 @@ class _Run:
 
     def failed(self, reason: str, cause: BaseException | None = None) -> Result:
         return self._result(Outcome.FAILED, reason=reason, cause=cause)
+
+    def stopped(self, cause: Exception) -> Result:
+        """By an error; kernels that spill are not run by anybody."""
+        inner = cause.inner_exception if isinstance(cause, BackendCompilerFailed) else cause
+        if isinstance(inner, errors.KernelSpills):
+            return self._result(Outcome.SPILLED, reason=str(inner))
+        return self.failed(f"{type(cause).__name__}: {cause}", cause)
 
     def refused(self, template: str) -> Result:
         """The scheduler's reason for leaving the matmul to the library."""

@@ -16,6 +16,7 @@ class Outcome(Enum):
     PASSED = "passed"
     FAILED = "failed"
     REFUSED = "refused"
+    SPILLED = "left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class Report:
         return tuple(r for r in self.results if r.outcome is Outcome.REFUSED)
 
     @property
+    def spilled(self) -> tuple[Result, ...]:
+        """What kgen never runs: its compiler keeps a thread's registers in memory."""
+        return tuple(r for r in self.results if r.outcome is Outcome.SPILLED)
+
+    @property
     def problems(self) -> tuple[Case, ...]:
         """The distinct problems."""
         return tuple({id(r.case): r.case for r in self.results}.values())
@@ -95,12 +101,13 @@ class Report:
             )
 
     def __str__(self) -> str:
-        """Failures and refusals one by one, the rest as totals."""
+        """Failures, refusals and what is left out one by one, the rest as totals."""
         count, refused = len(self.problems), len({id(r.case) for r in self.refused})
         runs = f"{len(self.results)} runs: {len(self.passed)} passed, {len(self.failed)} failed"
         lines = [f"{self.template} on {self.where}: {count} problems, {runs}; refused {refused} / {count}"]
         lines += [f"  {r}" for r in self.failed]
         reasons = Counter(r.reason for r in self.refused)
         lines += [f"  refused {n}: {reason}" for reason, n in reasons.most_common()]
+        lines += [f"  {r}" for r in self.spilled]
         lines += [f"  not fused: {r}" for r in {id(r.case): r for r in self.separate}.values()]
         return "\n".join(lines)

@@ -241,6 +241,22 @@ def test_a_template_that_takes_nothing_does_not_pass(author):
 
 
 @pytest.mark.interpret
+def test_a_kernel_that_spills_is_left_out(author, monkeypatch):
+    """Nobody would run it: neither right nor wrong, and the report says so."""
+
+    def spilling(*_, **__):
+        raise errors.KernelSpills(kernel="k", stack=4480, most=2048)
+
+    author.registers()
+    monkeypatch.setattr("kgen.testing.check.kgen_backend", spilling)
+    report = check_template("authors", problems=some("authors")[:1], raises=False)
+    assert [r.outcome for r in report.spilled] == [Outcome.SPILLED] * len(report.results)
+    assert "4480 bytes" in str(report)
+    with pytest.raises(errors.TemplateCheckFailed, match="none was taken"):
+        report.raise_if_failed()
+
+
+@pytest.mark.interpret
 def test_a_write_beside_the_result_is_caught(author):
     """The guards around an operand change."""
     spoil = '    tl.store(p_arg0_1 - 1, 0.0)\n    {{ C.store("acc", "b", "rm", "rn") }}'
