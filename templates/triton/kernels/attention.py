@@ -57,6 +57,9 @@ OTHER_REGISTERS, COPIES, WARP = 72, 16, 32
 # elements of a head as `LARGE` (H100, 2026-11-25, bench.gpu_attention: 33 kernels, bfloat16; standard deviation of the
 # logarithm .14, but those of a window take 1.7 times as long).
 BY_KEYS, ONE_STAGE, LARGE, OF_LARGE = {32: 1.12, 64: 0.97, 128: 1.15}, 1.15, 128, 1.15
+# And by the slot's operations for a score, of which several programs hide more than counted, but no more than to this share of
+# the time (softcap with ALiBi: .73).
+SLOT, LEAST_OF_SLOT = 130, 0.73
 # Rows of a tile that a warp of the matrix units has, and rows from which a Hopper GPU multiplies out of shared memory.
 ROWS_OF_WARP, ASYNCHRONOUS = 16, 64
 # Bytes of shared memory through which warps join what they have of a row.
@@ -116,6 +119,7 @@ class Attention(KernelTemplate):
         widths = _width(problem, "d"), _width(problem, "v")
         longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
         longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
+        longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config) / SLOT)
         return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths)
 
     def uncalibrated(self, problem: Problem) -> str | None:

@@ -28,8 +28,10 @@ BESIDE = {4: 1.0, 8: 0.6, 12: 0.45, 16: 0.4}
 # Tiles of rows at which the tiles of scores are counted.
 SAMPLES = 8
 HOPPER = 90
-# What was measured: padded heads, and the fewest rows of queries, and keys.
+# What was measured: padded heads, and the fewest rows of queries, and keys. And, of few rows (H100, 2026-11-25,
+# bench.gpu_decode: .92 to 1.0 of a copy's rate): the most rows, and the fewest bytes of keys and values, which set the time.
 MEASURED, FEWEST = (64, 128), 128
+FEW_ROWS, STREAMED = 16, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,16 @@ def unmeasured(problem: Problem, head: int) -> str | None:
     """Why nothing is known of a problem with heads padded to so many elements."""
     if problem.device.arch // 10 != HOPPER // 10 or any(one.dtype.itemsize != 2 for one in problem.inputs.values()):
         return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
-    if head not in MEASURED or min(problem.size("m"), problem.size("n")) < FEWEST:
+    if head not in MEASURED or (min(problem.size("m"), problem.size("n")) < FEWEST and not _streams(problem)):
         return f"no GPU has measured it on other heads than {MEASURED}, or on fewer than {FEWEST} rows or keys"
     if any(one.load is None for one in problem.inputs.values()):
         return "no GPU has measured it on operands that are computed"
     return None
+
+
+def _streams(problem: Problem) -> bool:
+    """Whether few rows read so many keys and values that these set the time."""
+    return problem.size("m") <= FEW_ROWS and sum(problem.bytes_read(name) for name in "KV") >= STREAMED
 
 
 def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
@@ -87,6 +94,13 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     softmax = max(powers, others) + min(powers, others) / 2
     beside = BESIDE[min(16, max(4, together * config.WARPS // 4 * 4))]
     return max(dots, softmax) + beside * min(dots, softmax)
+
+
+def slot_work(problem: Problem, config: Config) -> float:
+    """Elementary operations of the slot for a score, of all tiles' scores on average."""
+    counts = _counts(problem, config)
+    of_masked, of_whole = (_slot_cost(problem, masked) for masked in (True, False))
+    return (counts.masked * of_masked + counts.whole * of_whole) / max(counts.masked + counts.whole, 1e-9)
 
 
 @memoised

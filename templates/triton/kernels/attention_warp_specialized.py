@@ -31,6 +31,10 @@ OTHER_REGISTERS = 40
 # What is left of the time of a kernel whose warps all do the same, by the longest head (H100, 2026-11-25, bench.gpu_attention:
 # 23 kernels, bfloat16; standard deviation of the logarithm .08). Of heads of 256 nothing was measured.
 GAIN = {64: 1.04, 128: 0.83, 256: 1.0}
+# By operations of the slot for a score: how much longer a kernel takes than those count, and one with two tiles of scores at a
+# time, which gains where masks cost little and loses elsewhere (H100, 2026-11-25, bench.gpu_attention: softcap, window,
+# grouped, causal 128 long).
+SLOT, PIPELINED, FOR_SLOT, MOST_FOR_SLOT = 180, 0.92, 0.1, 1.15
 
 # Keys of a tile, warp groups that multiply, stages, whether they are pipelined, and ping-pong, and whether TMA stores the
 # result, by the longest head that they are for.
@@ -130,7 +134,10 @@ class WarpSpecializedAttention(KernelTemplate):
         rows = {"BLOCK_M": config.BLOCK_M * groups, "WARPS": config.WARPS * groups}
         joined = Config(tuple((name, rows.get(name, value)) for name, value in config.values))
         needs = self.resources(problem, config)
-        return GAIN[_longest(problem)] * attention_estimate.seconds(problem, joined, needs, (config.BLOCK_D, config.BLOCK_V))
+        work = attention_estimate.slot_work(problem, joined)
+        longer = GAIN[_longest(problem)] * (1 + work / SLOT)
+        longer *= min(MOST_FOR_SLOT, PIPELINED + FOR_SLOT * work) if config.PIPELINED else 1.0
+        return longer * attention_estimate.seconds(problem, joined, needs, (config.BLOCK_D, config.BLOCK_V))
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))

@@ -135,7 +135,7 @@ class DirectConv(KernelTemplate):
         return conv_estimate.direct(problem, config, self.resources(problem, config))
 
     def uncalibrated(self, problem: Problem) -> str | None:
-        return "no GPU has measured it yet"
+        return conv_estimate.direct_unmeasured(problem)
 
 
 def power_of_two(length: int) -> int:

@@ -1,4 +1,6 @@
-"""What convolutions take on a GPU. Nobody has compared these estimates with measurements: they order configurations."""
+"""What convolutions take on a GPU. But for depthwise ones along one axis, these estimates only order configurations: dense ones
+of 64 to 256 channels take .83 to 1.6 of them (H100, 2026-11-25, bench.gpu_convs), too little to choose by.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,27 @@ STEP, DRAINED = 0.02e-6, 0.6e-6
 # Ordinary instructions that an SM starts in a cycle, cycles a second, and instructions of a load with its address and bounds;
 # warps that keep an SM busy; and bytes that lie side by side where loads make good use of what the memory gives.
 LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
+
+
+# What depthwise convolutions along one axis take of the estimate; the library's take 7 times as long as the template's (H100,
+# 2026-11-25, bench.gpu_convs: causal conv1d, channels last, 1.5 to 1.9). Those along two axes were slower than the library's.
+ALONG_ONE, HOPPER, HALF = 1.75, 9, 2
+
+
+def direct_unmeasured(problem: Problem) -> str | None:
+    """Why nothing is known of a direct convolution."""
+    if not _runs_along_one_axis(problem):
+        return "no GPU has measured it but depthwise along one axis, with channels side by side"
+    if problem.device.arch // 10 != HOPPER or problem.main_dtype.itemsize != HALF:
+        return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
+    return None
+
+
+def _runs_along_one_axis(problem: Problem) -> bool:
+    """Whether windows of a depthwise convolution reach along one axis of an image whose channels lie side by side."""
+    image = problem.inputs["X"]
+    depthwise = problem.size("c") == problem.size("n") == 1
+    return depthwise and len(image.loops["t"]) == 1 and _width(problem, "X", {"g": RUN}) > 1
 
 
 def implicit_gemm(problem: Problem, config: Config, needs: Resources) -> float:
@@ -79,7 +102,8 @@ def direct(problem: Problem, config: Config, needs: Resources) -> float:
     together = max(1, REGISTERS // (min(255, needs.registers) * config.WARPS * 32))
     waits = max(1.0, BUSY_WARPS / (together * config.WARPS))
     busy = math.ceil(tiles / device.compute_units) * (steps * step * waits + START / together)
-    return LAUNCH + max(busy, streaming(problem)) + START
+    longer = ALONG_ONE if _runs_along_one_axis(problem) else 1.0
+    return LAUNCH + longer * max(busy, streaming(problem)) + START
 
 
 def _width(problem: Problem, name: str, blocks: Mapping[str, int]) -> int:
