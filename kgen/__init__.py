@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names, for type checkers
@@ -34,6 +35,11 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.verdict import require_fused as require_fused
 
 __version__ = "0.1.0.dev0"
+
+# In a clone, the other packages lie beside this one: at its root, Python finds this folder before what is installed.
+_CLONE = Path(__file__).parent.parent
+if (_CLONE / "pyproject.toml").is_file() and (_CLONE / "lowering").is_dir():
+    __path__.append(str(_CLONE))
 
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {

@@ -119,7 +119,7 @@ CODE_FIELDS = (
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
-_ENVIRONMENT = {
+VARIABLES = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",
     "KGEN_CXX": "compiler",
@@ -161,7 +161,7 @@ def insist(**values: Any) -> Iterator[Config]:
 
 def from_environment() -> Config:
     """The only place that reads environment variables for options."""
-    found = {field: os.environ[variable] for variable, field in _ENVIRONMENT.items() if os.environ.get(variable)}
+    found = {field: os.environ[variable] for variable, field in VARIABLES.items() if os.environ.get(variable)}
     return Config(**_checked({field: _from_text(field, text) for field, text in found.items()}))
 
 

@@ -37,6 +37,11 @@ class InternalError(KgenError):
     """A bug in kgen: please report it with the text of the message."""
 
 
+class UnsupportedPlatform(UserError):
+    template = "kgen runs on Linux, and this is {platform}"
+    hint = "use a Linux machine or container (on Windows: WSL 2)"
+
+
 class UnknownMode(UserError):
     template = "kgen has no mode {mode!r}"
     hint = "use one of: {valid}"
@@ -83,7 +88,7 @@ class KernelBuildFailed(InternalError):
 
 class TritonNotFound(UserError):
     template = "compiling for a GPU needs Triton, which is not installed here"
-    hint = "pip install triton (the version that `python -m pip show torch` names as a requirement)"
+    hint = "run `python -m pip install 'torch-kgen[gpu]'`; a CUDA build of torch brings the Triton that fits it"
 
 
 class NoProgress(InternalError):
@@ -98,7 +103,7 @@ class TritonBuildFailed(InternalError):
 
 class KernelTooLarge(InternalError):
     template = "kernel {kernel} needs {needed} bytes of shared memory; a program has {available} on {device}"
-    hint = "report it, with the kernel's text (options={{'debug': True}} keeps it)"
+    hint = "report it, with the kernel's text (options={{'debug': 'folder'}} keeps it)"
 
 
 class KernelSpills(InternalError):
@@ -238,7 +243,7 @@ class TuningFileNotAFile(UserError):
 
 class TuningFileNotReadable(UserError):
     template = "the tuning file {path} cannot be read: {problem}"
-    hint = "give a file that `python -m kgen tune` or `cache export` wrote"
+    hint = "give a file that `python -m kgen tune script.py` or `python -m kgen cache export OUT` wrote"
 
 
 class TuningFileNotWritable(UserError):
@@ -248,7 +253,7 @@ class TuningFileNotWritable(UserError):
 
 class TuningFileExists(UserError):
     template = "{path} exists already"
-    hint = "`python -m kgen cache merge {path} IN...` adds entries to it"
+    hint = "`python -m kgen cache merge {path} IN` adds entries to it"
 
 
 class UnknownTuningDevice(UserError):
