@@ -15,9 +15,12 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen import testing as testing
     from kgen.backend import compile as compile
     from kgen.commands.explain import explain as explain
+    from kgen.ir import plan as _plan
+    from kgen.option_list import list_options as list_options
     from kgen.report.coverage import coverage as coverage
     from kgen.report.coverage import coverage_reset as coverage_reset
     from kgen.templates.base import KernelTemplate as KernelTemplate
+    from kgen.templates.base import Resources as Resources
     from kgen.templates.contract import host_value as host_value
     from kgen.templates.contract import knob as knob
     from kgen.templates.contract import operand as operand
@@ -25,14 +28,18 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.templates.contract import template as template
     from kgen.templates.contract import workspace as workspace
     from kgen.templates.loop_contract import LoopKernel as LoopKernel
+    from kgen.templates.loop_contract import LoopProblem as LoopProblem
     from kgen.templates.loop_contract import loops as loops
     from kgen.templates.pattern import contraction as contraction
     from kgen.templates.pattern import elementwise as elementwise
     from kgen.templates.pattern import operator as operator
     from kgen.templates.pattern import program as program
     from kgen.templates.pattern import softmax as softmax
+    from kgen.templates.problem import Problem as Problem
     from kgen.verdict import forbid_fused as forbid_fused
     from kgen.verdict import require_fused as require_fused
+
+    KernelConfig = _plan.Config
 
 __version__ = "0.1.0.dev0"
 
@@ -43,8 +50,12 @@ if (_CLONE / "pyproject.toml").is_file() and (_CLONE / "lowering").is_dir():
 
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {
+    "KernelConfig": "kgen.ir.plan:Config",
     "KernelTemplate": "kgen.templates.base:KernelTemplate",
     "LoopKernel": "kgen.templates.loop_contract:LoopKernel",
+    "LoopProblem": "kgen.templates.loop_contract:LoopProblem",
+    "Problem": "kgen.templates.problem:Problem",
+    "Resources": "kgen.templates.base:Resources",
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.pattern:contraction",
@@ -56,6 +67,7 @@ _PUBLIC = {
     "forbid_fused": "kgen.verdict:forbid_fused",
     "host_value": "kgen.templates.contract:host_value",
     "knob": "kgen.templates.contract:knob",
+    "list_options": "kgen.option_list:list_options",
     "loops": "kgen.templates.loop_contract:loops",
     "operator": "kgen.templates.pattern:operator",
     "operand": "kgen.templates.contract:operand",

@@ -9,21 +9,57 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from kgen import errors
+from kgen import errors, option_names
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-NUMERICS = ("fast", "eager", "stable")
-ISAS = ("avx512", "avx2", "generic")
-RECOMPUTE = ("auto", "on", "off")
-LAYOUTS = ("auto", "off")
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Numerics = Literal["fast", "eager", "stable"]
+Isa = Literal["avx512", "avx2", "generic"]
+Recompute = Literal["auto", "on", "off"]
+Layouts = Literal["auto", "off"]
+MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
+RECOMPUTE, LAYOUTS = get_args(Recompute), get_args(Layouts)
+
+
+class Options(TypedDict, total=False):
+    """The keys of `options=`, for type checkers: the fields of `Config`."""
+
+    mode: Mode
+    numerics: Numerics
+    fallback: str | Sequence[str]
+    fusion: bool
+    inlining: bool
+    loop_reordering: bool
+    templates: bool
+    prologues: bool
+    operand_padding: bool
+    horizontal_fusion: bool
+    loop_batching: bool
+    measurements: bool
+    early_launch: bool
+    recompute_scores: Recompute
+    layouts: Layouts
+    freezing: bool
+    verify: bool
+    debug: str | os.PathLike[str] | None
+    cache: bool
+    cache_dir: str | os.PathLike[str] | None
+    compiler: str | None
+    isa: Isa | None
+    tuning_seconds: float
+    tuning_file: str | os.PathLike[str] | None
+    gpu_interpreter: bool
+    poison: bool
+    strict: bool
+    compile_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +154,13 @@ CODE_FIELDS = (
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": MODES,
+    "numerics": NUMERICS,
+    "isa": ISAS,
+    "recompute_scores": RECOMPUTE,
+    "layouts": LAYOUTS,
+}
 VARIABLES = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",
@@ -129,6 +171,8 @@ VARIABLES = {
     "KGEN_TUNING_FILE": "tuning_file",
     "KGEN_STRICT": "strict",
 }
+# What kgen's own tests and benches read.
+TEST_VARIABLES = ("KGEN_FUZZ_", "KGEN_OWN_LOOPS")
 _overridden: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config", default=None)
 _insisted: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config_insisted", default=None)
 
@@ -139,7 +183,7 @@ def current() -> Config:
 
 
 @contextmanager
-def override(**values: Any) -> Iterator[Config]:
+def override(**values: Unpack[Options]) -> Iterator[Config]:
     """Other defaults for the compilations started inside, in this thread. Names and values are checked like options."""
     checked = {**(_overridden.get() or {}), **_checked(values)}
     token = _overridden.set(checked)
@@ -157,6 +201,11 @@ def insist(**values: Any) -> Iterator[Config]:
         yield current()
     finally:
         _insisted.reset(token)
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The only values that an option may have; none where its type alone decides."""
+    return _CHOICES.get(name, ())
 
 
 def from_environment() -> Config:
@@ -187,6 +236,7 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     given = dict(options or {})
     if mode is not None and given.setdefault("mode", mode) != mode:
         raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
+    _refuse_unknown_variables()
     return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
 
 
@@ -202,26 +252,24 @@ def code_key(config: Config) -> tuple[Any, ...]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _checked_value(name, value) for name, value in _renamed(values).items()}
+    ours = option_names.present(values)
+    if not option_names.OF_INDUCTOR.isdisjoint(ours):
+        overridden = (_overridden.get() or {}).get("mode", "default")
+        ours = option_names.of_inductor(ours, overridden)
+    return {name: _checked_value(name, value) for name, value in ours.items()}
 
 
-# Old names of options. They work for one release.
-_RENAMED = {"operand_copies": "operand_padding", "siblings": "horizontal_fusion"}
-
-
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by present names, with a warning for each old one. Where both are given the present one counts."""
-    old = {name: values[name] for name in values if name in _RENAMED}
-    for name in old:
-        text = f"kgen: option {name!r} is now {_RENAMED[name]!r}; the old name works for one release"
-        warnings.warn(text, FutureWarning, stacklevel=5)
-    present = {name: value for name, value in values.items() if name not in old}
-    return {_RENAMED[name]: value for name, value in old.items()} | present
+def _refuse_unknown_variables() -> None:
+    """Raises UnknownVariable: a misspelled variable would be overlooked."""
+    for name in os.environ:
+        if name.startswith("KGEN_") and name not in VARIABLES and not name.startswith(TEST_VARIABLES):
+            near = option_names.near(name, VARIABLES)
+            raise errors.UnknownVariable(variable=name, near=near, valid=", ".join(sorted(VARIABLES)))
 
 
 def _checked_value(name: str, value: Any) -> Any:
     if name not in _FIELDS:
-        raise errors.UnknownOption(option=name, valid=", ".join(sorted(_FIELDS)))
+        raise errors.UnknownOption(option=name, near=option_names.near(name, _FIELDS), valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
         raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
     if name in _CHOICES:
@@ -265,3 +313,17 @@ _KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "str | None": ("a path, or None", _path),
     "float": ("a number of seconds, zero or more", _seconds),
 }
+
+
+class _Module(ModuleType):
+    """This module, of which no option can be assigned: nothing would read it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIELDS:
+            raise errors.OptionAssigned(option=name)
+        if name not in vars(self) and not name.startswith("_"):
+            raise errors.UnknownOption(option=name, near=option_names.near(name, _FIELDS), valid=", ".join(sorted(_FIELDS)))
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Module

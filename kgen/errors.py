@@ -49,7 +49,22 @@ class UnknownMode(UserError):
 
 class UnknownOption(UserError):
     template = "kgen has no option {option!r}"
-    hint = "use one of: {valid}"
+    hint = "{near}use one of: {valid}"
+
+
+class UnknownVariable(UserError):
+    template = "kgen reads no environment variable {variable}"
+    hint = "{near}use one of: {valid}"
+
+
+class OptionAssigned(UserError):
+    template = "kgen.config.{option} cannot be assigned: a compilation gets its options from its call"
+    hint = "use `with kgen.config.override({option}=...)`, or the options of torch.compile"
+
+
+class UnknownOperator(UserError):
+    template = "{where} names the operator {operator!r}, and there is none of that name"
+    hint = "{near}an operator is named as in torch.ops, such as 'aten.mm', with or without its overload"
 
 
 class BadOptionValue(UserError):

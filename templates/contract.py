@@ -27,7 +27,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -62,6 +62,10 @@ GIVEN = frozenset({"kernel", "config", "problem", "facts", "program", "parts"})
 # How a template makes several problems in one launch, and the name that its Jinja file then has: each problem by programs of
 # its own, or all together.
 JOINING = ("program", "parts")
+# What an author writes, for type checkers.
+Device = Literal["cuda", "cpu"]
+OperandAccess = Literal["pointer", "tma", "predicated", "coordinates"]
+ResultAccess = Literal["pointer", "tma", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +123,14 @@ class HostValue:
 DECLARED = (Operand, Result, Knob, Workspace, HostValue)
 
 
-def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
+def operand(
+    *axes: str, access: OperandAccess = "pointer", many: bool = False, sums: bool = False, packs: bool = False
+) -> Operand:
     """An operand over the named axes, outermost first; ``operand("b", "h+r", "c")`` where two axes walk through a dimension."""
     return Operand(letters(axes), access, many, sums, packs)
 
 
-def result(*axes: str, access: str = "pointer", many: bool = False, ordered: bool = False) -> Result:
+def result(*axes: str, access: ResultAccess = "pointer", many: bool = False, ordered: bool = False) -> Result:
     """A result over the named axes, outermost first."""
     return Result(axes, access, many, ordered)
 
@@ -275,7 +281,7 @@ LIMITS = {
 T = TypeVar("T", bound="type[KernelTemplate] | type[LoopKernel]")
 
 
-def template(*, implements: Pattern | Loops, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+def template(*, implements: Pattern | Loops, device: Device, source: str, name: str | None = None) -> Callable[[T], T]:
     """Registers the decorated class, which derives from `KernelTemplate` (of `loops`, from `LoopKernel`), as a template.
 
     `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
