@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +46,26 @@ if TYPE_CHECKING:  # the same names, for type checkers
 
 __version__ = "0.1.0.dev0"
 
-# In a clone, the other packages lie beside this one: at its root, Python finds this folder before what is installed.
+# In a clone, three packages lie beside this one: at its root, Python finds this folder before what is installed. The root is no
+# place to look for packages of kgen: kgen would be a package of its own.
 _CLONE = Path(__file__).parent.parent
-if (_CLONE / "pyproject.toml").is_file() and (_CLONE / "lowering").is_dir():
-    __path__.append(str(_CLONE))
+_BESIDE = {f"kgen.{name}": _CLONE / name for name in ("lowering", "scheduler", "templates")}
+
+
+class _Clone:
+    """Finds the packages beside this one."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if name not in _BESIDE:
+            return None
+        folder = _BESIDE[name]
+        return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+
+
+if (_CLONE / "pyproject.toml").is_file() and _BESIDE["kgen.lowering"].is_dir():
+    sys.meta_path.append(_Clone)
+
 
 # public name -> where it lives; a name without a colon is a module
 _PUBLIC = {

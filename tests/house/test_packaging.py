@@ -142,6 +142,14 @@ def test_import_in_and_beside_a_clone(tmp_path, inside):
     assert done.returncode == 0, done.stderr
 
 
+def test_no_package_is_inside_of_itself():
+    """torch's logging walks through all packages below kgen."""
+    code = "import kgen, pkgutil; print(*(one.name for one in pkgutil.iter_modules(kgen.__path__)))"
+    found = fresh(code).stdout.split()
+    assert "backend" in found
+    assert "kgen" not in found
+
+
 def test_another_platform_gets_one_sentence():
     code = """
 import sys, torch, torch._dynamo
