@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -54,6 +56,9 @@ class Stage(Protocol[In_contra, Out_co]):
     __name__: str
 
     def __call__(self, work: In_contra, info: GraphInfo, config: Config, /) -> Out_co: ...
+
+
+STAGES_LOG = logging.getLogger("kgen.stages")
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
@@ -186,8 +191,10 @@ class _Run:
     def through(self, stage: Stage[In, Out], work: In) -> Out:
         """What a stage makes."""
         self.attempt.stage = stage.__name__
-        failures = self.attempt.failures
-        return stage(work, replace(self.info, failures=failures) if failures else self.info, self.config)
+        failures, started = self.attempt.failures, time.perf_counter()
+        made = stage(work, replace(self.info, failures=failures) if failures else self.info, self.config)
+        STAGES_LOG.debug("%s of %s: %.1f ms", stage.__name__, self.info.name, 1e3 * (time.perf_counter() - started))
+        return made
 
 
 # ---- the two doors ------------------------------------------------------------------------------------------------------
@@ -207,6 +214,10 @@ def kgen_backend(
     torch wraps them in its BackendCompilerFailed."""
     config = configuration.from_call(mode, {**(options or {}), **unknown})
     _check_operators(config)
+    if config.debug is None:  # TORCH_COMPILE_DEBUG=1
+        config = replace(config, debug=torch_adapter.debug_folder())
+    if config.template_packages:
+        registry.load_packages()
     cpp.prepare()
     with _without_collections():
         verdicts = rewrite(gm, config)

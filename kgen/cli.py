@@ -1,4 +1,4 @@
-"""The command line: ``kgen explain|cache|doctor|tune``. A command's module is imported when the command runs."""
+"""The command line: ``kgen explain|cache|doctor|templates|tune``. A command's module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -69,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _cache_parser(commands.add_parser("cache", help="look at, empty and exchange what is kept on disk"))
 
+    _templates_parser(commands.add_parser("templates", help="list, show, begin and check templates"))
+
     three = _command(commands, "doctor", "check that this machine can compile", "doctor_command:run")
     three.add_argument("--json", action="store_true", help="print the checks as JSON")
 
@@ -86,6 +88,24 @@ def _command(commands: Commands, name: str, text: str, run: str, script: bool = 
     made = commands.add_parser(name, help=text, epilog=SCRIPT if script else None, allow_abbrev=False)
     made.set_defaults(run=run, takes_script=script, parser=made)
     return made
+
+
+def _templates_parser(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(required=True, metavar="action")
+    made = {
+        name: _command(actions, name, text, f"templates_command:{function}")
+        for name, function, text in (
+            ("list", "list_all", "every template"),
+            ("show", "show", "what a template declares"),
+            ("check", "check", "try a template on problems of every kind"),
+            ("new", "new", "write a template to begin with, in this folder"),
+        )
+    }
+    for name in ("show", "check", "new"):
+        made[name].add_argument("name", metavar="NAME")
+    for name in ("list", "show", "check"):
+        made[name].add_argument("--module", action="append", default=[], help="import this module, which declares templates")
+    made["check"].add_argument("--configs", type=int, default=3, help="configurations of each problem")
 
 
 def _cache_parser(parser: argparse.ArgumentParser) -> None:

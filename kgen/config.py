@@ -39,6 +39,7 @@ class Options(TypedDict, total=False):
     inlining: bool
     loop_reordering: bool
     templates: bool
+    template_packages: bool
     prologues: bool
     operand_padding: bool
     horizontal_fusion: bool
@@ -58,6 +59,7 @@ class Options(TypedDict, total=False):
     tuning_file: str | os.PathLike[str] | None
     gpu_interpreter: bool
     poison: bool
+    profile_kernels: bool
     strict: bool
     compile_seconds: float
 
@@ -70,14 +72,15 @@ class Config:
     rounds after each operation as eager does; stable also fixes the order of reductions so that results do not depend on
     tuning. `fallback` names operators (`aten.mm`, or `all`) that run in eager.
 
-    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and matmuls are
-    library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is
-    read, but fuses with its consumers; without `loop_reordering` loops run in the order of the operator's dimensions;
-    without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
-    `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
-    only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
-    without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and matmuls
+    are library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again
+    where it is read, but fuses with its consumers; without `loop_reordering` loops run in the order of the operator's
+    dimensions; without `templates` matmuls are library calls; without `template_packages` no installed package's templates
+    are imported; without `prologues` templates read their operands from memory; without `operand_padding` they read them
+    where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel only because it reads the
+    same data or is small: no matmuls with an operand in common, no loops that need nothing of each other, no combo kernels;
+    without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md); without
+    `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
@@ -95,6 +98,8 @@ class Config:
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
     write it, so that what they forget shows: for tests, too.
 
+    A profiler's timeline shows each call of a graph; with `profile_kernels` it shows kernels by name, too.
+
     With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
     limit.
@@ -107,6 +112,7 @@ class Config:
     inlining: bool = True
     loop_reordering: bool = True
     templates: bool = True
+    template_packages: bool = True
     prologues: bool = True
     operand_padding: bool = True
     horizontal_fusion: bool = True
@@ -126,6 +132,7 @@ class Config:
     tuning_file: str | None = None
     gpu_interpreter: bool = False
     poison: bool = False
+    profile_kernels: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
 
@@ -149,8 +156,8 @@ class Config:
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
     "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
-    "tuning_file",
-    "compiler", "isa", "gpu_interpreter", "poison",
+    "tuning_file", "template_packages",
+    "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -194,8 +195,30 @@ class MissingOp(InternalError):
 
 
 class BadTemplate(UserError):
-    template = "template {template}: {problem}"
+    """`where` is the file and the line of the mistake; without it, those of the author's call."""
+
+    template = "template {template}{place}: {problem}"
     hint = "see docs/templates/reference.md for what a template declares"
+
+    def __init__(self, where: str = "", **details: Any) -> None:
+        found = where or _authors_line()
+        super().__init__(**{"place": f" ({found})" if found else "", **details})
+
+
+def _authors_line() -> str:
+    """The innermost line of the stack that is neither kgen's nor one of a library that it calls through."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("kgen", "jinja2", "torch", "importlib"):
+            return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class BadSlot(InternalError):
+    template = "template {template} ({where}): {problem}"
+    hint = "see docs/templates/reference.md for what a slot takes"
 
 
 class DuplicateTemplate(UserError):

@@ -17,6 +17,7 @@ _TEXTS = {
     "inlining": "elementwise operators are computed where they are read",
     "loop_reordering": "loops run in another order than the operator's dimensions",
     "templates": "matmuls, convolutions and attention may be kernels of kgen's",
+    "template_packages": "templates of installed packages are imported, by the entry-point group `kgen.templates`",
     "prologues": "templates compute their operands where they load them",
     "operand_padding": "operands with unaligned rows are copied into padded ones",
     "horizontal_fusion": "kernels that need nothing of each other may share a launch",
@@ -36,6 +37,7 @@ _TEXTS = {
     "tuning_file": "the file that measurements are read from and added to",
     "gpu_interpreter": "for tests: GPU kernels run in Triton's interpreter, on the CPU's tensors",
     "poison": "for tests: memory is full of NaNs before a kernel writes it",
+    "profile_kernels": "kernels are regions of a profiler's timeline, as graphs always are",
     "strict": "a kernel that cannot be built raises, where PyTorch's operators would take over",
     "compile_seconds": "how long a compiler may take for one source; 0 is no limit",
 }

@@ -43,8 +43,8 @@ names: list[str] = [one.name for one in kgen.list_options()]
 # A line of wrong code, and a word of the error, or its code.
 WRONG = {
     'kgen.compile(f, mode="fastest")': "arg-type",
-    'kgen.compile(f, options={"fuse": True})': "fuse",
-    'kgen.compile(f, options={"numerics": "exact"})': "numerics",
+    'kgen.compile(f, options={"fuse": True})': 'expected "Options',
+    'kgen.compile(f, options={"numerics": "exact"})': "expected",
     "kgen.config.override(fusoin=False)": "call-arg",
     'kgen.config.override(fusion="no")': "arg-type",
     "kgen.config.fusion = False": "attr-defined",

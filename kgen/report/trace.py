@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch._logging import trace_structured
+from torch._logging._internal import trace_structured
 
 from kgen.ir import nodes as ir
 from kgen.ir.printer import print_graph
