@@ -216,7 +216,7 @@ def _drop_damaged(place: Path) -> None:
 @contextlib.contextmanager
 def lock(kind: str, key: str) -> Iterator[None]:
     """Held by one process and thread at a time. Look the entry up again inside: the previous holder may have made it."""
-    with locks.held(path("locks", f"{kind}-{key}")):
+    with locks.locked(path("locks", f"{kind}-{key}")):
         yield
 
 

@@ -14,12 +14,12 @@ if sys.platform != "linux":  # no fcntl, no /proc, another compiler: say so befo
 
 import fcntl
 
-__all__ = ["held"]
+__all__ = ["locked"]
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Held by one process and thread at a time. The file is made and never removed: else two could lock two files of a name."""
+def locked(path: Path) -> Iterator[None]:
+    """Locked by one process and thread at a time. The file is made and never removed: else two could lock two files of a name."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file unlocks it

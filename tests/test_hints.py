@@ -36,7 +36,7 @@ def text_of(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def strings() -> Iterator[tuple[str, str]]:
-    """Every string of the product that is more than a word and no docstring, with where it stands."""
+    """Every string of kgen that is more than a word and no docstring, with where it stands."""
     for folder in ("kgen", "lowering", "scheduler", "templates"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             tree = ast.parse(path.read_text())

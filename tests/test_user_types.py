@@ -1,4 +1,4 @@
-"""What a type checker says of users' code: nothing of right code, and one error in each wrong piece."""
+"""What a type checker says of users' code: nothing of right code, and one error in each wrong snippet."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_right_code_has_no_errors(tree: Path, tmp_path: Path) -> None:
     assert checked(RIGHT, tree, tmp_path) == []
 
 
-def test_each_wrong_piece_is_an_error(tree: Path, tmp_path: Path) -> None:
+def test_each_wrong_snippet_is_an_error(tree: Path, tmp_path: Path) -> None:
     head = "import torch\nimport kgen\n\n\ndef f(x: torch.Tensor) -> torch.Tensor:\n    return x\n\n\n"
     lines = [head.count("\n") + 1]
-    for piece in WRONG:
-        lines.append(lines[-1] + piece.count("\n") + 1)
+    for snippet in WRONG:
+        lines.append(lines[-1] + snippet.count("\n") + 1)
     errors = checked(head + "\n".join(WRONG) + "\n", tree, tmp_path)
-    for (piece, word), first, end in zip(WRONG.items(), lines[:-1], lines[1:], strict=True):
+    for (snippet, word), first, end in zip(WRONG.items(), lines[:-1], lines[1:], strict=True):
         found = [line for line in errors if first <= int(line.split(":")[1]) < end]
-        assert any(word in line for line in found), (piece, found)
+        assert any(word in line for line in found), (snippet, found)

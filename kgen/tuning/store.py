@@ -137,7 +137,7 @@ class TuningFile:
         """Held by one writer at a time. Raises TuningFileNotWritable, also for errors of the system inside."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locks.held(self.path.with_name(self.path.name + ".lock")):
+            with locks.locked(self.path.with_name(self.path.name + ".lock")):
                 yield
         except OSError as error:
             raise TuningFileNotWritable(path=self.path, problem=_cause(error)) from error

@@ -57,10 +57,10 @@ def test_an_installed_package_takes_part_without_an_import(tmp_path: Path) -> No
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*install, "--target", str(tmp_path / "installed"), str(package.parent)], check=True, cwd=tmp_path)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    for switch, answer in (("on", "True"), ("off", "False")):
+    for switch, imported in (("on", "True"), ("off", "False")):
         command = [sys.executable, "-c", USER, switch]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.stdout == f"{answer}\n", done.stderr
+        assert done.stdout == f"{imported}\n", done.stderr
     command = [sys.executable, "-m", "kgen", "templates", "list"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert any("tiny_matmul" in line and "tiny_templates.matmul" in line for line in done.stdout.splitlines())
