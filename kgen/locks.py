@@ -19,7 +19,7 @@ __all__ = ["locked"]
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Locked by one process and thread at a time. The file is made and never removed: else two could lock two files of a name."""
+    """Locked by one process and thread at a time. The file stays: else two could lock two files of one name."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file unlocks it
