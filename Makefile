@@ -41,11 +41,13 @@ help:
 
 setup: $(STAMP)
 
+# An environment of before has the distribution under its old name, kgen.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) tools/check_machine.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[bench,dev]'
+	$(BIN)/python -m pip uninstall --quiet --quiet --yes kgen
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[gpu,bench,dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 from torch.fx import GraphModule
@@ -19,11 +21,13 @@ from kgen.capture import rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
+from kgen.capture.operators import check_names
 from kgen.capture.torch_adapter import GraphInfo
 from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
 from kgen.tuning.store import stores
+from kgen.verdict import DEMANDS
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
@@ -52,6 +56,9 @@ class Stage(Protocol[In_contra, Out_co]):
     __name__: str
 
     def __call__(self, work: In_contra, info: GraphInfo, config: Config, /) -> Out_co: ...
+
+
+STAGES_LOG = logging.getLogger("kgen.stages")
 
 
 # ---- the stages: each takes what the one before it made -----------------------------------------------------------------
@@ -184,8 +191,10 @@ class _Run:
     def through(self, stage: Stage[In, Out], work: In) -> Out:
         """What a stage makes."""
         self.attempt.stage = stage.__name__
-        failures = self.attempt.failures
-        return stage(work, replace(self.info, failures=failures) if failures else self.info, self.config)
+        failures, started = self.attempt.failures, time.perf_counter()
+        made = stage(work, replace(self.info, failures=failures) if failures else self.info, self.config)
+        STAGES_LOG.debug("%s of %s: %.1f ms", stage.__name__, self.info.name, 1e3 * (time.perf_counter() - started))
+        return made
 
 
 # ---- the two doors ------------------------------------------------------------------------------------------------------
@@ -201,8 +210,14 @@ def kgen_backend(
 ) -> Callable[..., Any]:
     """What torch.compile calls for backend="kgen" (entry point group torch_dynamo_backends).
 
-    Raises UnknownMode, UnknownOption or BadOptionValue; torch wraps them in its BackendCompilerFailed."""
+    Raises UnknownMode, UnknownOption, UnknownVariable, UnknownOperator or BadOptionValue;
+    torch wraps them in its BackendCompilerFailed."""
     config = configuration.from_call(mode, {**(options or {}), **unknown})
+    _check_operators(config)
+    if config.debug is None:  # TORCH_COMPILE_DEBUG=1
+        config = replace(config, debug=torch_adapter.debug_folder())
+    if config.template_packages:
+        registry.load_packages()
     cpp.prepare()
     with _without_collections():
         verdicts = rewrite(gm, config)
@@ -213,6 +228,14 @@ def kgen_backend(
             joint_pass=partial(_before_partitioning, config),
             cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
         )
+
+
+def _check_operators(config: Config) -> None:
+    """Raises UnknownOperator: an operator that does not exist is in no graph, and would be overlooked."""
+    if config.fallback:
+        check_names("the option fallback", (name for name in config.fallback if name != "all"))
+    for demand in DEMANDS.get():
+        check_names("require_fused" if demand.wanted else "forbid_fused", (demand.producer, demand.consumer))
 
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
@@ -295,7 +318,7 @@ def _without_collections() -> Iterator[None]:
 
 def _toolchain_of(config: Config) -> AbstractContextManager[object]:
     """The compiler and the instruction set that this call names, for the stages that ask for the current ones."""
-    named = {"compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds}
+    named: dict[str, Any] = {"compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds}
     return configuration.override(**{name: value for name, value in named.items() if value is not None})
 
 
@@ -311,13 +334,13 @@ def _cache_key(config: Config) -> tuple[Any, ...]:
 def compile(  # noqa: A001
     model: Callable[..., Any] | None = None,
     *,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    mode: configuration.Mode | None = None,
+    options: configuration.Options | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
 ) -> Any:
     """torch.compile(model, backend="kgen", ...) by another door: it works without an installed entry point, takes mode and
     options together, and refuses wrong ones at once instead of at the first call. Without `model`, a decorator."""
     configuration.from_call(mode, options)
-    given = {**(options or {}), **({"mode": mode} if mode is not None else {})}
-    return torch.compile(model, backend=kgen_backend, options=given, dynamic=dynamic, fullgraph=fullgraph)
+    given: Any = {**(options or {}), **({"mode": mode} if mode is not None else {})}
+    return torch.compile(cast("Any", model), backend=kgen_backend, options=given, dynamic=dynamic, fullgraph=fullgraph)

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import enum
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 
-from kgen import config
+from kgen import config, locks
 from kgen.counters import counters
 from kgen.errors import CacheNotWritable, UnhashableKey
 
@@ -217,10 +216,8 @@ def _drop_damaged(place: Path) -> None:
 @contextlib.contextmanager
 def lock(kind: str, key: str) -> Iterator[None]:
     """Held by one process and thread at a time. Look the entry up again inside: the previous holder may have made it."""
-    place = path("locks", f"{kind}-{key}")
-    with place.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file unlocks it; it is never removed, or two holders could lock two files of one name
+    with locks.locked(path("locks", f"{kind}-{key}")):
+        yield
 
 
 @contextlib.contextmanager

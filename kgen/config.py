@@ -9,21 +9,59 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from kgen import errors
+from kgen import errors, option_names
 
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-NUMERICS = ("fast", "eager", "stable")
-ISAS = ("avx512", "avx2", "generic")
-RECOMPUTE = ("auto", "on", "off")
-LAYOUTS = ("auto", "off")
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Numerics = Literal["fast", "eager", "stable"]
+Isa = Literal["avx512", "avx2", "generic"]
+Recompute = Literal["auto", "on", "off"]
+Layouts = Literal["auto", "off"]
+MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
+RECOMPUTE, LAYOUTS = get_args(Recompute), get_args(Layouts)
+
+
+class Options(TypedDict, total=False):
+    """The keys of `options=`, for type checkers: the fields of `Config`."""
+
+    mode: Mode
+    numerics: Numerics
+    fallback: str | Sequence[str]
+    fusion: bool
+    inlining: bool
+    loop_reordering: bool
+    templates: bool
+    template_packages: bool
+    prologues: bool
+    operand_padding: bool
+    horizontal_fusion: bool
+    loop_batching: bool
+    measurements: bool
+    early_launch: bool
+    recompute_scores: Recompute
+    layouts: Layouts
+    freezing: bool
+    verify: bool
+    debug: str | os.PathLike[str] | None
+    cache: bool
+    cache_dir: str | os.PathLike[str] | None
+    compiler: str | None
+    isa: Isa | None
+    tuning_seconds: float
+    tuning_file: str | os.PathLike[str] | None
+    gpu_interpreter: bool
+    poison: bool
+    profile_kernels: bool
+    strict: bool
+    compile_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +72,15 @@ class Config:
     rounds after each operation as eager does; stable also fixes the order of reductions so that results do not depend on
     tuning. `fallback` names operators (`aten.mm`, or `all`) that run in eager.
 
-    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and matmuls are
-    library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again where it is
-    read, but fuses with its consumers; without `loop_reordering` loops run in the order of the operator's dimensions;
-    without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
-    `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
-    only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
-    without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
+    Switches of optimisations, to see what each is worth. Without `fusion` every loop is a kernel of its own, and matmuls
+    are library calls; without `inlining` every operator on tensors is a loop of its own, which is never computed again
+    where it is read, but fuses with its consumers; without `loop_reordering` loops run in the order of the operator's
+    dimensions; without `templates` matmuls are library calls; without `template_packages` no installed package's templates
+    are imported; without `prologues` templates read their operands from memory; without `operand_padding` they read them
+    where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel only because it reads the
+    same data or is small: no matmuls with an operand in common, no loops that need nothing of each other, no combo kernels;
+    without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md); without
+    `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
@@ -59,6 +98,8 @@ class Config:
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
     write it, so that what they forget shows: for tests, too.
 
+    A profiler's timeline shows each call of a graph; with `profile_kernels` it shows kernels by name, too.
+
     With `strict`, a kernel that cannot be built or loaded, or an error of kgen's own, raises; by default PyTorch's operators
     take over, with a warning (docs/failures.md). `compile_seconds` is the time that a compiler may take for one source; 0 is no
     limit.
@@ -71,6 +112,7 @@ class Config:
     inlining: bool = True
     loop_reordering: bool = True
     templates: bool = True
+    template_packages: bool = True
     prologues: bool = True
     operand_padding: bool = True
     horizontal_fusion: bool = True
@@ -90,6 +132,7 @@ class Config:
     tuning_file: str | None = None
     gpu_interpreter: bool = False
     poison: bool = False
+    profile_kernels: bool = False
     strict: bool = False
     compile_seconds: float = 600.0
 
@@ -113,13 +156,19 @@ class Config:
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
     "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
-    "tuning_file",
-    "compiler", "isa", "gpu_interpreter", "poison",
+    "tuning_file", "template_packages",
+    "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
-_ENVIRONMENT = {
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": MODES,
+    "numerics": NUMERICS,
+    "isa": ISAS,
+    "recompute_scores": RECOMPUTE,
+    "layouts": LAYOUTS,
+}
+VARIABLES = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",
     "KGEN_CXX": "compiler",
@@ -129,6 +178,8 @@ _ENVIRONMENT = {
     "KGEN_TUNING_FILE": "tuning_file",
     "KGEN_STRICT": "strict",
 }
+# What kgen's own tests and benches read.
+TEST_VARIABLES = ("KGEN_FUZZ_", "KGEN_OWN_LOOPS")
 _overridden: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config", default=None)
 _insisted: ContextVar[Mapping[str, Any] | None] = ContextVar("kgen_config_insisted", default=None)
 
@@ -139,7 +190,7 @@ def current() -> Config:
 
 
 @contextmanager
-def override(**values: Any) -> Iterator[Config]:
+def override(**values: Unpack[Options]) -> Iterator[Config]:
     """Other defaults for the compilations started inside, in this thread. Names and values are checked like options."""
     checked = {**(_overridden.get() or {}), **_checked(values)}
     token = _overridden.set(checked)
@@ -159,9 +210,14 @@ def insist(**values: Any) -> Iterator[Config]:
         _insisted.reset(token)
 
 
+def choices(name: str) -> tuple[str, ...]:
+    """The only values that an option may have; none where its type alone decides."""
+    return _CHOICES.get(name, ())
+
+
 def from_environment() -> Config:
     """The only place that reads environment variables for options."""
-    found = {field: os.environ[variable] for variable, field in _ENVIRONMENT.items() if os.environ.get(variable)}
+    found = {field: os.environ[variable] for variable, field in VARIABLES.items() if os.environ.get(variable)}
     return Config(**_checked({field: _from_text(field, text) for field, text in found.items()}))
 
 
@@ -187,6 +243,7 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     given = dict(options or {})
     if mode is not None and given.setdefault("mode", mode) != mode:
         raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
+    _refuse_unknown_variables()
     return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
 
 
@@ -202,26 +259,24 @@ def code_key(config: Config) -> tuple[Any, ...]:
 
 
 def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _checked_value(name, value) for name, value in _renamed(values).items()}
+    ours = option_names.present(values)
+    if not option_names.OF_INDUCTOR.isdisjoint(ours):
+        overridden = (_overridden.get() or {}).get("mode", "default")
+        ours = option_names.of_inductor(ours, overridden)
+    return {name: _checked_value(name, value) for name, value in ours.items()}
 
 
-# Old names of options. They work for one release.
-_RENAMED = {"operand_copies": "operand_padding", "siblings": "horizontal_fusion"}
-
-
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by present names, with a warning for each old one. Where both are given the present one counts."""
-    old = {name: values[name] for name in values if name in _RENAMED}
-    for name in old:
-        text = f"kgen: option {name!r} is now {_RENAMED[name]!r}; the old name works for one release"
-        warnings.warn(text, FutureWarning, stacklevel=5)
-    present = {name: value for name, value in values.items() if name not in old}
-    return {_RENAMED[name]: value for name, value in old.items()} | present
+def _refuse_unknown_variables() -> None:
+    """Raises UnknownVariable: a misspelled variable would be overlooked."""
+    for name in os.environ:
+        if name.startswith("KGEN_") and name not in VARIABLES and not name.startswith(TEST_VARIABLES):
+            near = option_names.near(name, VARIABLES)
+            raise errors.UnknownVariable(variable=name, near=near, valid=", ".join(sorted(VARIABLES)))
 
 
 def _checked_value(name: str, value: Any) -> Any:
     if name not in _FIELDS:
-        raise errors.UnknownOption(option=name, valid=", ".join(sorted(_FIELDS)))
+        raise errors.UnknownOption(option=name, near=option_names.near(name, _FIELDS), valid=", ".join(sorted(_FIELDS)))
     if name == "mode" and value not in MODES:
         raise errors.UnknownMode(mode=value, valid=", ".join(MODES))
     if name in _CHOICES:
@@ -265,3 +320,17 @@ _KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "str | None": ("a path, or None", _path),
     "float": ("a number of seconds, zero or more", _seconds),
 }
+
+
+class _Module(ModuleType):
+    """This module, of which no option can be assigned: nothing would read it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIELDS:
+            raise errors.OptionAssigned(option=name)
+        if name not in vars(self) and not name.startswith("_"):
+            raise errors.UnknownOption(option=name, near=option_names.near(name, _FIELDS), valid=", ".join(sorted(_FIELDS)))
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -37,6 +38,11 @@ class InternalError(KgenError):
     """A bug in kgen: please report it with the text of the message."""
 
 
+class UnsupportedPlatform(UserError):
+    template = "kgen runs on Linux, and this is {platform}"
+    hint = "use a Linux machine or container (on Windows: WSL 2)"
+
+
 class UnknownMode(UserError):
     template = "kgen has no mode {mode!r}"
     hint = "use one of: {valid}"
@@ -44,7 +50,22 @@ class UnknownMode(UserError):
 
 class UnknownOption(UserError):
     template = "kgen has no option {option!r}"
-    hint = "use one of: {valid}"
+    hint = "{near}use one of: {valid}"
+
+
+class UnknownVariable(UserError):
+    template = "kgen reads no environment variable {variable}"
+    hint = "{near}use one of: {valid}"
+
+
+class OptionAssigned(UserError):
+    template = "kgen.config.{option} cannot be assigned: a compilation gets its options from its call"
+    hint = "use `with kgen.config.override({option}=...)`, or the options of torch.compile"
+
+
+class UnknownOperator(UserError):
+    template = "{where} names the operator {operator!r}, and there is none of that name"
+    hint = "{near}an operator is named as in torch.ops, such as 'aten.mm', with or without its overload"
 
 
 class BadOptionValue(UserError):
@@ -83,7 +104,7 @@ class KernelBuildFailed(InternalError):
 
 class TritonNotFound(UserError):
     template = "compiling for a GPU needs Triton, which is not installed here"
-    hint = "pip install triton (the version that `python -m pip show torch` names as a requirement)"
+    hint = "run `python -m pip install 'torch-kgen[gpu]'`; a CUDA build of torch brings the Triton that fits it"
 
 
 class NoProgress(InternalError):
@@ -98,7 +119,7 @@ class TritonBuildFailed(InternalError):
 
 class KernelTooLarge(InternalError):
     template = "kernel {kernel} needs {needed} bytes of shared memory; a program has {available} on {device}"
-    hint = "report it, with the kernel's text (options={{'debug': True}} keeps it)"
+    hint = "report it, with the kernel's text (options={{'debug': 'folder'}} keeps it)"
 
 
 class KernelSpills(InternalError):
@@ -174,8 +195,30 @@ class MissingOp(InternalError):
 
 
 class BadTemplate(UserError):
-    template = "template {template}: {problem}"
+    """`where` is the file and the line of the mistake; without it, those of the author's call."""
+
+    template = "template {template}{place}: {problem}"
     hint = "see docs/templates/reference.md for what a template declares"
+
+    def __init__(self, where: str = "", **details: Any) -> None:
+        found = where or _authors_line()
+        super().__init__(**{"place": f" ({found})" if found else "", **details})
+
+
+def _authors_line() -> str:
+    """The innermost line of the stack that is neither kgen's nor one of a library that it calls through."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("kgen", "jinja2", "torch", "importlib"):
+            return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class BadSlot(InternalError):
+    template = "template {template} ({where}): {problem}"
+    hint = "see docs/templates/reference.md for what a slot takes"
 
 
 class DuplicateTemplate(UserError):
@@ -238,7 +281,7 @@ class TuningFileNotAFile(UserError):
 
 class TuningFileNotReadable(UserError):
     template = "the tuning file {path} cannot be read: {problem}"
-    hint = "give a file that `python -m kgen tune` or `cache export` wrote"
+    hint = "give a file that `python -m kgen tune script.py` or `python -m kgen cache export OUT` wrote"
 
 
 class TuningFileNotWritable(UserError):
@@ -248,7 +291,7 @@ class TuningFileNotWritable(UserError):
 
 class TuningFileExists(UserError):
     template = "{path} exists already"
-    hint = "`python -m kgen cache merge {path} IN...` adds entries to it"
+    hint = "`python -m kgen cache merge {path} IN` adds entries to it"
 
 
 class UnknownTuningDevice(UserError):

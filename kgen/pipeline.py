@@ -40,7 +40,7 @@ from kgen.ir.plan import Launch, Packing, Schedule, members
 from kgen.only import Only
 from kgen.rendered.gpu_kernel import TritonKernel
 from kgen.rendered.kernel_call import KernelCall, Rendered
-from kgen.report import debug
+from kgen.report import debug, trace
 from kgen.report.record import RECORDERS, record
 from kgen.scheduler import Options, StepChoices, pack_operands
 from kgen.scheduler import schedule as make_schedule
@@ -54,6 +54,7 @@ def reinplace(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
     """Turns functional copies into in-place writes where the old value is dead, and drops repeated calls."""
     if torch_adapter.uses_cuda(gm):
         triton.prestart()  # it starts up while this process lowers and schedules
+    trace.graph(gm, info)
     if config.debug:
         debug.write_graph(gm, info, config)
     targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
@@ -79,6 +80,7 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
         info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed,
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
+    trace.lowered(graph, info)
     if config.debug:
         debug.write_lowered(graph, info, config)
     if config.verify:
@@ -164,6 +166,7 @@ def schedule(work: tuple[GraphModule, ir.Graph], info: GraphInfo, config: Config
         plan.verdicts.append(Verdict(one.choice.template, one.choice.knobs, Outcome.DROPPED, reason, detail=one.why))
     if info.failures:
         plan.verdicts += failures.verdicts(info.failures)
+    trace.scheduled(plan, info)
     if config.debug:
         debug.write_schedule(plan, info, config)
     return gm, plan
@@ -210,11 +213,14 @@ def _units(plan: Schedule, config: Config, options: Options, begin: Callable[[Tr
 def build(work: tuple[GraphModule, Schedule, UnitPlan], info: GraphInfo, config: Config) -> HostGraph:
     """Units to machine code, and the host program that calls them."""
     gm, plan, units = work
+    trace.code(units, info)
     assembled = assemble(plan, units.calls, config.gpu_interpreter)
     if info.role == "backward":
         assembled = replace(assembled, program=accept_saved(assembled.program))
     if config.poison:
         assembled = poisoned(assembled)
+    named = replace(assembled.program, name=f"kgen {info.role} {info.name}", regions=config.profile_kernels)
+    assembled = replace(assembled, program=named)
     coverage: Counter[str] = Counter({"kernels": len(plan.kernels)})
     for call in plan.calls:
         coverage[f"extern.{call.node.target}"] += 1

@@ -191,6 +191,14 @@ class Verdict:
     def change(self) -> str:
         return CHANGES.get(self.reason, "")
 
+    def to_dict(self) -> dict[str, object]:
+        """The verdict as JSON-ready data."""
+        return {
+            "producer": self.producer, "consumer": self.consumer, "outcome": self.outcome.value, "reason": self.reason.name,
+            "because": self.reason.value, "kernels": list(self.kernels),
+            "bytes_saved": self.bytes_saved, "detail": self.detail, "measured": list(self.measured), "change": self.change,
+        }  # fmt: skip
+
     def __str__(self) -> str:
         saved = f", saves {self.bytes_saved:,} bytes" if self.bytes_saved else ""
         detail = f" ({self.detail})" if self.detail else ""

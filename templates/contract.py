@@ -27,7 +27,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import jinja2
 import jinja2.meta
@@ -39,7 +39,7 @@ from kgen.ir import ops
 from kgen.ir.plan import Config
 from kgen.templates import registry
 from kgen.templates.base import PUBLIC, KernelTemplate, Request, Resources
-from kgen.templates.pattern import Pattern, contraction, letters, operator
+from kgen.templates.pattern import Pattern, contraction, letters, never_seen, operator
 from kgen.templates.render import environment
 
 if TYPE_CHECKING:
@@ -62,6 +62,10 @@ GIVEN = frozenset({"kernel", "config", "problem", "facts", "program", "parts"})
 # How a template makes several problems in one launch, and the name that its Jinja file then has: each problem by programs of
 # its own, or all together.
 JOINING = ("program", "parts")
+# What an author writes, for type checkers.
+Device = Literal["cuda", "cpu"]
+OperandAccess = Literal["pointer", "tma", "predicated", "coordinates"]
+ResultAccess = Literal["pointer", "tma", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +123,14 @@ class HostValue:
 DECLARED = (Operand, Result, Knob, Workspace, HostValue)
 
 
-def operand(*axes: str, access: str = "pointer", many: bool = False, sums: bool = False, packs: bool = False) -> Operand:
+def operand(
+    *axes: str, access: OperandAccess = "pointer", many: bool = False, sums: bool = False, packs: bool = False
+) -> Operand:
     """An operand over the named axes, outermost first; ``operand("b", "h+r", "c")`` where two axes walk through a dimension."""
     return Operand(letters(axes), access, many, sums, packs)
 
 
-def result(*axes: str, access: str = "pointer", many: bool = False, ordered: bool = False) -> Result:
+def result(*axes: str, access: ResultAccess = "pointer", many: bool = False, ordered: bool = False) -> Result:
     """A result over the named axes, outermost first."""
     return Result(axes, access, many, ordered)
 
@@ -228,11 +234,35 @@ class Template:
                 return f"axis {axis} may be longer than {most}"
         reductions = {s.op for s in problem.epilogue if s.kind == "partial"}
         wanted = [Request(full_row=max(problem.whole.values(), default=0)), *(Request(reduction=op) for op in reductions)]
-        return next(filter(None, map(self.why_not, wanted)), None) or self.author.refuse(problem)
+        return next(filter(None, map(self.why_not, wanted)), None) or self._refused(problem)
+
+    def _refused(self, problem: Problem) -> str | None:
+        """What the author's method says. Raises BadTemplate for what is no reason: True would take or refuse in silence."""
+        reason = self.author.refuse(problem)
+        if reason is None or (isinstance(reason, str) and reason):
+            return reason
+        raise self._bad("refuse", f"refuse returns {reason!r}, where it returns None or a reason for people")
+
+    def _bad(self, method: str, what: str) -> errors.BadTemplate:
+        """A mistake in a method of the author's."""
+        code = getattr(type(self.author), method).__code__
+        return errors.BadTemplate(f"{code.co_filename}, line {code.co_firstlineno}", template=self.name, problem=what)
 
     def configs(self, problem: Problem) -> Iterator[Config]:
-        """The configurations on offer."""
-        yield from (c if isinstance(c, Config) else self.config(**c) for c in self.author.configs(problem))
+        """The configurations on offer. Raises BadTemplate where another package's template offers none, or no knobs of its own:
+        it would never run, and nobody would know why."""
+        empty = True
+        for one in self.author.configs(problem):
+            empty = False
+            yield one if isinstance(one, Config) else self._named(one)
+        if empty and not registry.is_built_in(self):
+            raise self._bad("configs", "configs offers none for a problem that refuse takes")
+
+    def _named(self, values: Mapping[str, int]) -> Config:
+        unknown = sorted(values.keys() - self.knobs.keys())
+        if unknown:
+            raise self._bad("configs", f"a configuration names {unknown}, which are no knobs")
+        return self.config(**values)
 
     def combinations(self) -> Iterator[Config]:
         """All combinations of the knobs' values."""
@@ -275,7 +305,7 @@ LIMITS = {
 T = TypeVar("T", bound="type[KernelTemplate] | type[LoopKernel]")
 
 
-def template(*, implements: Pattern | Loops, device: str, source: str, name: str | None = None) -> Callable[[T], T]:
+def template(*, implements: Pattern | Loops, device: Device, source: str, name: str | None = None) -> Callable[[T], T]:
     """Registers the decorated class, which derives from `KernelTemplate` (of `loops`, from `LoopKernel`), as a template.
 
     `implements` is what it computes: a contraction, an operator, or `loops` (`loop_contract.py`). `device` is "cuda" (Triton)
@@ -293,8 +323,8 @@ def template(*, implements: Pattern | Loops, device: str, source: str, name: str
 
 
 def _checked(cls: type, implements: Pattern, device: str, source: str, name: str) -> Template:
-    def fail(problem: str) -> errors.BadTemplate:
-        return errors.BadTemplate(template=name, problem=problem)
+    def fail(problem: str, where: str = "") -> errors.BadTemplate:
+        return errors.BadTemplate(where or line_of(cls), template=name, problem=problem)
 
     if not issubclass(cls, KernelTemplate):
         raise fail(f"{cls.__name__} does not derive from kgen.KernelTemplate: write class {cls.__name__}(kgen.KernelTemplate)")
@@ -303,6 +333,9 @@ def _checked(cls: type, implements: Pattern, device: str, source: str, name: str
     results = {k: v for k, v in members.items() if isinstance(v, Result)}
     knobs = {k: v for k, v in members.items() if isinstance(v, Knob)}
     check_device(device, fail)
+    never = never_seen(implements.operator) if implements.operator and implements.program is None else None
+    if never is not None:
+        raise fail(never)
     for what, found, wanted in (("operands", operands, implements.operands), ("results", results, implements.results)):
         axes = tuple(v.axes for v in found.values())
         if axes != wanted:
@@ -422,14 +455,14 @@ def _check_source(
     results: Sequence[str],
     names: Iterable[str],
     own: Sequence[str],
-    fail: Callable[[str], Exception],
+    fail: Callable[..., Exception],
 ) -> tuple[set[str], set[str]]:
     """Every operand is read, the results are stored, all of them at once, and nothing is rendered that nobody defines. The
     names that are used, and these with the attributes of what they name."""
     try:
         syntax = environment(path.parent).parse(path.read_text())
     except jinja2.TemplateSyntaxError as error:
-        raise fail(f"{path.name}, line {error.lineno}: {error.message}") from error
+        raise fail(f"{path.name}, line {error.lineno}: {error.message}", f"{path}, line {error.lineno}") from error
     used = set(jinja2.meta.find_undeclared_variables(syntax))
     rendered = used | {node.attr for node in syntax.find_all(jinja2.nodes.Getattr)}  # a slot may be that of a part
     for slot in operands:
@@ -448,8 +481,17 @@ def _check_source(
         raise fail(f"{path.name} renders {' and '.join(stored)}: one of them stores all results, 'first second'")
     unknown = sorted(used - {*operands, *results, *names, *own} - GIVEN)
     if unknown:
-        raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis")
+        line = next(node.lineno for node in syntax.find_all(jinja2.nodes.Name) if node.name == unknown[0])
+        raise fail(f"{path.name} uses {', '.join(unknown)}: no slot, no knob and no axis", f"{path}, line {line}")
     return used, rendered
+
+
+def line_of(cls: type) -> str:
+    """The file and the line where an author's class begins."""
+    try:
+        return f"{inspect.getsourcefile(cls)}, line {inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):  # made at run time
+        return ""
 
 
 def check_device(device: str, fail: Callable[[str], Exception]) -> None:

@@ -21,7 +21,7 @@ from kgen import errors
 from kgen.ir import nodes as ir
 from kgen.ir.plan import ComboKernel, Kernel, Launch, Nest, Packing, Tiling
 from kgen.templates import registry
-from kgen.templates.contract import Config, Knob, check_device, check_knobs, source_file, version_of
+from kgen.templates.contract import Config, Knob, check_device, check_knobs, line_of, source_file, version_of
 from kgen.templates.loop_slots import KINDS, NEEDED, slot_names
 from kgen.templates.render import sources, undeclared
 
@@ -209,8 +209,8 @@ def loops(kind: str, *, replaces: str = "") -> Loops:
 
 
 def _checked(cls: type, implements: Loops, device: str, source: str, name: str) -> LoopTemplate:
-    def fail(problem: str) -> errors.BadTemplate:
-        return errors.BadTemplate(template=name, problem=problem)
+    def fail(problem: str, where: str = "") -> errors.BadTemplate:
+        return errors.BadTemplate(where or line_of(cls), template=name, problem=problem)
 
     check_device(device, fail)
     if not issubclass(cls, LoopKernel):
@@ -234,12 +234,13 @@ def _version(cls: type, path: Path, device: str) -> str:
     return hashlib.sha256(repr((version_of(cls, path), texts)).encode()).hexdigest()[:12]
 
 
-def _check_source(path: Path, device: str, kind: str, knobs: set[str], fail: Callable[[str], Exception]) -> None:
+def _check_source(path: Path, device: str, kind: str, knobs: set[str], fail: Callable[..., Exception]) -> None:
     """Nothing is rendered that nobody defines, and nothing is left out without which results are wrong."""
     try:
         used = undeclared(path, device)
     except jinja2.TemplateSyntaxError as error:
-        raise fail(f"{error.name or path.name}, line {error.lineno}: {error.message}") from error
+        where = f"{path.with_name(error.name or path.name)}, line {error.lineno}"
+        raise fail(f"{error.name or path.name}, line {error.lineno}: {error.message}", where) from error
     except jinja2.TemplateNotFound as error:
         raise fail(f"{path.name} includes {error.name}, which is no file") from error
     slots = slot_names(device, kind)

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from kgen import errors
 from kgen.ir.program import Axes, Contract, Elementwise, Program, Ref, Softmax, Step
 
@@ -102,6 +104,19 @@ def operator(name: str, *axes: str, reference: Callable[..., Any] | None = None)
     if windows:
         raise errors.BadTemplate(template=name, problem="an operator's tensors have no windows")
     return Pattern(operands, results, name, reference)
+
+
+def never_seen(name: str) -> str | None:
+    """Why no graph would ever have an operator, ``mylib::gated``; None where one may."""
+    space, _, own = name.partition("::")
+    packet = getattr(getattr(torch.ops, space), own, None)
+    if packet is None:
+        return f"torch.ops has no operator {name}: import what defines it first"
+    overloads = [getattr(packet, one) for one in packet.overloads()]
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    if overloads and all(one.has_kernel_for_dispatch_key(composite) for one in overloads):
+        return f"torch takes {name} apart before kgen sees it: name what it calls"
+    return None
 
 
 def softmax(of: str, over: str, *, logsumexp: bool = False) -> Normalised:

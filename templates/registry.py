@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
@@ -60,7 +62,7 @@ def add(template: Template) -> None:
 
 def add_loops(template: LoopTemplate) -> None:
     """Registers a template of loop kernels, which has to name the one that it replaces, if there is one."""
-    if not _is_built_in(template):
+    if not is_built_in(template):
         _load_loops(template.device)
     _check_name(template)
     chain = _loops.setdefault((template.implements.kind, template.device), [])
@@ -93,7 +95,8 @@ def _class(template: Template | LoopTemplate) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_built_in(template: Template | LoopTemplate) -> bool:
+def is_built_in(template: Template | LoopTemplate) -> bool:
+    """Whether it is one of kgen's own."""
     module = type(template.author).__module__
     return module in BUILT_IN or any(module in modules for modules in BUILT_IN_LOOPS.values())
 
@@ -106,12 +109,17 @@ def remove(name: str) -> None:
         chain[:] = [one for one in chain if one.name != name]
 
 
-def names() -> list[str]:
-    """The names of all templates, those of loop kernels included."""
+def all_templates() -> list[Template | LoopTemplate]:
+    """All templates, those of loop kernels included."""
     _load()
     for device in BUILT_IN_LOOPS:
         _load_loops(device)
-    return [one.name for one in _all()]
+    return _all()
+
+
+def names() -> list[str]:
+    """The names of all templates, those of loop kernels included."""
+    return [one.name for one in all_templates()]
 
 
 def loop_templates(kind: str, device: str) -> list[LoopTemplate]:
@@ -193,7 +201,22 @@ def find(name: str) -> Template:
 def fingerprint() -> tuple[tuple[str, str], ...]:
     """Names and versions of the templates from other packages, in order: what a cached graph depends on besides kgen itself.
     It loads none, for a process that finds its graphs in the cache needs none."""
-    return tuple((one.name, one.version) for one in _all() if not _is_built_in(one))
+    return tuple((one.name, one.version) for one in _all() if not is_built_in(one))
+
+
+PACKAGES = "kgen.templates"  # the entry-point group
+
+
+@cache
+def load_packages() -> None:
+    """Imports the templates of installed packages, which name their modules in the entry-point group `kgen.templates`. One that
+    cannot be imported is left out, with a warning."""
+    for point in importlib.metadata.entry_points(group=PACKAGES):
+        try:
+            point.load()
+        except Exception as error:  # noqa: BLE001  somebody else's module may raise anything
+            text = f"kgen: the templates of {point.value} are left out: {type(error).__name__}: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 @cache

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+import jinja2
+
+from kgen.errors import BadSlot
 from kgen.ir import index as ix
 from kgen.ir.index import Expr, as_expr
 from kgen.ir.spans import Holds, Known, Span
-from kgen.templates.contract import Config
+from kgen.templates.contract import Config, Template
 from kgen.templates.middle import Middle
 from kgen.templates.problem import Problem
 from kgen.templates.render import IndentedSlots, clean, environment, tidy
@@ -336,7 +339,20 @@ def render(
     names["facts"] = first.problem.template.facts([f.problem for f in fillers], first.config)
     path = first.problem.template.source
     source = environment(path.parent, IndentedSlots).get_template(path.name)
-    return tidy(source.render(names))
+    try:
+        return tidy(source.render(names))
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, jinja2.TemplateError) as error:
+        raise _bad_slot(error, first.problem.template) from error
+
+
+def _bad_slot(error: Exception, template: Template) -> BadSlot:
+    """What went wrong while a slot became text, with the line of the Jinja file whose call it was."""
+    where, frames = str(template.source), error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code.co_filename == str(template.source):
+            where = f"{template.source}, line {frames.tb_lineno}"
+        frames = frames.tb_next
+    return BadSlot(template=template.name, where=where, problem=f"{type(error).__name__}: {error}")
 
 
 def _closed(text: str) -> str:

@@ -9,8 +9,9 @@ import textwrap
 
 import pytest
 
+import kgen
 from kgen import cache
-from kgen.cli import main
+from kgen.cli import main, parse
 from kgen.commands import doctor
 
 pytestmark = pytest.mark.cpu
@@ -180,3 +181,105 @@ def test_as_a_module():
     done = subprocess.run([sys.executable, "-m", "kgen", "tune", "missing.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "kgen: there is no script missing.py\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "arguments"),
+    [
+        ("explain --json script.py one", {"json": True, "source": False}, ["one"]),
+        ("explain script.py one --two 3 four --json", {"json": True, "source": False}, ["one", "--two", "3", "four"]),
+        ("explain script.py --json --source", {"json": True, "source": True}, []),
+        ("explain script.py --source -- --json -x", {"json": False, "source": True}, ["--json", "-x"]),
+        ("tune --seconds 5 script.py --lr 3 x --file t.json", {"seconds": 5.0}, ["--lr", "3", "x"]),
+    ],
+)
+def test_flags_may_come_in_any_order(line, options, arguments):
+    found = parse(line.split())
+    assert {name: getattr(found, name) for name in options} == options
+    assert str(found.target) == "script.py"
+    assert found.arguments == arguments
+
+
+def test_a_flag_that_no_command_has_is_wrong_use(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["cache", "stats", "--jsn"])
+    assert end.value.code == 2
+    assert "unrecognized arguments: --jsn" in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"kgen {kgen.__version__}\n"
+
+
+def test_help_is_there_at_once():
+    """CPU seconds, since a busy machine makes everything slow; and what takes long is not imported."""
+    code = """
+import sys, time
+try:
+    from kgen.cli import main
+    main(["--help"])
+except SystemExit as end:
+    heavy = {"torch", "sympy", "numpy", "triton", "rich", "jinja2"} & set(sys.modules)
+    sys.exit(f"imported {heavy}" if heavy else f"{time.process_time()} seconds" if time.process_time() > 0.3 else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "explain" in done.stdout
+
+
+def test_doctor_as_json(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "_CHECKS", {name: doctor._CHECKS[name] for name in ("Python", "torch", "GPU", "CUDA driver")})
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is True
+    assert [check["name"] for check in report["checks"]] == ["Python", "torch", "GPU", "CUDA driver"]
+    assert all(check["found"] for check in report["checks"])
+
+
+def test_doctor_sees_a_driver_that_is_too_old(monkeypatch):
+    class Driver:
+        @staticmethod
+        def cuDriverGetVersion(number):
+            number._obj.value = 11080
+            return 0
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda name: Driver)
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    check = doctor._driver("CUDA driver")
+    assert (check.status, check.found) == (doctor.BAD, "runs CUDA up to 11.8; torch is built for 13.0")
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("no_such_module:f", "there is no module no_such_module"),
+        ("explained_module:absent", "has no attribute 'absent'"),
+        ("explained_module:torch", "is no function"),
+    ],
+)
+def test_a_wrong_target_is_one_line(folder, capsys, target, text):
+    assert main(["explain", target]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_what_a_script_raises_is_shown_from_its_own_frame_on(folder, capsys):
+    (folder / "raises.py").write_text("def f():\n    raise ValueError('mine')\n\nf()\n")
+    assert main(["explain", "raises.py"]) == 1
+    err = capsys.readouterr().err
+    assert "ValueError: mine" in err
+    assert 'raises.py", line 2, in f' in err
+    assert "kgen/commands" not in err
+    assert "runpy" not in err
+
+
+def test_a_script_with_a_wrong_option_gets_the_sentence_alone(folder, capsys):
+    (folder / "wrong.py").write_text(SCRIPT.replace('backend="kgen"', 'backend="kgen", options={"fuse": 1}'))
+    assert main(["explain", "wrong.py"]) == 1
+    err = capsys.readouterr().err
+    assert "kgen: kgen has no option 'fuse'" in err
+    assert "Traceback" not in err

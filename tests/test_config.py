@@ -5,8 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
+import kgen
 from kgen import config, errors
+from kgen.backend import kgen_backend
 from kgen.config import Config, code_key, current, from_call, override
 
 pytestmark = pytest.mark.none
@@ -113,3 +117,87 @@ def test_code_fields_decide_the_key() -> None:
     assert code_key(plain) == code_key(dataclasses.replace(plain, debug="x", cache_dir="y", tuning_seconds=1.0))
     for change in ({"numerics": "eager"}, {"fusion": False}, {"fallback": ("aten.mm",)}, {"mode": "max-autotune"}):
         assert code_key(plain) != code_key(dataclasses.replace(plain, **change))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "expected"),
+    [
+        (None, {"max_autotune": True}, {"mode": "max-autotune-no-cudagraphs"}),
+        (None, {"max_autotune_gemm": True, "triton.cudagraphs": True}, {"mode": "max-autotune"}),
+        ("reduce-overhead", {"max_autotune": True}, {"mode": "max-autotune"}),
+        ("max-autotune", {"triton.cudagraphs": False}, {"mode": "max-autotune-no-cudagraphs"}),
+        ("max-autotune", {"max_autotune": False}, {"mode": "reduce-overhead"}),
+        (None, {"freezing": True}, {"freezing": True}),
+        (None, {"emulate_precision_casts": True}, {"numerics": "eager"}),
+        (None, {"deterministic": True}, {"numerics": "stable"}),
+        (None, {"force_disable_caches": True}, {"cache": False}),
+        (None, {"fx_graph_cache": False}, {"cache": False}),
+        (None, {"shape_padding": False}, {"operand_padding": False}),
+        (None, {"shape_padding": False, "operand_padding": True}, {"operand_padding": True}),
+    ],
+)
+def test_inductors_names_mean_what_they_mean_there(mode: str | None, options: dict, expected: dict) -> None:
+    made = from_call(mode, options)
+    assert {name: getattr(made, name) for name in expected} == expected
+
+
+def test_inductors_mode_is_counted_from_the_one_around() -> None:
+    with override(mode="reduce-overhead"):
+        assert from_call(None, {"max_autotune": True}).mode == "max-autotune"
+
+
+@pytest.mark.parametrize("name", ["coordinate_descent_tuning", "triton.unique_kernel_names"])
+def test_other_names_of_inductor_are_refused(name: str) -> None:
+    with pytest.raises(errors.UnknownOption, match=name):
+        from_call(None, {name: True})
+
+
+def test_a_switch_that_is_no_switch_is_refused() -> None:
+    with pytest.raises(errors.UnknownOption, match="max_autotune"):
+        from_call(None, {"max_autotune": 3})
+
+
+def test_a_misspelled_name_gets_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.UnknownOption, match="did you mean 'freezing'"):
+        from_call(None, {"freezng": True})
+    monkeypatch.setenv("KGEN_NUMERIC", "eager")
+    with pytest.raises(errors.UnknownVariable, match="did you mean 'KGEN_NUMERICS'"):
+        from_call()
+
+
+def test_nothing_can_be_assigned() -> None:
+    with pytest.raises(errors.OptionAssigned, match="override"):
+        config.fusion = False  # type: ignore[attr-defined]
+    with pytest.raises(errors.UnknownOption, match="did you mean 'fusion'"):
+        config.fusoin = False  # type: ignore[attr-defined]
+    assert not hasattr(config, "fusion")
+
+
+def test_operators_that_do_not_exist_are_refused() -> None:
+    def compiled(**options: object) -> None:
+        torch.compile(torch.sin, backend=kgen_backend, options={"cache": False, **options})(torch.ones(2))
+
+    compiled(fallback=["aten.mm", "aten.add.Tensor"])
+    for wanted, context in ((kgen.require_fused, "require_fused"), (kgen.forbid_fused, "forbid_fused")):
+        with (
+            pytest.raises(BackendCompilerFailed, match=f"{context} names .* 'aten.rleu'"),
+            wanted("aten.mm", "aten.rleu"),
+        ):
+            compiled()
+    with pytest.raises(BackendCompilerFailed, match="did you mean 'aten") as caught:
+        compiled(fallback="aten.admm")
+    assert isinstance(caught.value.inner_exception, errors.UnknownOperator)
+
+
+def test_the_list_of_options_has_all_of_them() -> None:
+    listed = kgen.list_options()
+    assert [one.name for one in listed] == [f.name for f in dataclasses.fields(Config)]
+    by_name = {one.name: one for one in listed}
+    assert by_name["numerics"].values == config.NUMERICS
+    assert by_name["numerics"].variable == "KGEN_NUMERICS"
+    assert "numerics='fast' fast|eager|stable" in str(by_name["numerics"])
+    assert all(one.text for one in listed)
+
+
+def test_the_typed_options_are_the_fields() -> None:
+    assert config.Options.__annotations__.keys() == {f.name for f in dataclasses.fields(Config)}

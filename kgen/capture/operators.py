@@ -15,8 +15,10 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from kgen.errors import UnknownOperator
 from kgen.ir import nodes as ir
 from kgen.ir.nodes import Origin
+from kgen.option_names import near
 
 # Operators whose results hold whatever was in memory.
 _EMPTY = (
@@ -34,6 +36,21 @@ _EMPTY = (
 _MAY_COPY = frozenset(f"aten::{n}" for n in ("contiguous", "flatten", "reshape", "reshape_as", "to", "type_as"))
 # Views whose schemas do not say so, for autograd's sake.
 _UNANNOTATED = frozenset(f"aten::{n}" for n in ("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"))
+
+
+def check_names(where: str, names: Iterable[str]) -> None:
+    """Raises UnknownOperator for a name that torch.ops does not have, with or without an overload (``aten.mm``)."""
+    for name in names:
+        if not _exists(name):
+            known = {one.partition(".")[0].replace("::", ".") for one in torch._C._dispatch_get_all_op_names()}
+            raise UnknownOperator(where=where, operator=name, near=near(name, known))
+
+
+def _exists(name: str) -> bool:
+    found: Any = torch.ops
+    for part in name.split(".") if "." in name else ("higher_order", name):
+        found = getattr(found, part, None)
+    return found is not None
 
 
 def is_pure(target: Any) -> bool:

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import get_debug_dir
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
@@ -350,6 +353,13 @@ def is_too_large(made: int, given: int) -> bool:
 def fake_like(value: torch.Tensor, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with detect_fake_mode([value]) or nullcontext():
         return torch.empty(tuple(sizes), dtype=dtype, device=value.device)
+
+
+def debug_folder() -> str | None:
+    """Where TORCH_COMPILE_DEBUG=1 keeps what a compilation leaves, in a folder of kgen's; None without it."""
+    if os.environ.get("TORCH_COMPILE_DEBUG") != "1":
+        return None
+    return str(Path(get_debug_dir()) / "kgen")
 
 
 def uses_cuda(gm: GraphModule) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -24,6 +25,7 @@ OK, NOTE, BAD = "ok", "note", "BAD"
 OLDEST_TORCH = (2, 11)
 NEWEST_TESTED = (2, 13)
 OLDEST_PYTHON = (3, 11)
+OLDEST_GPU = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,41 @@ def _triton(name: str) -> Check:
         return Check(name, OK, importlib.metadata.version("triton"))
     except importlib.metadata.PackageNotFoundError:
         needed = torch.cuda.is_available()
-        return Check(name, BAD if needed else NOTE, "not installed", "install triton to generate GPU kernels")
+        return Check(
+            name, BAD if needed else NOTE, "not installed", "run `python -m pip install 'torch-kgen[gpu]'` for kernels on a GPU"
+        )
+
+
+def _gpu(name: str) -> Check:
+    if not torch.cuda.is_available():
+        why = "this build of torch has no CUDA" if torch.version.cuda is None else "none that torch can use"
+        return Check(name, NOTE, why, "kernels are made for the CPU; that is fine on a machine without an NVIDIA GPU")
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    text = "; ".join(f"{one.name}, sm_{one.major}{one.minor}, {one.total_memory / 2**30:.0f} GiB" for one in found)
+    if any((one.major, one.minor) < OLDEST_GPU for one in found):
+        return Check(name, NOTE, text, "kgen makes kernels for sm_80 and newer: keep tensors off the older ones")
+    return Check(name, OK, text)
+
+
+def _driver(name: str) -> Check:
+    """The newest CUDA that the driver runs, as it says itself: torch may be built for a newer one."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return Check(name, BAD if torch.cuda.is_available() else NOTE, "no CUDA driver is installed")
+    number = ctypes.c_int()
+    if library.cuDriverGetVersion(ctypes.byref(number)):
+        return Check(
+            name, NOTE, "the CUDA driver does not say its version", "check that `nvidia-smi` works in this environment"
+        )
+    driver = (number.value // 1000, number.value % 1000 // 10)
+    built = tuple(int(n) for n in re.findall(r"\d+", torch.version.cuda or "0.0")[:2])
+    text = "runs CUDA up to {}.{}".format(*driver) + (
+        f"; torch is built for {torch.version.cuda}" if torch.version.cuda else ""
+    )
+    if built[0] > driver[0]:
+        return Check(name, BAD, text, "install a newer driver, or a torch that is built for this one's CUDA")
+    return Check(name, OK, text)
 
 
 def _entry_point(name: str) -> Check:
@@ -84,7 +120,7 @@ def _entry_point(name: str) -> Check:
         name,
         NOTE,
         "kgen is importable but not installed",
-        'install it (pip install -e .), or use kgen.compile instead of backend="kgen"',
+        'run `python -m pip install --no-deps -e .` in the clone, or use kgen.compile instead of backend="kgen"',
     )
 
 
@@ -163,6 +199,8 @@ _CHECKS: dict[str, Callable[[str], Check]] = {
     "Python": _python,
     "torch": _torch,
     "triton": _triton,
+    "GPU": _gpu,
+    "CUDA driver": _driver,
     "entry point": _entry_point,
     "C++ compiler": _compiler,
     "instruction set": _isa,

@@ -78,20 +78,12 @@ class Explanation:
                 **{name: getattr(g, name) for name in ("name", "role", "bytes_moved", "bytes_minimal", "peak_memory")},
                 "kernels": [asdict(k) for k in g.kernels],
                 "externs": [asdict(e) for e in g.externs],
-                "verdicts": [_verdict_dict(v) for v in g.verdicts],
+                "verdicts": [v.to_dict() for v in g.verdicts],
             }
             for g in self.graphs
         ]
         totals = {name: getattr(self, name) for name in ("bytes_moved", "bytes_minimal", "peak_memory")}
         return {"graphs": graphs, "graph_breaks": [asdict(b) for b in self.graph_breaks], **totals}
-
-
-def _verdict_dict(v: Verdict) -> dict[str, Any]:
-    return {
-        "producer": v.producer, "consumer": v.consumer, "outcome": v.outcome.value, "reason": v.reason.name,
-        "because": v.reason.value, "kernels": list(v.kernels),
-        "bytes_saved": v.bytes_saved, "detail": v.detail, "measured": list(v.measured), "change": v.change,
-    }  # fmt: skip
 
 
 # ---- compiling afresh -------------------------------------------------------------------------------------------------

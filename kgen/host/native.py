@@ -148,6 +148,8 @@ class Encoder:
             _map_refused,
             libraries,
             _current_stream() if any(s.device.startswith("cuda") for s in program.slots) else 0,
+            program.name,
+            program.regions,
         )
         runner: Callable[[list[Any]], list[Any]] = cpp.runtime_library().create(spec)
         return runner
@@ -198,7 +200,8 @@ class Encoder:
         if isinstance(item, Pick):
             return item.register, item.limits, tuple(map(self.encoded, item.items))
         if isinstance(item, Kernel):
-            return self.addresses[item.index], item.slots, item.registers
+            name = self.program.kernels[item.index] if self.program.regions else ""
+            return self.addresses[item.index], item.slots, item.registers, name
         if isinstance(item, Launch):
             return self.launch(item)
         if isinstance(item, Extern | PythonCall):

@@ -279,7 +279,8 @@ Output = Union[OutTensor, OutInt, OutConst, OutArgument]
 @dataclass(frozen=True, slots=True)
 class Program:
     """`registers` are initial values; `constants` pairs (slot, index into the tensors given at load); `kernels` are symbols of
-    C++ functions, `launches` names of GPU kernels."""
+    C++ functions, `launches` names of GPU kernels. `name` is that of a call in a profiler's timeline (empty: it has none);
+    with `regions` each kernel has its own there."""
 
     inputs: tuple[Input, ...]
     registers: tuple[int, ...]
@@ -290,6 +291,8 @@ class Program:
     computes: tuple[Compute, ...] = ()
     constants: tuple[tuple[int, int], ...] = ()
     launches: tuple[str, ...] = ()
+    name: str = ""
+    regions: bool = False
 
 
 def arg_tensors(args: tuple[Arg, ...], kwargs: KwArgs = ()) -> Iterator[ArgTensor]:

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/Dtype.h>
 
@@ -231,6 +232,7 @@ struct Instruction {
   int32_t slot = -1, source = -1, reg = -1, dim = -1;
   bool flag = false;  // Alias: same geometry as the source; BindSize: a stride
   KernelFn kernel = nullptr;
+  std::string name;  // of a kernel's region in a profiler's timeline; empty where it has none
   Regs slots, registers;
   Compute compute{};
   std::unique_ptr<Call> call;
@@ -259,6 +261,8 @@ struct Program {
   std::vector<Output> outputs;
   Object keep_alive, mismatch, map_refused;
   StreamFn current_stream = nullptr;  // of a CUDA device
+  std::string name;      // of a call's region; empty where it has none
+  bool regions = false;  // each kernel and launch has one
   bool dispatches = false;
   size_t widest_kernel = 0, widest_integers = 0;
 
@@ -454,6 +458,7 @@ Instruction parse_instruction(PyObject* tuple) {
       made.kernel = reinterpret_cast<KernelFn>(address(tuple, 1));
       made.slots = numbers(item(tuple, 2));
       made.registers = numbers(item(tuple, 3));
+      made.name = text(item(tuple, 4));
       break;
     case Instruction::Extern:
       made.call = parse_extern(tuple);
@@ -502,7 +507,8 @@ Output parse_output(PyObject* tuple) {
   return out;
 }
 
-// (inputs, registers, computes, slots, constants, code, outputs, mismatch, map_refused, keep_alive, current_stream)
+// (inputs, registers, computes, slots, constants, code, outputs, mismatch, map_refused, keep_alive, current_stream,
+// name, regions)
 std::unique_ptr<Program> parse_program(PyObject* spec) {
   auto program = std::make_unique<Program>();
   auto each = [&](Py_ssize_t field, auto&& take) {
@@ -538,6 +544,8 @@ std::unique_ptr<Program> parse_program(PyObject* spec) {
   program->map_refused = Object::borrow(item(spec, 8));
   program->keep_alive = Object::borrow(item(spec, 9));
   program->current_stream = reinterpret_cast<StreamFn>(address(spec, 10));
+  program->name = text(item(spec, 11));
+  program->regions = integer(spec, 12) != 0;
   return program;
 }
 

@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from tqdm import tqdm
-
 __all__ = ["Say", "progress"]
 
 Say = Callable[[str], None]
@@ -20,6 +18,8 @@ def progress(what: str, steps: int) -> Iterator[tuple[Say, Say]]:
         _line(f"measuring {what}, {steps} candidates")
         yield (lambda text: None), _line
         return
+    from tqdm import tqdm  # noqa: PLC0415  only where a bar is shown
+
     with tqdm(total=steps, desc=f"kgen: measuring {what}", unit="", leave=False, dynamic_ncols=True, file=sys.stderr) as bar:
 
         def step(text: str) -> None:

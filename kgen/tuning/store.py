@@ -7,7 +7,6 @@ file beside it, since the first one is replaced. What is wrong with a file is a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import tempfile
@@ -19,6 +18,7 @@ from functools import cache
 from itertools import chain, count
 from pathlib import Path
 
+from kgen import locks
 from kgen.config import Config
 from kgen.counters import counters
 from kgen.errors import TuningFileNotAFile, TuningFileNotReadable, TuningFileNotWritable
@@ -137,9 +137,8 @@ class TuningFile:
         """Held by one writer at a time. Raises TuningFileNotWritable, also for errors of the system inside."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.with_name(self.path.name + ".lock").open("a") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield  # closing unlocks; the file stays, or two writers could lock two files of one name
+            with locks.locked(self.path.with_name(self.path.name + ".lock")):
+                yield
         except OSError as error:
             raise TuningFileNotWritable(path=self.path, problem=_cause(error)) from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextvars
+import logging
 import math
 import os
 import pickle
@@ -45,6 +46,8 @@ from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
 __all__ = ["Candidate", "CandidateCompiler", "Tuner"]
+
+LOG = logging.getLogger("kgen.tuning")
 
 # Candidates of a benchmark job: the model's favourites, but some of each template; none that the model thinks so much slower.
 CANDIDATES, OF_EACH, HOPELESS = 14, 3, 4.0
@@ -273,6 +276,9 @@ class Tuner:
         best = min(seconds, key=lambda n: (seconds[n], n))
         library = min((s for n, s in seconds.items() if benchmark.candidates[n].template is None), default=math.nan)
         winner = benchmark.candidates[best]
+        for number, time_of in sorted(seconds.items(), key=lambda item: item[1]):
+            LOG.debug("%s: %s takes %.3g us", out, benchmark.candidates[number], 1e6 * time_of)
+        LOG.info("%s: %s is the fastest of %d, %.3g us", out, winner, len(seconds), 1e6 * seconds[best])
         self.known[benchmark.key] = TuningResult(
             winner.template, winner.config, winner.parts, seconds[best], library, winner.copies
         )

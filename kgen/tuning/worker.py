@@ -80,7 +80,8 @@ def serve() -> None:
 def _set(benchmark: BenchmarkJob) -> Iterator[None]:
     torch.set_num_threads(benchmark.setting.threads)
     torch.backends.cuda.matmul.allow_tf32 = benchmark.setting.allow_tf32
-    with config.override(**{name: value for name, value in benchmark.setting.options if value is not None}), torch.no_grad():
+    options: dict[str, Any] = {name: value for name, value in benchmark.setting.options if value is not None}
+    with config.override(**options), torch.no_grad():
         yield
 
 

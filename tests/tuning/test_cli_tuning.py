@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kgen import cache
-from kgen.cli import _parser, main
+from kgen.cli import main, parse
 from kgen.commands.tuning_table import seconds_text
 from kgen.tuning import text
 from kgen.tuning.entry import Entry, Key, merge
@@ -236,7 +236,7 @@ def test_the_file_in_the_document_is_one() -> None:
 
 @pytest.mark.parametrize("command", re.findall(r"python -m kgen ([^`\n]*)", DOCUMENT))
 def test_the_commands_in_the_document_are_accepted(command: str) -> None:
-    assert _parser().parse_args(shlex.split(command.replace("...", "MORE"))).run
+    assert parse(shlex.split(command.replace("...", "MORE"))).run
 
 
 def test_the_document_names_what_exists() -> None:

@@ -198,6 +198,7 @@ class GluonSlots(Slots):
         block. The statement `met` stands behind the first reduction of rows that warps share for which all that was fetched,
         and the matmul, was needed, or at the end: a load from shared memory that is on its way is held up by no barrier of
         threads, and TMA may overtake it."""
+        self.check_axes(lengths)
         declared = self.problem.template.results[result]
         moves = Moves(self.tiles, indices, through)
         lines, vectors = self._laid_out(declared.axes, indices, lengths, through.layout)

@@ -115,6 +115,13 @@ class Slots:
             return extent is None or index.begin + index.length > extent, str(index.length)
         return extent is None or extent % self.config.get(block) != 0, block
 
+    def check_axes(self, given: Iterable[str]) -> None:
+        """Raises ValueError for what an author says of no axis: it would be overlooked."""
+        axes = self.problem.template.axes
+        unknown = [name for name in given if name not in axes]
+        if unknown:
+            raise ValueError(f"{unknown[0]} is neither an axis ({', '.join(axes)}) nor anything else that a slot takes")
+
     def tile(
         self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
     ) -> list[str]:
@@ -123,6 +130,7 @@ class Slots:
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
         say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`). Along the
         axes `inside` the author promises that all indices are within."""
+        self.check_axes(starts)
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = tma_layout(self.problem, one)
@@ -279,6 +287,7 @@ class Slots:
     def store(self, result: str, name: str, indices: Sequence[Index], **lengths: str) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
         block."""
+        self.check_axes(lengths)
         declared = self.problem.template.results[result]
         lines, engine = list[str](), None
         if declared.access == "tma":

@@ -1,0 +1,133 @@
+"""`kgen templates`: which templates there are, what one declares, a new one to begin with, and whether one is right."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+from kgen import config
+from kgen.commands.exit_codes import OK, WRONG, misused
+from kgen.commands.explain_text import Table, write
+from kgen.errors import UnknownTemplate
+from kgen.templates import registry
+from kgen.templates.contract import Template
+from kgen.templates.loop_contract import LoopTemplate
+
+__all__ = ["check", "list_all", "new", "show"]
+
+MODULE = '''"""A template of your own: C[b, m, n] = sum over k of A[b, m, k] B[b, k, n]."""
+
+import kgen
+from kgen import knob, operand, result
+
+
+@kgen.template(
+    implements=kgen.contraction("b,m,k", "b,k,n -> b,m,n"), device="cuda", source="{file}.py.jinja", name="{name}"
+)
+class {kind}(kgen.KernelTemplate):
+    A, B, C = operand("b", "m", "k"), operand("b", "k", "n"), result("b", "m", "n")
+    BLOCK_M, BLOCK_N, BLOCK_K = knob(32, 64), knob(32, 64), knob(32)
+
+    def refuse(self, problem: kgen.Problem) -> str | None:
+        return None  # or the reason, for people
+'''
+JINJA = """\
+{{ kernel() }}
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    b = tl.program_id(0) // (tiles_m * tiles_n)
+    tile = tl.program_id(0) % (tiles_m * tiles_n)
+    rm = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    rn = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], ACCUMULATOR)
+    for start in range(0, K, BLOCK_K):
+        rk = start + tl.arange(0, BLOCK_K)
+        {{ A.tile("left", "b", "rm", "rk") }}
+        {{ B.tile("right", "b", "rk", "rn") }}
+        acc = lib.dot(left, right, acc, PRECISION)
+    {{ C.store("acc", "b", "rm", "rn") }}
+"""
+
+
+def list_all(options: argparse.Namespace) -> int:
+    """A row a template, with those of the named modules and of installed packages."""
+    _load(options)
+    rows = tuple((one.name, one.device, _pattern(one), _module(one)) for one in registry.all_templates())
+    write([Table(("template", "device", "implements", "declared in"), rows)], sys.stdout)
+    return OK
+
+
+def show(options: argparse.Namespace) -> int:
+    """What a template declares, and its Jinja file."""
+    _load(options)
+    one = _found(options.name)
+    print(f"{one.name} for {one.device}: {_pattern(one)}")
+    print(f"class: {inspect.getsourcefile(type(one.author))}, line {inspect.getsourcelines(type(one.author))[1]}")
+    print(f"source: {one.source}")
+    for name, knob in one.knobs.items():
+        print(f"knob {name}: {', '.join(map(str, knob.values))}")
+    document = inspect.getdoc(type(one.author))
+    if document:
+        print(f"\n{document}")
+    print(f"\n{one.source.read_text()}", end="")
+    return OK
+
+
+def new(options: argparse.Namespace) -> int:
+    """Writes a module and a Jinja file that pass `check`."""
+    stem = options.name
+    if not stem.isidentifier():
+        return misused(f"{stem!r} is no name of a module")
+    files = {Path(f"{stem}.py"): MODULE, Path(f"{stem}.py.jinja"): JINJA}
+    there = [str(path) for path in files if path.exists()]
+    if there:
+        return misused(f"{there[0]} exists already")
+    kind = "".join(part.capitalize() for part in stem.split("_"))
+    for path, text in files.items():
+        path.write_text(text.replace("{file}", stem).replace("{name}", stem).replace("{kind}", kind))
+    print(f"wrote {' and '.join(map(str, files))}; `kgen templates check {stem} --module {stem}` tries it")
+    return OK
+
+
+def check(options: argparse.Namespace) -> int:
+    """The conformance kit on a template."""
+    from kgen.testing import check_template  # noqa: PLC0415  the other actions do not need it
+
+    _load(options)
+    _found(options.name)
+    report = check_template(options.name, configs=options.configs, raises=False)
+    print(report)
+    return OK if report.passed and not report.failed else WRONG
+
+
+def _load(options: argparse.Namespace) -> None:
+    if config.current().template_packages:
+        registry.load_packages()
+    sys.path.insert(0, str(Path.cwd()))
+    for module in options.module:
+        importlib.import_module(module)
+
+
+def _found(name: str) -> Template | LoopTemplate:
+    known = registry.all_templates()
+    found = next((one for one in known if one.name == name), None)
+    if found is None:
+        raise UnknownTemplate(template=name, valid=", ".join(one.name for one in known))
+    return found
+
+
+def _pattern(one: Template | LoopTemplate) -> str:
+    if isinstance(one, LoopTemplate):
+        return f"loops({one.implements.kind!r})"
+    pattern = one.implements
+    text = ", ".join(",".join(axes) for axes in pattern.operands) + " -> " + "; ".join(",".join(a) for a in pattern.results)
+    if pattern.program is not None:
+        return f"program of {len(pattern.program.steps)} steps"
+    return f"{pattern.operator}: {text}" if pattern.operator else text
+
+
+def _module(one: Template | LoopTemplate) -> str:
+    return type(one.author).__module__

@@ -1,0 +1,38 @@
+"""`kgen tune`: runs a script in a max-autotune mode and says what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from kgen import config
+from kgen.commands.cache_command import users_file
+from kgen.commands.exit_codes import OK, WRONG, misused
+from kgen.commands.explain_text import write
+from kgen.commands.script import run_script
+from kgen.commands.tuning_table import measurements
+from kgen.counters import counters
+from kgen.tuning.entry import diff
+
+__all__ = ["tune"]
+
+
+def tune(options: argparse.Namespace) -> int:
+    if not options.target.is_file():
+        return misused(f"there is no script {options.target}")
+    chosen = {"tuning_file": options.file and options.file.absolute(), "tuning_seconds": options.seconds}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    # no graph from the cache, which would measure nothing; no CUDA graphs, whose recording would only take time
+    with config.insist(mode="max-autotune-no-cudagraphs", cache=False, **given):
+        file = users_file()
+        file.write([])  # raises now, not after minutes of measuring
+        before, found = file.entries(), counters["tuning.hit"]
+        well = run_script(options.target, options.arguments)
+        found = counters["tuning.hit"] - found
+    new = [change.after for change in diff(before, file.entries()) if change.after]
+    write(measurements(new), sys.stdout)
+    if new or found:
+        print(f"{file.path}: new measurements: {len(new)}, uses of known ones: {found}")
+        return OK if well else WRONG
+    print("kgen: nothing was measured: the script compiled no problem that a template of kgen could take", file=sys.stderr)
+    return WRONG

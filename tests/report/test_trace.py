@@ -1,0 +1,121 @@
+"""What torch's own tools show of kgen: TORCH_LOGS, the structured trace, the profiler, TORCH_COMPILE_DEBUG."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import kgen
+from kgen.backend import kgen_backend
+
+pytestmark = pytest.mark.cpu
+SCRIPT = """
+import torch
+
+@torch.compile(backend="kgen", options={"cache": False})
+def f(x):
+    return torch.softmax(x * 2, -1)
+
+f(torch.randn(4, 8))
+"""
+
+
+def run(folder: Path, **variables: str) -> str:
+    """The script in a process of its own; what it writes to standard error."""
+    (folder / "script.py").write_text(SCRIPT)
+    environment = os.environ | variables
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_logs_and_trace_of_one_process(tmp_path: Path) -> None:
+    """Both are set up when torch is imported: one process for the two."""
+    text = run(tmp_path, TORCH_LOGS="+kgen", TORCH_TRACE=str(tmp_path / "trace"), TORCH_COMPILE_DEBUG="1")
+    for stage in ("lower", "schedule", "render", "build"):
+        assert re.search(rf"{stage} of \w+: [\d.]+ ms", text), stage
+    assert "1 kernels, 0 library calls" in text
+    assert "fused, because" in text
+    assert 'extern "C" int' in text
+    check_trace(tmp_path / "trace")
+    [folder] = tmp_path.glob("torch_compile_debug/run_*/kgen/graph_000_inference")
+    assert {"fx.txt", "ir_lowered.txt", "verdicts.txt", "output_code.py"} <= {path.name for path in folder.iterdir()}
+
+
+def check_trace(folder: Path) -> None:
+    [log] = folder.glob("*.log")
+    found = {}
+    parts = re.split(r"^V\d{4} .*?\] ", log.read_text(), flags=re.MULTILINE)
+    for part in parts:
+        head, _, payload = part.partition("\n")
+        about = json.loads(head) if head.startswith("{") else {}
+        name = about.get("artifact", {}).get("name", "")
+        if name.startswith("kgen_"):
+            found[name.split("_inference")[0]] = payload
+    assert found.keys() == {"kgen_graph", "kgen_ir", "kgen_kernels", "kgen_verdicts", "kgen_output_code"}
+    assert "torch.ops.aten.mul" in found["kgen_graph"]
+    assert "pointwise" in found["kgen_ir"]
+    assert "kernel" in found["kgen_kernels"]
+    assert json.loads(found["kgen_verdicts"])[0]["outcome"] == "fused"
+    assert 'extern "C" int' in found["kgen_output_code"]
+
+
+def test_nothing_is_written_otherwise(tmp_path: Path) -> None:
+    assert run(tmp_path) == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def profiled(**options: object) -> list[str]:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(torch.softmax(x * 2, -1) @ x, 0).exp()
+
+    compiled = torch.compile(f, backend=kgen_backend, options={"cache": False, **options})
+    x = torch.randn(8, 8)
+    compiled(x)
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        compiled(x)
+    return [event.name for event in found.events()]
+
+
+def test_graphs_are_regions_of_the_profilers_timeline() -> None:
+    names = profiled()
+    assert len([name for name in names if name.startswith("kgen inference")]) == 1
+    assert [name for name in names if re.match(r"k\d+_", name)] == []
+
+
+def test_kernels_are_regions_by_option() -> None:
+    names = profiled(profile_kernels=True)
+    kernels = [name for name in names if re.match(r"k\d+_\w+", name)]
+    assert len(kernels) >= 2
+    assert any("softmax" in name or "exp" in name for name in kernels)
+
+
+def test_forward_and_backward_are_told_apart() -> None:
+    compiled = torch.compile(lambda x: x.sin().sum(), backend=kgen_backend, options={"cache": False})
+    x = torch.randn(8, requires_grad=True)
+    compiled(x).backward()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        compiled(x).backward()
+    roles = {event.name.split()[1] for event in found.events() if event.name.startswith("kgen ")}
+    assert roles == {"forward", "backward"}
+
+
+def test_the_logger_of_tuning_says_what_won(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level("DEBUG", logger="kgen.tuning"):
+        f = kgen.compile(
+            lambda x, y: torch.relu(x @ y), mode="max-autotune-no-cudagraphs",
+            options={"cache": False, "tuning_file": tmp_path / "tuning.json", "tuning_seconds": 10},
+        )  # fmt: skip
+        f(torch.randn(64, 64), torch.randn(64, 64))
+    text = "\n".join(record.getMessage() for record in caplog.records if record.name == "kgen.tuning")
+    assert re.search(r"is the fastest of \d+, [\d.]+ us", text)
