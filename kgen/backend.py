@@ -58,16 +58,29 @@ class Stage(Protocol[In_contra, Out_co]):
 
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
-    """Makes independent iterations of the loops that Dynamo has unrolled batches, in its graph."""
+    """Makes independent iterations of the loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
+    return (*_batched(gm, config), *_shared(gm, config))
+
+
+def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
     if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
-        return ()
+        return []
     from kgen.capture.repeats import has_repeats  # noqa: PLC0415  not for the smallest graphs
 
     if not has_repeats(gm):
-        return ()
+        return []
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
-    return tuple(batch_repeats(gm))
+    return batch_repeats(gm)
+
+
+def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
+    """Only whole graphs are recorded as CUDA graphs, or frozen: layers stay in them."""
+    if not config.layer_sharing or len(gm.graph.nodes) < 100 or config.cudagraphs or config.freezing:
+        return []
+    from kgen.capture.equal_layers import share_layers  # noqa: PLC0415  only where something may be a layer
+
+    return share_layers(gm, layouts=config.layouts != "off")
 
 
 def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:

@@ -40,7 +40,8 @@ class Config:
     without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
     `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
+    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own, and without
+    `layer_sharing` equal layers are compiled one by one (docs/loops.md);
     without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
 
@@ -75,6 +76,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
+    layer_sharing: bool = True
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
@@ -112,7 +114,7 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
+    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
     "tuning_file",
     "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip

@@ -23,7 +23,7 @@ from kgen.capture.regions import is_view_step, runs_backwards
 from kgen.capture.repeats import Refusals, Repeat, find, turned
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["batch_repeats"]
+__all__ = ["RESHAPES_IN_PLACE", "batch_repeats", "changes_more", "too_dynamic"]
 
 RESHAPES_IN_PLACE = frozenset(
     (
@@ -45,7 +45,7 @@ RESHAPES_IN_PLACE = frozenset(
 def batch_repeats(gm: GraphModule) -> list[Verdict]:
     """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
     verdicts, refusals = list[Verdict](), Refusals()
-    if _too_dynamic(gm):
+    if too_dynamic(gm):
         return verdicts
     while (found := next(find(list(gm.graph.nodes), refusals), None)) is not None:
         names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
@@ -88,14 +88,14 @@ def _replace(gm: GraphModule, repeat: Repeat) -> bool:
     return True
 
 
-def _too_dynamic(gm: GraphModule) -> bool:
+def too_dynamic(gm: GraphModule) -> bool:
     """Whether modes that change operators' meanings, or sizes without a value, come into it."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return True
-    return any(_changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
+    return any(changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
 
 
-def _changes_more(node: Node) -> bool:
+def changes_more(node: Node) -> bool:
     """Whether a node changes what operators mean, or sizes of a tensor that was there: example values are those of the end."""
     target = getattr(node.target, "overloadpacket", node.target)
     method = target if isinstance(target, str) else getattr(target, "__name__", "")

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
-__all__ = ["LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "turned"]
+__all__ = [
+    "LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "periods", "runs",
+    "shape_of", "turned",
+]  # fmt: skip
 
 # Two equal nodes are no loop yet.
 LEAST = 3
@@ -100,17 +103,18 @@ def _signature(node: Node) -> Any:
     """What two nodes have in common that may be counterparts in two blocks; for others, something unique."""
     if node.op not in ("call_function", "call_method"):
         return id(node)
-    return node.op, node.target, _shape((node.args, node.kwargs))
+    return node.op, node.target, shape_of((node.args, node.kwargs), _leaf_shape)
 
 
-def _shape(tree: Any) -> Any:
+def shape_of(tree: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
+    """Equal for trees of one form with leaves for which `leaf` gives the same."""
     if isinstance(tree, slice):
-        return "slice", _shape((tree.start, tree.stop, tree.step))
+        return "slice", shape_of((tree.start, tree.stop, tree.step), leaf)
     if isinstance(tree, tuple | list):
-        return type(tree).__name__, *map(_shape, tree)
+        return type(tree).__name__, *(shape_of(one, leaf) for one in tree)
     if isinstance(tree, dict):
-        return "dict", *((name, _shape(one)) for name, one in tree.items())
-    return _leaf_shape(tree)
+        return "dict", *((name, shape_of(one, leaf)) for name, one in tree.items())
+    return leaf(tree)
 
 
 def _leaf_shape(leaf: Any) -> Any:
@@ -148,13 +152,13 @@ def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
     numbers = dict[Any, int]()
     ids = [numbers.setdefault(_signature(node), len(numbers)) for node in nodes]
     order = {node: position for position, node in enumerate(nodes)}
-    for period in _periods(ids):
-        for begin, end in _runs(ids, period):
+    for period in periods(ids):
+        for begin, end in runs(ids, period):
             yield from _in_run(_Blocks(nodes, order, period), begin, end, refused)
 
 
-def _periods(ids: Sequence[int]) -> list[int]:
-    """Distances between equal ids that are frequent enough for blocks so long."""
+def periods(ids: Sequence[int]) -> list[int]:
+    """Distances between equal ids that are frequent enough for blocks so long, the shortest first."""
     seen, found = dict[int, list[int]](), Counter[int]()
     for position, one in enumerate(ids):
         before = seen.setdefault(one, [])
@@ -164,7 +168,7 @@ def _periods(ids: Sequence[int]) -> list[int]:
     return sorted(period for _, period in sorted(often, reverse=True)[:PERIODS])
 
 
-def _runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
+def runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
     """Where each id equals the one a period later, from the first node up to behind the last, for at least `LEAST` blocks."""
     begin = 0
     for position in range(len(ids) - period + 1):
