@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from kgen.capture.regions import example
 from kgen.capture.repeats import LEAST, periods, runs, shape_of
 
 __all__ = ["Blocks", "bytes_of", "candidates", "kind_of"]
@@ -51,9 +52,9 @@ class Blocks:
         return not set(node.users) <= set(block)
 
     def body(self) -> GraphModule:
-        """The first block as a function of the operands, with a tuple of results."""
+        """The first block as a function of the operands, with a tuple of results. Raises Refused."""
         graph, made = Graph(), dict[Node, Node]()
-        given = [self._placeholder(graph, column[0]) for column in self.operands]
+        given = [self._placeholder(graph, number, column[0]) for column, number in self.operands.items()]
         for row in zip(*self.calls, strict=True):
             outside = self._outside(row)
             node = row[0]
@@ -66,9 +67,9 @@ class Blocks:
         return GraphModule(torch.nn.Module(), graph)
 
     @staticmethod
-    def _placeholder(graph: Graph, node: Node) -> Node:
-        made = graph.placeholder(node.name)
-        made.meta = {"example_value": node.meta["example_value"]}
+    def _placeholder(graph: Graph, number: int, node: Node) -> Node:
+        made = graph.placeholder(f"arg{number}_{node.name}")
+        made.meta = {"example_value": example(node)}
         return made
 
 
@@ -110,9 +111,9 @@ def candidates(graph: Graph, least_calls: int, constants: bool = True) -> Iterat
 
 
 def _identity(node: Node, constants: bool) -> Hashable:
-    """Equal for calls that may be counterparts."""
+    """Equal for calls that may be counterparts. An operator with bodies has none."""
     kind = kind_of(node.meta.get("example_value"))
-    if kind is None:
+    if kind is None or isinstance(node.target, torch._ops.HigherOrderOperator):
         return id(node)
 
     def leaf(one: Any) -> Hashable:

@@ -116,7 +116,15 @@ class _Proof:
             raise Refused("nobody needs the results")
         if not all(isinstance(one, torch.Tensor) for one in self.given):
             raise Refused("an operand is no tensor")
+        self._check_operands()
         self._check_memory(self._results())
+
+    def _check_operands(self) -> None:
+        """Operands are different tensors: a body that is traced with one tensor for two of them would read only one."""
+        for given in zip(*self.blocks.operands, strict=True):
+            values = [example(one) for one in given]
+            if len(set(map(_storage, values))) < len(values):
+                raise Refused(f"{given[0].name} and another operand share memory in one of the blocks")
 
     def _results(self) -> Sequence[torch.Tensor]:
         trial = _Trial({_storage(one) for one in self.given}, self.layouts)
