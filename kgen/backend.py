@@ -58,7 +58,7 @@ class Stage(Protocol[In_contra, Out_co]):
 
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
-    """Makes independent iterations of the loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
+    """Makes independent iterations of loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
     return (*_batched(gm, config), *_shared(gm, config))
 
 

@@ -114,9 +114,8 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
-    "tuning_file",
-    "compiler", "isa", "gpu_interpreter", "poison",
+    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
+    "freezing", "tuning_file", "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

@@ -47,7 +47,17 @@ def batch_repeats(gm: GraphModule) -> list[Verdict]:
     verdicts, refusals = list[Verdict](), Refusals()
     if too_dynamic(gm):
         return verdicts
-    while (found := next(find(list(gm.graph.nodes), refusals), None)) is not None:
+    while _batch_first(gm, refusals, verdicts):
+        pass
+    if any(one.outcome is Outcome.BATCHED for one in verdicts):
+        gm.graph.lint()
+        gm.recompile()
+    return verdicts
+
+
+def _batch_first(gm: GraphModule, refusals: Refusals, verdicts: list[Verdict]) -> bool:
+    """Makes the first loop that can be one a batch, and says whether there was one."""
+    for found in find(list(gm.graph.nodes), refusals):
         names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
         try:
             replaced = _replace(gm, found)
@@ -57,12 +67,9 @@ def batch_repeats(gm: GraphModule) -> list[Verdict]:
         if replaced:
             detail = f"{found.count} iterations of {len(found.steps)} operators"
             verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
-        else:
-            refusals.add(found)
-    if any(one.outcome is Outcome.BATCHED for one in verdicts):
-        gm.graph.lint()
-        gm.recompile()
-    return verdicts
+            return True
+        refusals.add(found)
+    return False
 
 
 def _replace(gm: GraphModule, repeat: Repeat) -> bool:

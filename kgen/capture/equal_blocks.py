@@ -56,11 +56,9 @@ class Blocks:
         graph, made = Graph(), dict[Node, Node]()
         given = [self._placeholder(graph, number, column[0]) for column, number in self.operands.items()]
         for row in zip(*self.calls, strict=True):
-            outside = self._outside(row)
-            node = row[0]
-            args, kwargs = map_arg(
-                (node.args, node.kwargs), lambda one: made[one] if one in made else given[self.operands[next(outside)]]
-            )
+            node, outside = row[0], (given[self.operands[column]] for column in self._outside(row))
+            inputs = iter([made.get(one) or next(outside) for one in inputs_of(node)])
+            args, kwargs = map_arg((node.args, node.kwargs), lambda _, inputs=inputs: next(inputs))
             made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
             made[node].meta = dict(node.meta)
         graph.output(tuple(made[self.calls[0][position]] for position in self.results))

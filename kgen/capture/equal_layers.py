@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kgen.capture.batching import RESHAPES_IN_PLACE, changes_more, too_dynamic
 from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
 from kgen.capture.regions import Refused, example
-from kgen.capture.torch_adapter import own_fake_mode
+from kgen.capture.torch_adapter import WRITES_NOTHING, own_fake_mode
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["share_layers"]
@@ -72,10 +72,10 @@ def _refusal(blocks: Blocks, detail: str) -> Verdict:
 def _nearly_equal(gm: GraphModule, refused: set[Node]) -> list[Verdict]:
     """A note on blocks that are equal but for constants."""
     for blocks in candidates(gm.graph, LEAST_CALLS, constants=False):
-        if refused.isdisjoint(blocks.calls[0]):
-            differ = next((row[0] for row in zip(*blocks.calls, strict=True) if len({_constants(one) for one in row}) > 1), None)
-            if differ is not None:
-                return [_refusal(blocks, f"{differ.name} has other constants in other blocks")]
+        rows = zip(*blocks.calls, strict=True) if refused.isdisjoint(blocks.calls[0]) else ()
+        differ = next((row[0] for row in rows if len(set(map(_constants, row))) > 1), None)
+        if differ is not None:
+            return [_refusal(blocks, f"{differ.name} has other constants in other blocks")]
     return []
 
 
@@ -181,9 +181,9 @@ class _Trial(TorchDispatchMode):
         if (named.get("training") or named.get("train")) and named.get("running_mean") is not None:
             raise Refused(f"{func} updates statistics")
         for argument in func._schema.arguments:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                if any(_storage(one) in self.given for one in _tensors(named.get(argument.name))):
-                    raise Refused(f"{func} writes into what the block is given")
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and any(_storage(one) in self.given for one in _tensors(named.get(argument.name))):
+                raise Refused(f"{func} writes into what the block is given")
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,6 +211,7 @@ class _Calls:
         self.made = dict[Node, Node]()
 
     def write(self) -> None:
+        self.body.meta[WRITES_NOTHING] = True
         setattr(self.gm, self.name, self.body)
         with self.graph.inserting_before(self.blocks.calls[0][0]):
             body = self.graph.get_attr(self.name)
