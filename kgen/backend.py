@@ -76,9 +76,9 @@ def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
     """Only whole graphs are recorded as CUDA graphs, or frozen: layers stay in them."""
-    if not config.layer_sharing or len(gm.graph.nodes) < 100 or config.cudagraphs or config.freezing:
+    if not config.layer_sharing or config.cudagraphs or config.freezing:
         return []
-    from kgen.capture.equal_layers import share_layers  # noqa: PLC0415  only where something may be a layer
+    from kgen.capture.equal_layers import share_layers  # noqa: PLC0415  only where it is asked for
 
     return share_layers(gm, layouts=config.layouts != "off")
 
@@ -224,8 +224,17 @@ def kgen_backend(
             example_inputs,
             compile_graph=partial(_compile_graph_with, config, verdicts),
             joint_pass=partial(_before_partitioning, config),
-            cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
+            cache_key=_cache_key(config) if _is_cached(config, verdicts) else None,
         )
+
+
+def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
+    """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for."""
+    if not config.cache or config.debug or only.current() is not None:
+        return False
+    from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
+
+    return not any(one.outcome is Outcome.SHARED for one in verdicts)
 
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:

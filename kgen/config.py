@@ -40,10 +40,12 @@ class Config:
     without `templates` matmuls are library calls; without `prologues` templates read their operands from memory; without
     `operand_padding` they read them where they are, however their rows lie; without `horizontal_fusion` nothing shares a kernel
     only because it reads the same data or is small: no matmuls with an operand in common, no loops that need nothing of each
-    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own, and without
-    `layer_sharing` equal layers are compiled one by one (docs/loops.md);
+    other, no combo kernels; without `loop_batching` iterations of an unrolled loop stay operators of their own (docs/loops.md);
     without `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
+
+    `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
+    kernel reaches from one layer into the next, and another process finds kernels on disk, but not the whole graph.
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
@@ -76,7 +78,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
-    layer_sharing: bool = True
+    layer_sharing: bool = False
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"

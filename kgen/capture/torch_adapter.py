@@ -27,8 +27,8 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._guards import TracingContext, detect_fake_mode
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule

@@ -13,8 +13,10 @@ from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
+import kgen
 from kgen.backend import kgen_backend
 from kgen.capture.equal_layers import share_layers
+from kgen.counters import counters
 from kgen.verdict import Outcome, Reason, Verdict
 
 N = 6
@@ -415,3 +417,36 @@ def test_more_random_layers(seed: int) -> None:
 
 def test_random_layers_are_shared() -> None:
     assert sum(same(program(seed), *tensors(6, grad=False)).calls > 0 for seed in range(6)) >= 3
+
+
+# ---- through all stages ------------------------------------------------------------------------------------------------
+
+
+def compiled(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    counters.reset()
+    return torch.compile(f, backend="kgen", fullgraph=True, options={"layer_sharing": True, "strict": True, **options})
+
+
+def test_a_layer_is_compiled_once() -> None:
+    args = tensors(5)
+    run = compiled(chained(layer))
+    torch.testing.assert_close(run(*args), chained(layer)(*args))
+    torch.testing.assert_close(_gradients(run(*args), args), _gradients(chained(layer)(*args), args))
+    assert (counters["lowered"], counters["extern.invoke_subgraph"]) == (4, 10)
+
+
+def test_explain_says_what_is_shared() -> None:
+    torch._dynamo.reset()
+    with kgen.config.override(layer_sharing=True):
+        found = kgen.explain(chained(layer), *tensors(4, grad=False))
+    (verdict,) = [one for one in found.verdicts if one.reason is Reason.EQUAL_LAYERS]
+    assert verdict.outcome is Outcome.SHARED
+    assert "4 calls of one body" in verdict.detail
+
+
+@pytest.mark.parametrize("options", [{"layer_sharing": False}, {"freezing": True}, {"mode": "reduce-overhead"}], ids=str)
+def test_whole_graphs_stay_whole(options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        compiled(chained(layer), fallback=("all",), **options)(*tensors(4, grad=False))
+    assert counters["extern.invoke_subgraph"] == 0
