@@ -65,13 +65,14 @@ def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
 def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
     if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
         return []
-    from kgen.capture.repeats import has_repeats  # noqa: PLC0415  not for the smallest graphs
+    from kgen.capture.repeats import Search  # noqa: PLC0415  not for the smallest graphs
 
-    if not has_repeats(gm):
+    search = Search(gm)
+    if not search:
         return []
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
-    return batch_repeats(gm)
+    return batch_repeats(gm, search)
 
 
 def _shared(gm: GraphModule, config: Config) -> list[Verdict]:

@@ -20,7 +20,7 @@ from kgen.capture.batch_body import Refused, batched_body
 from kgen.capture.batch_views import Writer
 from kgen.capture.joins import joins_of, put_join
 from kgen.capture.regions import is_view_step, runs_backwards
-from kgen.capture.repeats import Refusals, Repeat, find, turned
+from kgen.capture.repeats import Repeat, Search, turned
 from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["RESHAPES_IN_PLACE", "batch_repeats", "changes_more", "too_dynamic"]
@@ -42,22 +42,22 @@ RESHAPES_IN_PLACE = frozenset(
 )
 
 
-def batch_repeats(gm: GraphModule) -> list[Verdict]:
+def batch_repeats(gm: GraphModule, search: Search | None = None) -> list[Verdict]:
     """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
-    verdicts, refusals = list[Verdict](), Refusals()
+    verdicts, search = list[Verdict](), search or Search(gm)
     if too_dynamic(gm):
         return verdicts
-    while _batch_first(gm, refusals, verdicts):
-        pass
+    while _batch_first(gm, search, verdicts):
+        search = Search(gm, search.refused)
     if any(one.outcome is Outcome.BATCHED for one in verdicts):
         gm.graph.lint()
         gm.recompile()
     return verdicts
 
 
-def _batch_first(gm: GraphModule, refusals: Refusals, verdicts: list[Verdict]) -> bool:
+def _batch_first(gm: GraphModule, search: Search, verdicts: list[Verdict]) -> bool:
     """Makes the first loop that can be one a batch, and says whether there was one."""
-    for found in find(list(gm.graph.nodes), refusals):
+    for found in search:
         names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
         try:
             replaced = _replace(gm, found)
@@ -68,7 +68,7 @@ def _batch_first(gm: GraphModule, refusals: Refusals, verdicts: list[Verdict]) -
             detail = f"{found.count} iterations of {len(found.steps)} operators"
             verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
             return True
-        refusals.add(found)
+        search.refused.add(found)
     return False
 
 
@@ -110,6 +110,7 @@ def changes_more(node: Node) -> bool:
 
 
 def _is_static(node: Node) -> bool:
-    values = pytree.tree_leaves(node.meta.get("example_value"))
+    value = node.meta.get("example_value")
+    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
     sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
     return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in [*values, *sizes])

@@ -57,8 +57,7 @@ class Blocks:
         given = [self._placeholder(graph, number, column[0]) for column, number in self.operands.items()]
         for row in zip(*self.calls, strict=True):
             node, outside = row[0], (given[self.operands[column]] for column in self._outside(row))
-            inputs = iter([made.get(one) or next(outside) for one in inputs_of(node)])
-            args, kwargs = map_arg((node.args, node.kwargs), lambda _, inputs=inputs: next(inputs))
+            args, kwargs = _rewired(node, [made.get(one) or next(outside) for one in inputs_of(node)])
             made[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
             made[node].meta = dict(node.meta)
         graph.output(tuple(made[self.calls[0][position]] for position in self.results))
@@ -76,6 +75,12 @@ def inputs_of(node: Node) -> list[Node]:
     found = list[Node]()
     map_arg((node.args, node.kwargs), lambda one: found.append(one) or one)  # type: ignore[func-returns-value]
     return found
+
+
+def _rewired(node: Node, inputs: Sequence[Node]) -> Any:
+    """The arguments of a call with other nodes among them."""
+    following = iter(inputs)
+    return map_arg((node.args, node.kwargs), lambda _: next(following))
 
 
 def kind_of(value: Any) -> Hashable:
@@ -117,7 +122,7 @@ def _identity(node: Node, constants: bool) -> Hashable:
     def leaf(one: Any) -> Hashable:
         if isinstance(one, Node):
             return kind_of(one.meta.get("example_value")) or id(one)
-        return (type(one), repr(one)) if constants else type(one)
+        return type(one).__name__, repr(one) if constants else ""
 
     return node.op, node.target, kind, shape_of((node.args, node.kwargs), leaf)
 

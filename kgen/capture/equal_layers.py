@@ -225,16 +225,17 @@ class _Calls:
         """Writes the call behind the block, where all that the block reads is there."""
         given = [self.made.get(column[number], column[number]) for column in self.blocks.operands]
         results = [block[position] for position in self.blocks.results]
-        following = block[-1].next
-        with self.graph.inserting_before(following):
+        with self.graph.inserting_before(block[-1].next):
             call = self.graph.call_function(invoke_subgraph, (body, self.name, *given))
             call.meta = self._meta(block[-1], tuple(one.meta["example_value"] for one in results))
             for k, old in enumerate(results):
-                new = self.graph.call_function(operator.getitem, (call, k))
-                new.meta = self._meta(old, old.meta["example_value"])
-                inside = set(block)
-                old.replace_all_uses_with(new, delete_user_cb=lambda user, inside=inside: user not in inside)
-                self.made[old] = new
+                self._replace(old, self.graph.call_function(operator.getitem, (call, k)), set(block))
+
+    def _replace(self, old: Node, new: Node, inside: set[Node]) -> None:
+        """Puts a result in the place of a call of the block, for all but the block's own calls."""
+        new.meta = self._meta(old, old.meta["example_value"])
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
+        self.made[old] = new
 
     @staticmethod
     def _meta(node: Node, value: Any) -> dict[str, Any]:

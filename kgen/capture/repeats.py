@@ -6,6 +6,7 @@ node of the block, or a number that advances from block to block.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 __all__ = [
-    "LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "periods", "runs",
+    "LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Search", "Step", "find", "mapped", "periods", "runs",
     "shape_of", "turned",
 ]  # fmt: skip
 
@@ -108,13 +109,16 @@ def _signature(node: Node) -> Any:
 
 def shape_of(tree: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
     """Equal for trees of one form with leaves for which `leaf` gives the same."""
+    if not isinstance(tree, _TREES):
+        return leaf(tree)
     if isinstance(tree, slice):
         return "slice", shape_of((tree.start, tree.stop, tree.step), leaf)
-    if isinstance(tree, tuple | list):
-        return type(tree).__name__, *(shape_of(one, leaf) for one in tree)
     if isinstance(tree, dict):
-        return "dict", *((name, shape_of(one, leaf)) for name, one in tree.items())
-    return leaf(tree)
+        return "dict", *[(name, shape_of(one, leaf)) for name, one in tree.items()]
+    return type(tree).__name__, *[shape_of(one, leaf) for one in tree]
+
+
+_TREES = (tuple, list, slice, dict)
 
 
 def _leaf_shape(leaf: Any) -> Any:
@@ -142,9 +146,19 @@ class Refusals:
         return any(period % length == 0 for _, length in both)
 
 
-def has_repeats(gm: GraphModule) -> bool:
-    """Whether some loop may have been unrolled."""
-    return next(find(list(gm.graph.nodes), Refusals()), None) is not None
+class Search:
+    """What may be unrolled loops of a graph, until the graph changes."""
+
+    def __init__(self, gm: GraphModule, refused: Refusals | None = None) -> None:
+        self.refused = refused or Refusals()
+        self._found = find(list(gm.graph.nodes), self.refused)
+        self._first = next(self._found, None)
+
+    def __bool__(self) -> bool:
+        return self._first is not None
+
+    def __iter__(self) -> Iterator[Repeat]:
+        return iter(()) if self._first is None else itertools.chain((self._first,), self._found)
 
 
 def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:

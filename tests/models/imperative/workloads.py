@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 __all__ = ["WORKLOADS", "Workload"]
 
-KEPT = 6  # boxes that a suppression keeps
+KEPT = 6  # bboxes that a suppression keeps
 CLASSES = 5
 ANCHORS = ((1.25, 1.6), (2.0, 3.75), (4.1, 2.9))
 
@@ -31,26 +31,26 @@ class Workload:
     differentiable: bool = False
 
 
-# ---- boxes -------------------------------------------------------------------------------------------------------------
+# ---- bboxes -------------------------------------------------------------------------------------------------------------
 
 
-def overlap(box: Tensor, boxes: Tensor) -> Tensor:
-    """Intersection over union of a box (4,) with boxes (n, 4), as corners."""
-    low, high = torch.maximum(box[:2], boxes[:, :2]), torch.minimum(box[2:], boxes[:, 2:])
+def overlap(box: Tensor, bboxes: Tensor) -> Tensor:
+    """Intersection over union of a box (4,) with bboxes (n, 4), as corners."""
+    low, high = torch.maximum(box[:2], bboxes[:, :2]), torch.minimum(box[2:], bboxes[:, 2:])
     common = (high - low).clamp(min=0).prod(-1)
-    sizes = (boxes[:, 2:] - boxes[:, :2]).prod(-1)
+    sizes = (bboxes[:, 2:] - bboxes[:, :2]).prod(-1)
     return common / ((box[2:] - box[:2]).prod() + sizes - common + 1e-9)
 
 
-def suppress(boxes: Tensor, scores: Tensor, kept: int = KEPT) -> tuple[Tensor, Tensor]:
-    """The best boxes, each of which puts out those that overlap it by more than a half. Rows without a box are zero."""
-    alive, chosen, found = scores.clone(), boxes.new_zeros(kept, 4), scores.new_zeros(kept)
+def suppress(bboxes: Tensor, scores: Tensor, kept: int = KEPT) -> tuple[Tensor, Tensor]:
+    """The best bboxes, each of which puts out those that overlap it by more than a half. Rows without a box are zero."""
+    alive, chosen, found = scores.clone(), bboxes.new_zeros(kept, 4), scores.new_zeros(kept)
     for k in range(kept):
         best = alive.argmax()[None]
-        box, score = boxes[best][0], alive[best][0]
+        box, score = bboxes[best][0], alive[best][0]
         chosen[k] = torch.where(score > 0, box, 0)
         found[k] = score.clamp(min=0)
-        alive[overlap(box, boxes) > 0.5] = 0
+        alive[overlap(box, bboxes) > 0.5] = 0
         alive[best] = 0
     return chosen, found
 
@@ -85,46 +85,46 @@ def yolov3(*maps: Tensor) -> tuple[Tensor, Tensor]:
 
 def ssd(locations: Tensor, confidences: Tensor, priors: Tensor) -> tuple[Tensor, Tensor]:
     """Offsets (n, 4) from priors (n, 4), and confidences (n, 1 + classes), the first of which is the background's."""
-    boxes = torch.empty_like(locations)
-    boxes[:, :2] = priors[:, :2] + locations[:, :2] * 0.1 * priors[:, 2:]
-    boxes[:, 2:] = priors[:, 2:] * torch.exp(locations[:, 2:] * 0.2)
-    boxes[:, :2] -= boxes[:, 2:] / 2
-    boxes[:, 2:] += boxes[:, :2]
+    bboxes = torch.empty_like(locations)
+    bboxes[:, :2] = priors[:, :2] + locations[:, :2] * 0.1 * priors[:, 2:]
+    bboxes[:, 2:] = priors[:, 2:] * torch.exp(locations[:, 2:] * 0.2)
+    bboxes[:, :2] -= bboxes[:, 2:] / 2
+    bboxes[:, 2:] += bboxes[:, :2]
     scores = confidences.softmax(-1)
-    kept = [suppress(boxes, torch.where(scores[:, c] > 0.2, scores[:, c], 0), 2) for c in range(1, CLASSES + 1)]
+    kept = [suppress(bboxes, torch.where(scores[:, c] > 0.2, scores[:, c], 0), 2) for c in range(1, CLASSES + 1)]
     return torch.stack([box for box, _ in kept]), torch.stack([score for _, score in kept])
 
 
-def yolact(boxes: Tensor, scores: Tensor, coefficients: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks of the boxes (n, 4) that a suppression of all pairs leaves: of prototypes (h, w, k) by coefficients (n, k), each
+def yolact(bboxes: Tensor, scores: Tensor, coefficients: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks of the bboxes (n, 4) that a suppression of all pairs leaves: of prototypes (h, w, k) by coefficients (n, k), each
     cut to its box."""
     order = scores.argsort(descending=True)[:KEPT]
-    boxes, scores, coefficients = boxes[order], scores[order], coefficients[order]
-    overlaps = torch.stack([overlap(boxes[k], boxes) for k in range(KEPT)]).triu(1)
+    bboxes, scores, coefficients = bboxes[order], scores[order], coefficients[order]
+    overlaps = torch.stack([overlap(bboxes[k], bboxes) for k in range(KEPT)]).triu(1)
     scores = torch.where(overlaps.amax(0) < 0.5, scores, 0)
     masks = (prototypes @ coefficients.tanh().t()).sigmoid()
     height, width = masks.shape[:2]
     at = grid(height, width, masks)
     for k in range(KEPT):
-        inside = ((at >= boxes[k, :2]) & (at < boxes[k, 2:])).all(-1)
+        inside = ((at >= bboxes[k, :2]) & (at < bboxes[k, 2:])).all(-1)
         masks[..., k] = torch.where(inside, masks[..., k], 0)
     return masks > 0.5, scores
 
 
 def fcos(*levels: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels (4 + 1 + classes, h, w): distances to the sides, centredness and classes at each point."""
-    boxes, scores = [], []
+    """Levels (4 + 1 + classes, h, w): distances to the edges, centredness and classes at each point."""
+    bboxes, scores = [], []
     for number, level in enumerate(levels):
         stride = 8 * 2**number
         height, width = level.shape[1:]
         points = (grid(height, width, level) * stride + stride // 2).view(-1, 2)
-        sides = (level[:4].exp() * stride).flatten(1).t()
-        box = torch.empty_like(sides)
-        box[:, 0], box[:, 1] = points[:, 0] - sides[:, 0], points[:, 1] - sides[:, 1]
-        box[:, 2], box[:, 3] = points[:, 0] + sides[:, 2], points[:, 1] + sides[:, 3]
-        boxes.append(box.clamp(0, 128))
+        edges = (level[:4].exp() * stride).flatten(1).t()
+        box = torch.empty_like(edges)
+        box[:, 0], box[:, 1] = points[:, 0] - edges[:, 0], points[:, 1] - edges[:, 1]
+        box[:, 2], box[:, 3] = points[:, 0] + edges[:, 2], points[:, 1] + edges[:, 3]
+        bboxes.append(box.clamp(0, 128))
         scores.append((level[4].sigmoid() * level[5:].sigmoid().amax(0)).sqrt().flatten())
-    return suppress(torch.cat(boxes), torch.cat(scores))
+    return suppress(torch.cat(bboxes), torch.cat(scores))
 
 
 # ---- recurrences -------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def _generator(*size: int) -> torch.Generator:
     return torch.Generator().manual_seed(sum((k + 1) * one for k, one in enumerate(size)))
 
 
-def _boxes(count: int) -> Tensor:
+def _bboxes(count: int) -> Tensor:
     low = torch.rand(count, 2, generator=_generator(count, 2)) * 6
     return torch.cat((low, low + 1 + torch.rand(count, 2, generator=_generator(count, 3)) * 6), -1)
 
@@ -214,12 +214,12 @@ def _yolov3(s: int) -> tuple[Tensor, ...]:
 
 
 def _ssd(s: int) -> tuple[Tensor, ...]:
-    return _normal(24 * s, 4), _normal(24 * s, 1 + CLASSES, scale=2), _boxes(24 * s)
+    return _normal(24 * s, 4), _normal(24 * s, 1 + CLASSES, scale=2), _bboxes(24 * s)
 
 
 def _yolact(s: int) -> tuple[Tensor, ...]:
     count = 12 * s
-    return _boxes(count), _normal(count).sigmoid(), _normal(count, 8), _normal(9 * s, 10 * s, 8)
+    return _bboxes(count), _normal(count).sigmoid(), _normal(count, 8), _normal(9 * s, 10 * s, 8)
 
 
 def _fcos(s: int) -> tuple[Tensor, ...]:
