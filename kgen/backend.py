@@ -65,16 +65,30 @@ STAGES_LOG = logging.getLogger("kgen.stages")
 
 
 def rewrite(gm: GraphModule, config: Config) -> tuple[Verdict, ...]:
-    """Makes independent iterations of the loops that Dynamo has unrolled batches, in its graph."""
-    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
-        return ()
-    from kgen.capture.repeats import has_repeats  # noqa: PLC0415  not for the smallest graphs
+    """Makes independent iterations of loops that Dynamo has unrolled batches, and equal layers calls of one, in its graph."""
+    return (*_batched(gm, config), *_shared(gm, config))
 
-    if not has_repeats(gm):
-        return ()
+
+def _batched(gm: GraphModule, config: Config) -> list[Verdict]:
+    if not config.loop_batching or len(gm.graph.nodes) < 5:  # an argument, three calls and the result
+        return []
+    from kgen.capture.repeats import Search  # noqa: PLC0415  not for the smallest graphs
+
+    search = Search(gm)
+    if not search:
+        return []
     from kgen.capture.batching import batch_repeats  # noqa: PLC0415  only where something repeats
 
-    return tuple(batch_repeats(gm))
+    return batch_repeats(gm, search)
+
+
+def _shared(gm: GraphModule, config: Config) -> list[Verdict]:
+    """Only whole graphs are recorded as CUDA graphs, or frozen: layers stay in them."""
+    if not config.layer_sharing or config.cudagraphs or config.freezing:
+        return []
+    from kgen.capture.equal_layers import share_layers  # noqa: PLC0415  only where it is asked for
+
+    return share_layers(gm, layouts=config.layouts != "off")
 
 
 def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphModule:
@@ -226,7 +240,7 @@ def kgen_backend(
             example_inputs,
             compile_graph=partial(_compile_graph_with, config, verdicts),
             joint_pass=partial(_before_partitioning, config),
-            cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
+            cache_key=_cache_key(config) if _is_cached(config, verdicts) else None,
         )
 
 
@@ -236,6 +250,15 @@ def _check_operators(config: Config) -> None:
         check_names("the option fallback", (name for name in config.fallback if name != "all"))
     for demand in DEMANDS.get():
         check_names("require_fused" if demand.wanted else "forbid_fused", (demand.producer, demand.consumer))
+
+
+def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
+    """Whether AOTAutograd may keep the graph. What calls a body is not kept, and need not be looked for."""
+    if not config.cache or config.debug or only.current() is not None:
+        return False
+    from kgen.verdict import Outcome  # noqa: PLC0415  a rewrite has loaded it, if there was one
+
+    return not any(one.outcome is Outcome.SHARED for one in verdicts)
 
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:

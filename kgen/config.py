@@ -83,6 +83,9 @@ class Config:
     `measurements` no tuning file is read; without `early_launch` a GPU's kernels are launched when the one before has
     ended.
 
+    `layer_sharing` compiles equal layers once, as calls of one body (docs/loops.md): a deep model compiles sooner, but no
+    kernel reaches from one layer into the next, and another process finds kernels on disk, but not the whole graph.
+
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
 
@@ -117,6 +120,7 @@ class Config:
     operand_padding: bool = True
     horizontal_fusion: bool = True
     loop_batching: bool = True
+    layer_sharing: bool = False
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
@@ -155,9 +159,8 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
-    "tuning_file", "template_packages",
-    "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
+    "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
+    "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}

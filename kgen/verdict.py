@@ -18,6 +18,7 @@ class Outcome(Enum):
     EXTERN = "extern"
     CHOSEN = "chosen"
     BATCHED = "batched"
+    SHARED = "compiled once"
     RECORDED = "recorded as a CUDA graph"
     FROZEN = "computed once"
     NOT_FROZEN = "not frozen"
@@ -136,6 +137,8 @@ class Reason(Enum):
     EAGER_STRIDES = "its strides have to be eager's there"
     INDEPENDENT_ITERATIONS = "no iteration of the loop touches what another one writes"
     ITERATIONS = "the iterations of the loop cannot run as one batch"
+    EQUAL_LAYERS = "the blocks are one function of different tensors"
+    LAYERS_DIFFER = "the blocks cannot be calls of one function"
     MUTATED_INPUT = "it writes an input that may have another address at the next call"
 
 
@@ -168,6 +171,7 @@ CHANGES: dict[Reason, str] = {
     Reason.HOST_DECIDES: "leave that step out of the compiled region",
     Reason.COPIES_DEAR: "give the model and its inputs memory_format=torch.channels_last, or set options={'freezing': True}",
     Reason.EAGER_STRIDES: "give the model and its inputs memory_format=torch.channels_last",
+    Reason.LAYERS_DIFFER: "give the layers the same constants, sizes and strides; write and draw outside of them",
     Reason.ITERATIONS: "index tensors by the number of the iteration alone, and write what no other iteration needs",
     Reason.MUTATED_INPUT: "return the new value, or make the tensor a parameter or buffer of a module",
 }

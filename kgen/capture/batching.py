@@ -20,10 +20,10 @@ from kgen.capture.batch_body import Refused, batched_body
 from kgen.capture.batch_views import Writer
 from kgen.capture.joins import joins_of, put_join
 from kgen.capture.regions import is_view_step, runs_backwards
-from kgen.capture.repeats import Refusals, Repeat, find, turned
+from kgen.capture.repeats import Repeat, Search, turned
 from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["batch_repeats"]
+__all__ = ["RESHAPES_IN_PLACE", "batch_repeats", "changes_more", "too_dynamic"]
 
 RESHAPES_IN_PLACE = frozenset(
     (
@@ -42,12 +42,22 @@ RESHAPES_IN_PLACE = frozenset(
 )
 
 
-def batch_repeats(gm: GraphModule) -> list[Verdict]:
+def batch_repeats(gm: GraphModule, search: Search | None = None) -> list[Verdict]:
     """Makes independent iterations of unrolled loops batches, in place. Loops in loops become batches from the inside."""
-    verdicts, refusals = list[Verdict](), Refusals()
-    if _too_dynamic(gm):
+    verdicts, search = list[Verdict](), search or Search(gm)
+    if too_dynamic(gm):
         return verdicts
-    while (found := next(find(list(gm.graph.nodes), refusals), None)) is not None:
+    while _batch_first(gm, search, verdicts):
+        search = Search(gm, search.refused)
+    if any(one.outcome is Outcome.BATCHED for one in verdicts):
+        gm.graph.lint()
+        gm.recompile()
+    return verdicts
+
+
+def _batch_first(gm: GraphModule, search: Search, verdicts: list[Verdict]) -> bool:
+    """Makes the first loop that can be one a batch, and says whether there was one."""
+    for found in search:
         names = found.steps[0].nodes[0].name, found.steps[-1].nodes[found.count - 1].name
         try:
             replaced = _replace(gm, found)
@@ -57,12 +67,9 @@ def batch_repeats(gm: GraphModule) -> list[Verdict]:
         if replaced:
             detail = f"{found.count} iterations of {len(found.steps)} operators"
             verdicts.append(Verdict(*names, Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail=detail))
-        else:
-            refusals.add(found)
-    if any(one.outcome is Outcome.BATCHED for one in verdicts):
-        gm.graph.lint()
-        gm.recompile()
-    return verdicts
+            return True
+        search.refused.add(found)
+    return False
 
 
 def _replace(gm: GraphModule, repeat: Repeat) -> bool:
@@ -88,14 +95,14 @@ def _replace(gm: GraphModule, repeat: Repeat) -> bool:
     return True
 
 
-def _too_dynamic(gm: GraphModule) -> bool:
+def too_dynamic(gm: GraphModule) -> bool:
     """Whether modes that change operators' meanings, or sizes without a value, come into it."""
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return True
-    return any(_changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
+    return any(changes_more(node) or not _is_static(node) for node in gm.graph.nodes)
 
 
-def _changes_more(node: Node) -> bool:
+def changes_more(node: Node) -> bool:
     """Whether a node changes what operators mean, or sizes of a tensor that was there: example values are those of the end."""
     target = getattr(node.target, "overloadpacket", node.target)
     method = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -103,6 +110,7 @@ def _changes_more(node: Node) -> bool:
 
 
 def _is_static(node: Node) -> bool:
-    values = pytree.tree_leaves(node.meta.get("example_value"))
+    value = node.meta.get("example_value")
+    values = [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
     sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
     return not any(isinstance(one, torch.SymInt | torch.SymFloat | torch.SymBool) for one in [*values, *sizes])

@@ -33,6 +33,8 @@ class Region:
 def example(node: Node) -> Any:
     """What Dynamo has traced a node with. Raises Refused, for tensor subclasses and under functorch's transforms, too."""
     value = node.meta.get("example_value")
+    if type(value) is FakeTensor:
+        return value
     tensors = [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
     if value is None or not all(isinstance(one, FakeTensor) for one in tensors):
         raise Refused(f"{node.name} is no ordinary tensor")

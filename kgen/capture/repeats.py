@@ -6,15 +6,19 @@ node of the block, or a number that advances from block to block.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
-__all__ = ["LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Step", "find", "has_repeats", "mapped", "turned"]
+__all__ = [
+    "LEAST", "Column", "Inside", "Lifted", "Refusals", "Repeat", "Search", "Step", "find", "mapped", "periods", "runs",
+    "shape_of", "turned",
+]  # fmt: skip
 
 # Two equal nodes are no loop yet.
 LEAST = 3
@@ -100,17 +104,21 @@ def _signature(node: Node) -> Any:
     """What two nodes have in common that may be counterparts in two blocks; for others, something unique."""
     if node.op not in ("call_function", "call_method"):
         return id(node)
-    return node.op, node.target, _shape((node.args, node.kwargs))
+    return node.op, node.target, shape_of((node.args, node.kwargs), _leaf_shape)
 
 
-def _shape(tree: Any) -> Any:
+def shape_of(tree: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
+    """Equal for trees of one form with leaves for which `leaf` gives the same."""
+    if not isinstance(tree, _TREES):
+        return leaf(tree)
     if isinstance(tree, slice):
-        return "slice", _shape((tree.start, tree.stop, tree.step))
-    if isinstance(tree, tuple | list):
-        return type(tree).__name__, *map(_shape, tree)
+        return "slice", shape_of((tree.start, tree.stop, tree.step), leaf)
     if isinstance(tree, dict):
-        return "dict", *((name, _shape(one)) for name, one in tree.items())
-    return _leaf_shape(tree)
+        return "dict", *[(name, shape_of(one, leaf)) for name, one in tree.items()]
+    return type(tree).__name__, *[shape_of(one, leaf) for one in tree]
+
+
+_TREES = (tuple, list, slice, dict)
 
 
 def _leaf_shape(leaf: Any) -> Any:
@@ -138,9 +146,19 @@ class Refusals:
         return any(period % length == 0 for _, length in both)
 
 
-def has_repeats(gm: GraphModule) -> bool:
-    """Whether some loop may have been unrolled."""
-    return next(find(list(gm.graph.nodes), Refusals()), None) is not None
+class Search:
+    """What may be unrolled loops of a graph, until the graph changes."""
+
+    def __init__(self, gm: GraphModule, refused: Refusals | None = None) -> None:
+        self.refused = refused or Refusals()
+        self._found = find(list(gm.graph.nodes), self.refused)
+        self._first = next(self._found, None)
+
+    def __bool__(self) -> bool:
+        return self._first is not None
+
+    def __iter__(self) -> Iterator[Repeat]:
+        return iter(()) if self._first is None else itertools.chain((self._first,), self._found)
 
 
 def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
@@ -148,13 +166,13 @@ def find(nodes: Sequence[Node], refused: Refusals) -> Iterator[Repeat]:
     numbers = dict[Any, int]()
     ids = [numbers.setdefault(_signature(node), len(numbers)) for node in nodes]
     order = {node: position for position, node in enumerate(nodes)}
-    for period in _periods(ids):
-        for begin, end in _runs(ids, period):
+    for period in periods(ids):
+        for begin, end in runs(ids, period):
             yield from _in_run(_Blocks(nodes, order, period), begin, end, refused)
 
 
-def _periods(ids: Sequence[int]) -> list[int]:
-    """Distances between equal ids that are frequent enough for blocks so long."""
+def periods(ids: Sequence[int]) -> list[int]:
+    """Distances between equal ids that are frequent enough for blocks so long, the shortest first."""
     seen, found = dict[int, list[int]](), Counter[int]()
     for position, one in enumerate(ids):
         before = seen.setdefault(one, [])
@@ -164,7 +182,7 @@ def _periods(ids: Sequence[int]) -> list[int]:
     return sorted(period for _, period in sorted(often, reverse=True)[:PERIODS])
 
 
-def _runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
+def runs(ids: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
     """Where each id equals the one a period later, from the first node up to behind the last, for at least `LEAST` blocks."""
     begin = 0
     for position in range(len(ids) - period + 1):

@@ -31,6 +31,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType, SerializableAOTDispatchCompiler, SubclassCreationMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import config as compiler_config
 from torch.fx import GraphModule
@@ -101,8 +102,29 @@ def capture(
         decompositions=decompositions.TABLE,
         keep_inference_input_mutations=True,
     )
-    with _aot_settings(cache_key):
+    with _aot_settings(cache_key), _trusted_bodies(gm):
         return trace(gm, example_inputs)
+
+
+# In the meta of a body that is known to write into none of its operands.
+WRITES_NOTHING = "kgen_writes_nothing"
+
+
+@contextmanager
+def _trusted_bodies(gm: GraphModule) -> Iterator[None]:
+    """AOTAutograd traces a body once more at each of its calls, only to see that it writes into no operand. Where that is known
+    of all bodies, it need not."""
+    calls = gm.graph.find_nodes(op="call_function", target=invoke_subgraph)
+    trusted = bool(calls) and all(getattr(gm, call.args[0].target).meta.get(WRITES_NOTHING) for call in calls)
+    before = getattr(invoke_subgraph, "_supports_training_input_mutation", None)
+    if before is None or not trusted:  # torch 2.11 does not look
+        yield
+        return
+    invoke_subgraph._supports_training_input_mutation = True
+    try:
+        yield
+    finally:
+        invoke_subgraph._supports_training_input_mutation = before
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------

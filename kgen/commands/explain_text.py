@@ -93,7 +93,10 @@ def _decisions(verdicts: Sequence[Verdict]) -> Iterator[Section]:
         yield Lines(("at each call, though of frozen tensors:", *(f"  {line}" for line in anew[:MAX_VERDICTS])))
 
 
-_TAKEN = (Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.FROZEN, Outcome.PACKED)
+_TAKEN = (
+    Outcome.FUSED, Outcome.RECOMPUTED, Outcome.STORED, Outcome.CHOSEN, Outcome.BATCHED, Outcome.SHARED, Outcome.FROZEN,
+    Outcome.PACKED,
+)  # fmt: skip
 
 
 def _count(number: int, noun: str) -> str:

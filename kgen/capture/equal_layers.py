@@ -1,0 +1,242 @@
+"""Equal layers of Dynamo's graph as calls of one function, which is then traced, scheduled and built once.
+
+The function is the body of `invoke_subgraph`, the operator that `torch.compiler.nested_compile_region` makes, too. It has to be
+one: its results come from its operands alone, in memory of their own. So a trial run of the body, on tensors without data,
+looks at every operator that PyTorch comes to: none may write into what the body is given, draw random numbers, or have sizes
+that depend on data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kgen.capture.batching import RESHAPES_IN_PLACE, changes_more, too_dynamic
+from kgen.capture.equal_blocks import Blocks, bytes_of, candidates, kind_of
+from kgen.capture.regions import Refused, example
+from kgen.capture.torch_adapter import WRITES_NOTHING, own_fake_mode
+from kgen.verdict import Outcome, Reason, Verdict
+
+__all__ = ["share_layers"]
+
+aten = torch.ops.aten
+
+# A block of fewer calls is no layer: calling it would take as long as it runs.
+LEAST_CALLS = 8
+# So many kinds of blocks are looked at.
+KINDS = 16
+
+
+def share_layers(gm: GraphModule, layouts: bool = False) -> list[Verdict]:
+    """Makes equal blocks calls of one, in place. With `layouts`, blocks with convolutions stay: what is around them chooses."""
+    verdicts, refused = list[Verdict](), set[Node]()
+    if too_dynamic(gm) or any(map(_changes_gradients, gm.graph.nodes)):
+        return verdicts
+    for _ in range(KINDS):
+        blocks = next((one for one in candidates(gm.graph, LEAST_CALLS) if refused.isdisjoint(one.calls[0])), None)
+        if blocks is None:
+            break
+        try:
+            verdicts.append(_share(gm, blocks, layouts))
+        except Refused as cause:
+            refused.update(itertools.chain(*blocks.calls))
+            verdicts.append(_refusal(blocks, str(cause)))
+    verdicts += _nearly_equal(gm, refused)
+    if any(one.outcome is Outcome.SHARED for one in verdicts):
+        gm.graph.lint()
+        gm.recompile()
+    return verdicts
+
+
+def _changes_gradients(node: Node) -> bool:
+    """Whether a node changes whether gradients are wanted: a body is traced at another time."""
+    return node.op == "call_function" and "grad_enabled" in str(node.target)
+
+
+def _names(blocks: Blocks) -> tuple[str, str]:
+    return blocks.calls[0][0].name, blocks.calls[-1][-1].name
+
+
+def _refusal(blocks: Blocks, detail: str) -> Verdict:
+    return Verdict(*_names(blocks), Outcome.ILLEGAL, Reason.LAYERS_DIFFER, detail=detail)
+
+
+def _nearly_equal(gm: GraphModule, refused: set[Node]) -> list[Verdict]:
+    """A note on blocks that are equal but for constants."""
+    for blocks in candidates(gm.graph, LEAST_CALLS, constants=False):
+        rows = zip(*blocks.calls, strict=True) if refused.isdisjoint(blocks.calls[0]) else ()
+        differ = next((row[0] for row in rows if len(set(map(_constants, row))) > 1), None)
+        if differ is not None:
+            return [_refusal(blocks, f"{differ.name} has other constants in other blocks")]
+    return []
+
+
+def _constants(node: Node) -> str:
+    return repr([one for one in pytree.tree_leaves((node.args, node.kwargs)) if not isinstance(one, Node)])
+
+
+def _share(gm: GraphModule, blocks: Blocks, layouts: bool) -> Verdict:
+    """Raises Refused, and leaves the graph as it was."""
+    names, body = _names(blocks), blocks.body()
+    _Proof(blocks, body, layouts).check()
+    carried = sum(bytes_of(example(blocks.calls[0][position])) for position in blocks.results)
+    _Calls(gm, blocks, body).write()
+    detail = (
+        f"{len(blocks.calls)} calls of one body of {len(blocks.calls[0])} operators; no kernel reaches across the seams, "
+        f"so {carried:,} bytes of each call's results go through memory"
+    )
+    return Verdict(*names, Outcome.SHARED, Reason.EQUAL_LAYERS, detail=detail)
+
+
+# ---- the proof ---------------------------------------------------------------------------------------------------------
+
+
+class _Proof:
+    """That a body is a function of its operands."""
+
+    def __init__(self, blocks: Blocks, body: GraphModule, layouts: bool) -> None:
+        self.blocks, self.body, self.layouts = blocks, body, layouts
+        self.given = [example(column[0]) for column in blocks.operands]
+
+    def check(self) -> None:
+        """Raises Refused."""
+        for node in itertools.chain(*self.blocks.calls):
+            example(node)
+            if changes_more(node):
+                raise Refused(f"{node.name} changes what other operators do")
+        if not self.blocks.results:
+            raise Refused("nobody needs the results")
+        if not all(isinstance(one, torch.Tensor) for one in self.given):
+            raise Refused("an operand is no tensor")
+        self._check_operands()
+        self._check_memory(self._results())
+
+    def _check_operands(self) -> None:
+        """Operands are different tensors: a body that is traced with one tensor for two of them would read only one."""
+        for given in zip(*self.blocks.operands, strict=True):
+            values = [example(one) for one in given]
+            if len(set(map(_storage, values))) < len(values):
+                raise Refused(f"{given[0].name} and another operand share memory in one of the blocks")
+
+    def _results(self) -> Sequence[torch.Tensor]:
+        trial = _Trial({_storage(one) for one in self.given}, self.layouts)
+        try:
+            with own_fake_mode(self.given), torch.no_grad(), trial:
+                results: Sequence[torch.Tensor] = Interpreter(self.body).run(*self.given)
+        except Refused:
+            raise
+        except Exception as cause:
+            raise Refused(f"{type(cause).__name__}: {cause}") from cause
+        return results
+
+    def _check_memory(self, results: Sequence[Any]) -> None:
+        """Each result has memory of its own: who writes into one of them writes into no other tensor."""
+        taken = {_storage(one) for one in self.given}
+        for position, result in zip(self.blocks.results, results, strict=True):
+            node = self.blocks.calls[0][position]
+            if not isinstance(result, torch.Tensor):
+                raise Refused(f"{node.name} is needed outside of the block, and is no tensor")
+            if _storage(result) in taken:
+                raise Refused(f"{node.name} shares memory with an operand or with another result")
+            taken.add(_storage(result))
+            if _sizes(result) != _sizes(example(node)):
+                raise Refused(f"{node.name} has other strides without gradients")
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _sizes(value: torch.Tensor) -> Any:
+    return kind_of(value.detach())
+
+
+class _Trial(TorchDispatchMode):
+    """Raises Refused at an operator that makes a body more than a function of its operands."""
+
+    def __init__(self, given: set[int], layouts: bool) -> None:
+        super().__init__()
+        self.given, self.layouts = given, layouts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = _arguments(func, args, kwargs or {})
+        self._check_writes(func, named)
+        if torch.Tag.nondeterministic_seeded in func.tags and named.get("dropout_p") != 0.0:
+            raise Refused(f"{func} draws random numbers")
+        if self.layouts and func is aten.convolution.default:
+            raise Refused(f"{func}: strides are chosen for what is around it, too")
+        return func(*args, **(kwargs or {}))
+
+    def _check_writes(self, func: Any, named: Mapping[str, Any]) -> None:
+        if func.__name__.partition(".")[0] in RESHAPES_IN_PLACE:
+            raise Refused(f"{func} changes the sizes of a tensor that was there")
+        if (named.get("training") or named.get("train")) and named.get("running_mean") is not None:
+            raise Refused(f"{func} updates statistics")
+        for argument in func._schema.arguments:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and any(_storage(one) in self.given for one in _tensors(named.get(argument.name))):
+                raise Refused(f"{func} writes into what the block is given")
+
+
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(func, torch._ops.OpOverload):
+        raise Refused(f"{func} is no operator of PyTorch")
+    declared = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    return {**given, **{argument.name: one for argument, one in zip(declared, args, strict=False)}, **kwargs}
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+# ---- the rewrite -------------------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """Calls of a body in the place of blocks."""
+
+    def __init__(self, gm: GraphModule, blocks: Blocks, body: GraphModule) -> None:
+        self.gm, self.graph, self.blocks = gm, gm.graph, blocks
+        self.name = next(name for k in itertools.count() if not hasattr(gm, name := f"equal_layers_{k}"))
+        self.body = body
+        self.made = dict[Node, Node]()
+
+    def write(self) -> None:
+        self.body.meta[WRITES_NOTHING] = True
+        setattr(self.gm, self.name, self.body)
+        with self.graph.inserting_before(self.blocks.calls[0][0]):
+            body = self.graph.get_attr(self.name)
+        for number, block in enumerate(self.blocks.calls):
+            self._call(body, number, block)
+        for block in reversed(self.blocks.calls):
+            for node in reversed(block):
+                self.graph.erase_node(node)
+
+    def _call(self, body: Node, number: int, block: Sequence[Node]) -> None:
+        """Writes the call behind the block, where all that the block reads is there."""
+        given = [self.made.get(column[number], column[number]) for column in self.blocks.operands]
+        results = [block[position] for position in self.blocks.results]
+        with self.graph.inserting_before(block[-1].next):
+            call = self.graph.call_function(invoke_subgraph, (body, self.name, *given))
+            call.meta = self._meta(block[-1], tuple(one.meta["example_value"] for one in results))
+            for k, old in enumerate(results):
+                self._replace(old, self.graph.call_function(operator.getitem, (call, k)), set(block))
+
+    def _replace(self, old: Node, new: Node, inside: set[Node]) -> None:
+        """Puts a result in the place of a call of the block, for all but the block's own calls."""
+        new.meta = self._meta(old, old.meta["example_value"])
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside)
+        self.made[old] = new
+
+    @staticmethod
+    def _meta(node: Node, value: Any) -> dict[str, Any]:
+        return {**node.meta, "example_value": value}
