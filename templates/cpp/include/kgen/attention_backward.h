@@ -9,7 +9,7 @@
 //
 // Element (n, e) of the last operand is operand element (i, k) = (n, e), as for the right ones. `score` makes of both tiles what is
 // multiplied by the last operand, in place of the first one; without a second pair `use` has three operands, and `tile1` is null.
-// `reach(m0, rows)` may say which columns these rows need to look at, as a KeySpan: for others `score` gives 0.
+// `reach(b, m0, rows)` may say which columns these rows need to look at, as a KeySpan: for others `score` gives 0.
 #pragma once
 
 #include "attention.h"
@@ -38,7 +38,7 @@ struct Recomputed {
   const void* self;
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, Acc* tile1, int64_t ld);
-  KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
+  KeySpan (*reach)(const void* self, int64_t b, int64_t m0, int64_t rows);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
@@ -163,14 +163,14 @@ class RecomputedRun {
     for (int64_t i = 0; i < rows_; ++i) own.started[i] = 0;
     for (int p = 0; p < pairs_; ++p) pack_left(own, operands.left[p], p, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
-      if (is_empty(span_of(m, rows, i * block_))) continue;
+      if (is_empty(span_of(own.b, m, rows, i * block_))) continue;
       if (!kept_ || !own.packed[i]) {
         pack_block(own, operands, i);
         own.packed[i] = 1;
       }
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const KeySpan span = span_of(strip.m, strip.rows, i * block_);
+        const KeySpan span = span_of(own.b, strip.m, strip.rows, i * block_);
         if (!is_empty(span)) add_block(own, strip, i, span);
       }
     }
@@ -181,10 +181,10 @@ class RecomputedRun {
   }
 
   // The columns that rows look at in the block that begins with column n, from the first one of a panel on.
-  KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
+  KeySpan span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
     if (all_.reach == nullptr) return block;
-    return within<U>(block, all_.reach(all_.self, m, rows));
+    return within<U>(block, all_.reach(all_.self, b, m, rows));
   }
 
   // A panel at a time: what is computed of its rows needs room.
@@ -327,8 +327,8 @@ struct RecomputedFunctions {
                      int64_t ld) {
     of(self).score(b, m0, n0, rows, columns, tile, tile1, ld);
   }
-  static KeySpan reached(const void* self, int64_t m0, int64_t rows) {
-    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
+  static KeySpan reached(const void* self, int64_t b, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(b, m0, rows);
     else return {0, 0};
   }
   static void stored(const void* self, int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld) {
