@@ -44,6 +44,21 @@ def by_lengths_of_queries(s: Tensor, lengths: Tensor) -> Tensor:
     return positions(s)[0] < lengths[:, None, None, None]
 
 
+def filled(q: Tensor, k: Tensor, v: Tensor, shift: Tensor, fill: float = -30.0, strict: int = 1) -> Tensor:
+    """Causal by a finite number, which shifts of rows make as large as scores, or larger. Row 0 has no key where `strict`."""
+    s = q @ k.mT * 0.3 + shift[:, None]
+    rows, columns = positions(s)
+    return torch.where(columns <= rows - strict, s, fill).softmax(-1) @ v
+
+
+def shifts(rows: int) -> Tensor:
+    """Of most rows none; scores of others are near the number, far below it, or none. In a run of rows all tiles count."""
+    made = torch.zeros(rows)
+    made[[70, 71, 72]] = torch.tensor([-25.0, -200.0, math.nan])
+    made[rows // 2 : rows // 2 + 40] = -28.0
+    return made
+
+
 # A score function, with its derivative by the score.
 PLAIN = (lambda s, *_: s * 0.25, lambda s, *_: torch.full_like(s, 0.25))
 SOFTCAP = (lambda s: 3 * torch.tanh(s / 3), lambda s: 1 - torch.tanh(s / 3) ** 2)

@@ -52,9 +52,11 @@ def unmeasured(problem: Problem, head: int) -> str | None:
     return None
 
 
-def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
-    """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values."""
-    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.compute_units
+def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int], filled: bool = False) -> float:
+    """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values. Where `filled`
+    it makes no tile that is masked by a finite number."""
+    device, counts = problem.device, _counts(problem, config, filled)
+    multiprocessors = device.compute_units
     rows = math.ceil(problem.size("m") / config.BLOCK_M)
     programs = problem.size("b") * rows
     threads = config.WARPS * 32
@@ -96,9 +98,9 @@ def _slot_cost(problem: Problem, masked: bool) -> int:
 
 
 @memoised_at_sizes
-def _counts(problem: Problem, config: Config) -> Counts:
-    """At some tiles of rows, the tiles of scores that are made."""
-    runs, rows = runs_of(problem, "scores", config), math.ceil(problem.size("m") / config.BLOCK_M)
+def _counts(problem: Problem, config: Config, filled: bool) -> Counts:
+    """At some tiles of rows, the tiles of scores that are made; where `filled`, without those of a finite number."""
+    runs, rows = runs_of(problem, "scores", config, filled=filled), math.ceil(problem.size("m") / config.BLOCK_M)
     sampled = sorted({k * (rows - 1) // max(1, min(SAMPLES, rows) - 1) for k in range(min(SAMPLES, rows))})
     found: list[tuple[float, float]] = []
     for tile in sampled:
@@ -109,4 +111,5 @@ def _counts(problem: Problem, config: Config) -> Counts:
 
 
 def _tiles(runs: tuple[Run, ...], edges: list[int], config: Config, whole: bool) -> float:
-    return sum(max(0, math.ceil((edges[r.last] - edges[r.first]) / config.BLOCK_N)) for r in runs if r.whole == whole)
+    made = (r for r in runs if r.whole == whole and not r.rest)
+    return sum(max(0, math.ceil((edges[r.last] - edges[r.first]) / config.BLOCK_N)) for r in made)

@@ -15,7 +15,16 @@ from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, plain
 from kgen.verdict import Reason
 from tests.attention_gradients import (
-    CASES, PLAIN, arguments, bf16, by_lengths, by_lengths_of_queries, f16, f32, gradients, more_of,
+    CASES,
+    PLAIN,
+    arguments,
+    bf16,
+    by_lengths,
+    by_lengths_of_queries,
+    f16,
+    f32,
+    gradients,
+    more_of,
 )  # fmt: skip
 
 OPERANDS, VALUES = "cpp_attention_backward", "cpp_attention_backward_values"

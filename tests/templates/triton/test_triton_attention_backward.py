@@ -21,7 +21,18 @@ from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.verdict import Reason
 from tests.attention_gradients import (
-    CASES, PLAIN, Score, arguments, bf16, by_lengths, by_lengths_of_queries, causal, f16, f32, gradients, more_of,
+    CASES,
+    PLAIN,
+    Score,
+    arguments,
+    bf16,
+    by_lengths,
+    by_lengths_of_queries,
+    causal,
+    f16,
+    f32,
+    gradients,
+    more_of,
 )  # fmt: skip
 from tests.codegen import rendered
 from tests.kernels import plans
