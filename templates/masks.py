@@ -172,7 +172,9 @@ def _masked_forms(value: Value) -> Iterator[tuple[Value, Value]]:
 
 def _numbers(node: Value) -> list[float]:
     """What a node may be where it is masked."""
-    if node.op == "where" and node.dtype.is_floating_point:
+    if not node.dtype.is_floating_point:
+        return []
+    if node.op == "where":
         return [branch.attr for branch in node.args[1:] if branch.op == "const"]
     return [-math.inf] if node.op == "add" else []
 

@@ -1,4 +1,4 @@
-"""Plans of attention and its gradients on tensors without data, for a GPU or for a CPU."""
+"""Plans of attention and its gradients, for a GPU or for a CPU, made where nothing is compiled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor
-from torch._functorch.aot_autograd import aot_function
-from torch._subclasses import FakeTensorMode
+from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kgen.capture import torch_adapter
 from kgen.capture.decompositions import TABLE
+from kgen.capture.higher_order import expand
 
 from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
 from kgen.capture.recompute_scores import recompute_scores
@@ -28,21 +29,21 @@ CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_bac
 
 
 def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> list[Schedule]:
-    """The schedules of the forward graph, and of the backward one."""
+    """The schedules of the forward graph, and of the backward one. Both run in eager."""
     plans: list[Schedule] = []
 
     def keep(gm: GraphModule, _: Any) -> Any:
         with _disable_current_modes():  # reading constants needs real tensors
+            gm = expand(gm)
             plans.append(plan_of(gm, options_for(gpu, GPU if gpu else CPU)))
-        return gm
+        return make_boxed_func(gm.forward)
 
     def split(joint: GraphModule, inputs: Any, **settings: Any) -> Any:
         joint = recompute_scores(replace_random(joint), lambda _: True)
         return torch_adapter._partition(lambda gm: gm, joint, inputs, **settings)
 
-    compiled = aot_function(fn, keep, keep, partition_fn=split, decompositions=TABLE, keep_inference_input_mutations=True)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        args = tuple(torch.empty_like(a).requires_grad_(a.requires_grad) for a in args)
-        out = compiled(*args)
-        out.sum().backward()
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split, decompositions=TABLE)
+    out = torch.compile(fn, backend=backend, fullgraph=True)(*args)
+    (out if isinstance(out, Tensor) else out[0]).sum().backward()
     return plans

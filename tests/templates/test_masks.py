@@ -20,6 +20,7 @@ LOOPS = {"m": (M,), "n": (N,)}
 S, T = vs.step_result("s", f32), vs.step_result("t", f32)
 KEPT = vs.call("le", vs.index_value(N.expr()), vs.index_value(M.expr()))
 OTHER = vs.call("lt", vs.index_value(N.expr()), vs.const(5, torch.int64))
+SUM = vs.call("add", vs.load("table", (N.expr(),), torch.int64), vs.const(3, torch.int64))
 
 
 def c(number: float) -> Value:
@@ -65,6 +66,7 @@ FORMS: dict[str, tuple[Value, int | None]] = {
     "inverse": (vs.call("truediv", vs.where(KEPT, T, c(0)), S), None),
     "one side of a sum": (vs.call("add", vs.where(KEPT, T, c(0)), S), None),
     "two conditions": (minus(vs.where(KEPT, T, c(0)), vs.where(OTHER, S, c(0))), None),
+    "of sums of indices": (weight(vs.call("add", S, vs.cast(SUM, f32))), None),
     "by scores": (weight(vs.call("add", S, vs.where(KEPT, c(0), c(-1e4)))), None),
 }  # fmt: skip
 
