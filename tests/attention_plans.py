@@ -38,9 +38,9 @@ def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> l
             plans.append(plan_of(gm, options_for(gpu, GPU if gpu else CPU)))
         return make_boxed_func(gm.forward)
 
-    def split(joint: GraphModule, inputs: Any, **settings: Any) -> Any:
-        joint = recompute_scores(replace_random(joint), lambda _: True)
-        return torch_adapter._partition(lambda gm: gm, joint, inputs, **settings)
+    def split(whole: GraphModule, inputs: Any, **settings: Any) -> Any:
+        whole = recompute_scores(replace_random(whole), lambda _: True)
+        return torch_adapter._partition(lambda gm: gm, whole, inputs, **settings)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split, decompositions=TABLE)

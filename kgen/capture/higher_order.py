@@ -152,24 +152,25 @@ def _without_empty_rows(gm: GraphModule) -> GraphModule:
     these scores then but the softmax and the log-sum-exp."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.where.self):
         condition, number, total = node.args
-        if total.target is aten.logsumexp.default and _is_minus_infinity(number) and _is_empty(condition, *total.args[:2]):
+        plain = total.target is aten.logsumexp.default and len(total.args) == 2  # noqa: PLR2004  it keeps no axis
+        if plain and _is_minus_infinity(number) and _is_empty(condition, *total.args):
             node.replace_all_uses_with(total)
     gm.graph.eliminate_dead_code()
     return gm
 
 
 def _is_minus_infinity(node: Node) -> bool:
-    return node.target is aten.scalar_tensor.default and node.args[0] == -math.inf
+    return node.target is aten.scalar_tensor.default and bool(node.args[0] == -math.inf)
 
 
 def _is_empty(condition: Node, scores: Node, axes: list[int]) -> bool:
     """Whether a condition is that all scores along the axes are -inf: not any that is not."""
     negated = condition.target is aten.logical_not.default
     inside: Any = condition.args[0] if negated else condition
-    if not negated or inside.target is not aten.any.dim or [inside.args[1]] != axes:
+    if not negated or inside.target is not aten.any.dim or [*inside.args[1:]] != axes:
         return False
     [other] = inside.args[0].all_input_nodes if inside.args[0].target is aten.logical_not.default else [None]
-    return other is not None and other.target is aten.eq.Scalar and other.args == (scores, -math.inf)
+    return other is not None and other.target is aten.eq.Scalar and other.args[0] is scores and bool(other.args[1] == -math.inf)
 
 
 def _placeholders(gm: GraphModule) -> Iterator[Node]:

@@ -13,7 +13,7 @@ from tests.attention_plans import CPU, GPU
 from tests.codegen import report, run_rows
 
 # All configurations, those of the fast suite, and how many are compiled together.
-COUNT, QUICK, TOGETHER = 400, range(400, 410), 20
+COUNT, QUICK, AT_ONCE = 400, range(400, 410), 20
 PLAIN = Configuration(
     1000, 2, (2, 1), (40, 70), (16, 16), torch.float32, "scaled", "strict", -30.0, "where", upcast=False, transposed=False
 )
@@ -37,9 +37,9 @@ def test_some_configurations() -> None:
 
 @pytest.mark.cpu
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, COUNT, TOGETHER))
+@pytest.mark.parametrize("first", range(0, COUNT, AT_ONCE))
 def test_all_configurations(first: int) -> None:
-    check([drawn(seed) for seed in range(first, first + TOGETHER)])
+    check([drawn(seed) for seed in range(first, first + AT_ONCE)])
 
 
 @pytest.mark.interpret
@@ -49,8 +49,8 @@ def test_guards_in_the_interpreter() -> None:
 
 @pytest.mark.interpret
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, COUNT, 8 * TOGETHER))
+@pytest.mark.parametrize("first", range(0, COUNT, 8 * AT_ONCE))
 def test_a_sample_in_the_interpreter(first: int) -> None:
     """Small ones: the interpreter takes seconds for each tile."""
-    found = [drawn(seed) for seed in range(first, first + 8 * TOGETHER)]
-    check([one for one in found if one.batch * one.heads[0] * math.prod(one.lengths) < 4000][:TOGETHER], gpu=True)
+    found = [drawn(seed) for seed in range(first, first + 8 * AT_ONCE)]
+    check([one for one in found if one.batch * one.heads[0] * math.prod(one.lengths) < 4000][:AT_ONCE], gpu=True)

@@ -337,7 +337,7 @@ struct RecomputedFunctions {
     if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(b, m0, rows);
     else return {0, 0};
   }
-  static bool held(const void* self, int64_t b, int64_t m0, int64_t rows) {
+  static bool asked(const void* self, int64_t b, int64_t m0, int64_t rows) {
     if constexpr (!std::is_null_pointer_v<Holds>) return of(self).holds(b, m0, rows);
     else return true;
   }
@@ -354,7 +354,7 @@ KGEN_FN void attention_backward(int threads, const RecomputedShape& shape, const
   using F = RecomputedFunctions<U, Open, Score, Reach, Holds, Store>;
   const F functions{open, score, reach, holds, store};
   attend_backward<U>(threads, {shape, how, &functions, F::opened, F::scored, std::is_null_pointer_v<Reach> ? nullptr : F::reached,
-                               std::is_null_pointer_v<Holds> ? nullptr : F::held, F::stored});
+                               std::is_null_pointer_v<Holds> ? nullptr : F::asked, F::stored});
 }
 
 }  // namespace kgen
