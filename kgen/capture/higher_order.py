@@ -152,7 +152,7 @@ def _without_empty_rows(gm: GraphModule) -> GraphModule:
     these scores then but the softmax and the log-sum-exp."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.where.self):
         condition, number, total = node.args
-        plain = total.target is aten.logsumexp.default and len(total.args) == 2  # noqa: PLR2004  it keeps no axis
+        plain = total.target is aten.logsumexp.default and len(total.args) == 2
         if plain and _is_minus_infinity(number) and _is_empty(condition, *total.args):
             node.replace_all_uses_with(total)
     gm.graph.eliminate_dead_code()
