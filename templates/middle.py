@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kgen.ir import index as ix
 from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.spans import EVERYWHERE, UNKNOWN, Holds, Known, where_holds
 from kgen.ir.values import Value
+from kgen.templates import masks
 
 # Smaller factors, and those that are larger than its inverse, stay where they are: without them numbers may leave its range.
 LEAST_FACTOR = 2.0**-40
@@ -19,13 +20,15 @@ LEAST_FACTOR = 2.0**-40
 @dataclass(frozen=True, slots=True)
 class Middle:
     """A slot between two steps of a program: over these axes, the function `value` of one element each of `steps`. Where a
-    softmax along `normalised` follows, what is past the end of that axis is -inf; 0 where a contraction sums along `summed`."""
+    softmax along `normalised` follows, what is past the end of that axis is -inf; 0 where a contraction sums along `summed`.
+    `loops` are those of all axes."""
 
     axes: tuple[str, ...]
     steps: tuple[str, ...]
     value: Value
     normalised: str | None
     summed: str | None = None
+    loops: Mapping[str, tuple[Var, ...]] = field(default_factory=dict)
 
     @property
     def is_plain(self) -> bool:
@@ -40,9 +43,38 @@ class Middle:
 
     @property
     def mask(self) -> Value | None:
-        """The condition without which an element is -inf, or 0 where a contraction follows, where the function ends in one. A
-        template may leave out tiles in which it holds nowhere (`reach`)."""
-        return _kept(self.function(scaled=False)) if self.normalised is not None else _nonzero(self.value)
+        """The condition without which an element is -inf, or 0 where a contraction follows and `guards` are 0. A template may
+        leave out tiles in which it holds nowhere (`reach`)."""
+        if self.normalised is not None:
+            return masks.kept(self.function(scaled=False))
+        return None if self._zeros is None else self._zeros.condition
+
+    @property
+    def guards(self) -> tuple[Value, ...]:
+        """The mask says nothing unless these are 0, for all rows or for all columns: that of `guard_axis`."""
+        return () if self.normalised is not None or self._zeros is None else self._zeros.guards
+
+    @property
+    def guard_axis(self) -> str:
+        """The axis whose indices guards depend on, besides those of the batch."""
+        rows, columns = self.axes[-2:]
+        return columns if any(v in guard.variables() for guard in self.guards for v in self.loops[columns]) else rows
+
+    @property
+    def fill(self) -> masks.Fill | None:
+        """The finite number that masked elements are, without `factor`, where nothing makes elements -inf. A template may leave
+        out tiles in which its condition holds nowhere for rows whose weights of that number are 0."""
+        return masks.fill_of(self.function(scaled=False)) if self.normalised is not None and self.mask is None else None
+
+    @property
+    def _zeros(self) -> masks.Zeros | None:
+        """Guards of several axes are too many to look at."""
+        found = masks.zeros(self.value)
+        if found is None or not found.guards:
+            return found
+        rows, columns = (frozenset(self.loops.get(axis, ())) for axis in self.axes[-2:])
+        names = frozenset[Var]().union(*(guard.variables() for guard in found.guards))
+        return found if self.loops and not (names & rows and names & columns) else None
 
     @property
     def unmasked(self) -> Value:
@@ -50,25 +82,34 @@ class Middle:
         return self.function(masked=False)
 
     def function(self, scaled: bool = True, masked: bool = True) -> Value:
-        """The function, without `factor` where not `scaled`, and as if `mask` held where not `masked`."""
-        if scaled and masked:
-            return self.value
-        if self.normalised is None:
-            return self.value if masked else _where_nonzero(self.value)
-        factor, value = _factored(self.value)
-        value = value if masked else _unmasked(value)
-        return vs.call("mul", value, vs.const(factor, value.dtype)) if scaled and factor != 1 else value
+        """The function, without `factor` where not `scaled`, and as if `mask`, or the condition of `fill`, held where not
+        `masked`."""
+        value = self.value if scaled or self.normalised is None else _factored(self.value)[1]
+        if masked:
+            return value
+        fill = None if self.mask is not None else self.fill
+        condition = self.mask if fill is None else fill.condition
+        return value if condition is None else masks.assuming(value, condition)
 
-    def reach(self, loops: Mapping[str, tuple[Var, ...]], first: Expr, count: Expr, known: Known | None = None) -> Holds:
-        """Where the mask holds along the last axis, for `count` rows (at least one) from the row `first` on. With `known` the
-        ends may be in terms of the loops of the other axes. Rows that are several loops count as all rows."""
+    def reach(
+        self,
+        loops: Mapping[str, tuple[Var, ...]],
+        first: Expr,
+        count: Expr,
+        known: Known | None = None,
+        filled: bool = False,
+    ) -> Holds:
+        """Where the mask holds along the last axis, or, where `filled`, the condition of `fill`, for `count` rows (at least
+        one) from the row `first` on. With `known` the ends may be in terms of the loops of the other axes. Rows of several
+        loops count as all rows."""
         rows, columns = (loops[axis] for axis in self.axes[-2:])
-        if self.mask is None:
+        wanted = self.fill.condition if filled and self.fill is not None else self.mask
+        if wanted is None:
             return EVERYWHERE
         if not columns:
             return UNKNOWN
         along = columns[0] if len(columns) == 1 else ix.var(self.axes[-1], ix.product(v.extent for v in columns))
-        mask = vs.substitute(self.mask, _digits(columns, along.expr())) if len(columns) > 1 else self.mask
+        mask = vs.substitute(wanted, _digits(columns, along.expr())) if len(columns) > 1 else wanted
         ranges = (
             {v: (ix.ZERO, v.extent - 1) for v in rows} if len(rows) > 1 else dict.fromkeys(rows, (first, first + count - 1))
         )
@@ -86,57 +127,6 @@ def _digits(loops: Sequence[Var], place: Expr) -> dict[Atom, Expr]:
         found[v] = place if v is loops[0] else ix.mod(place, v.extent)
         place = ix.floordiv(place, v.extent)
     return found
-
-
-def _kept(value: Value) -> Value | None:
-    """The condition of this value, and of those inside on which it is -inf as well."""
-    if value.op == "where":
-        condition, yes, no = value.args
-        if _is(no, -math.inf):
-            return _and(condition, _kept(yes))
-        return _and(vs.call("not", condition), _kept(no)) if _is(yes, -math.inf) else None
-    if value.op == "add":
-        left, right = map(_kept, value.args)
-        return right if left is None else _and(left, right)
-    return None
-
-
-def _unmasked(value: Value) -> Value:
-    """The value where `_kept` of it holds."""
-    if value.op == "where":
-        _, yes, no = value.args
-        return _unmasked(yes) if _is(no, -math.inf) else _unmasked(no) if _is(yes, -math.inf) else value
-    return vs.call("add", *map(_unmasked, value.args)) if value.op == "add" else value
-
-
-def _nonzero(value: Value) -> Value | None:
-    """The condition without which this value is 0: that of the outermost branches, also of a multiple by a constant. What is
-    multiplied by another value may be no number there."""
-    times = _times(value)
-    if times is not None:
-        return _nonzero(times[1])
-    if value.op != "where":
-        return None
-    condition, yes, no = value.args
-    if _is(no, 0):
-        return _and(condition, _nonzero(yes))
-    return _and(vs.call("not", condition), _nonzero(no)) if _is(yes, 0) else None
-
-
-def _where_nonzero(value: Value) -> Value:
-    """The value where `_nonzero` of it holds."""
-    times = _times(value)
-    if times is not None:
-        rest = _where_nonzero(times[1])
-        return vs.rebuild(value, tuple(rest if arg is times[1] else arg for arg in value.args), value.attr)
-    if value.op != "where":
-        return value
-    _, yes, no = value.args
-    return _where_nonzero(yes) if _is(no, 0) else _where_nonzero(no) if _is(yes, 0) else value
-
-
-def _and(condition: Value, more: Value | None) -> Value:
-    return condition if more is None else vs.call("and", condition, more)
 
 
 def _factored(value: Value) -> tuple[float, Value]:

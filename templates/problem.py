@@ -238,7 +238,12 @@ class Problem:
         named = zip(program.middles, program.canonical.middles, values, strict=True)
         return {
             step.name: Middle(
-                step.axes, program.canonical.elements(canonical), value, self._normalised(program, step), _summed(program, step)
+                step.axes,
+                program.canonical.elements(canonical),
+                value,
+                self._normalised(program, step),
+                _summed(program, step),
+                self.loops,
             )
             for step, canonical, value in named
         }

@@ -119,6 +119,8 @@ class StepSlot:
     filler: Filler
     rows: int = 0
     batch: tuple[Index, ...] = ()
+    filled: bool = False
+    asked: bool = False
 
     @property
     def type(self) -> str:
@@ -132,11 +134,11 @@ class StepSlot:
     def runs(self) -> tuple[Any, ...]:
         """In Triton, runs of tiles along the axis of the softmax, one behind the other: ``run.first`` and ``run.last`` are the
         numbers of their edges, ``run.whole`` says that all of a tile is inside of the axis, and that no mask keeps out any."""
-        return self.filler.runs(self.name, self.rows, bool(self.batch))
+        return self.filler.runs(self.name, self.rows, bool(self.batch), self.filled)
 
     def edges(self, stem: str, row: str) -> str:
         """Statements that make `stem` and a number each edge's name, for a tile of rows from `row` on."""
-        return "\n".join(self.filler.edges(self.name, stem, row, self.rows, self.batch))
+        return "\n".join(self.filler.edges(self.name, stem, row, self.rows, self.batch, self.filled))
 
     @property
     def last_edge(self) -> int:
@@ -152,6 +154,31 @@ class StepSlot:
         from memory at these, such as lengths."""
         return replace(self, batch=batch)
 
+    def of_fill(self) -> StepSlot:
+        """The step whose runs, or whose span, leave out what is masked by a finite number as well. What they leave out has to
+        be made after all for rows whose weights of that number are not 0: `fill` is its text, one of the `runs` is `rest`."""
+        return replace(self, filled=self._middle.fill is not None)
+
+    @property
+    def fill(self) -> str:
+        """The text of the finite number that masked elements are, without `factor`; none if there is none."""
+        found = self._middle.fill
+        return "" if found is None else self.filler.number(found.number)
+
+    def of_guards(self) -> StepSlot:
+        """In C++, the step with a mask that says nothing unless some numbers are 0: where it is `guarded`, the template has to
+        ask whether it `holds`."""
+        return replace(self, asked=True)
+
+    @property
+    def guarded(self) -> bool:
+        return self.asked and bool(self._middle.guards)
+
+    def holds(self, name: str, *indices: Index) -> str:
+        """Statements that make `name` whether what is masked is 0, for indices of the batch, and the first row, and in C++ how
+        many rows."""
+        return "\n".join(self.filler.holds(self.name, name, indices))
+
     @property
     def factor(self) -> float:
         """The positive number that the function multiplies by at last: ``apply(..., scaled=False)`` leaves that out."""
@@ -160,7 +187,7 @@ class StepSlot:
     @property
     def masked(self) -> bool:
         """Whether a mask keeps some elements, and makes others -inf."""
-        return self._middle.mask is not None
+        return self.filled or (self._middle.mask is not None and (self.asked or not self._middle.guards))
 
     def apply(self, name: str, *indices: Index, **how: Any) -> str:
         return "\n".join(self.filler.apply(self.name, name, indices, **how))
@@ -207,7 +234,8 @@ class StepSlot:
 
     def _reach(self, first: str, count: str, known: Known | None = None) -> Holds:
         from_row, rows = (ix.size(name).expr() for name in (first, count))
-        return self._middle.reach(self.filler.problem.loops, from_row, rows, known)
+        found = self._middle.reach(self.filler.problem.loops, from_row, rows, known, self.filled)
+        return found if self.asked or not self._middle.guards else replace(found, may=Span())
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +331,19 @@ class Filler(Protocol):
 
     @property
     def edges(self) -> Callable[..., Lines]:
-        """Of a step of a program, the stem of the edges' names, the first row of a tile, its rows (0: a block's), and indices
-        of its batch, if its runs depend on these."""
+        """Of a step of a program, the stem of the edges' names, the first row of a tile, its rows (0: a block's), indices of
+        its batch, if its runs depend on these, and whether they leave out what is filled."""
 
     @property
-    def runs(self) -> Callable[[str, int, bool], tuple[Any, ...]]:
-        """Of a step of a program, the rows of a tile, and whether its batch is given."""
+    def runs(self) -> Callable[[str, int, bool, bool], tuple[Any, ...]]:
+        """Of a step of a program, the rows of a tile, whether its batch is given, and whether what is filled is left out."""
+
+    @property
+    def holds(self) -> Callable[..., Lines]:
+        """Of a step of a program, the name of a truth value, and indices."""
+
+    def number(self, number: float) -> str:
+        """The text of a number."""
 
     @property
     def bounds(self) -> Callable[..., Lines]:

@@ -20,12 +20,12 @@ def positions(s: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
 
 
-def causal(s: Tensor) -> Tensor:
+def causal(s: Tensor, *_: Tensor) -> Tensor:
     rows, columns = positions(s)
     return columns <= rows
 
 
-def window(s: Tensor) -> Tensor:
+def window(s: Tensor, *_: Tensor) -> Tensor:
     rows, columns = positions(s)
     return (columns <= rows) & (rows - columns < 9)
 
@@ -34,8 +34,33 @@ def everywhere(s: Tensor) -> Tensor:
     return causal(s) | True
 
 
+def by_lengths(s: Tensor, lengths: Tensor) -> Tensor:
+    """Each batch has so many keys."""
+    return positions(s)[1] < lengths[:, None, None, None]
+
+
+def by_lengths_of_queries(s: Tensor, lengths: Tensor) -> Tensor:
+    """Each batch has so many queries."""
+    return positions(s)[0] < lengths[:, None, None, None]
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor, shift: Tensor, fill: float = -30.0, strict: int = 1) -> Tensor:
+    """Causal by a finite number, which shifts of rows make as large as scores, or larger. Row 0 has no key where `strict`."""
+    s = q @ k.mT * 0.3 + shift[:, None]
+    rows, columns = positions(s)
+    return torch.where(columns <= rows - strict, s, fill).softmax(-1) @ v
+
+
+def shifts(rows: int) -> Tensor:
+    """Of most rows none; scores of others are near the number, far below it, or none. In a run of rows all tiles count."""
+    made = torch.zeros(rows)
+    made[[70, 71, 72]] = torch.tensor([-25.0, -200.0, math.nan])
+    made[rows // 2 : rows // 2 + 40] = -28.0
+    return made
+
+
 # A score function, with its derivative by the score.
-PLAIN = (lambda s: s * 0.25, lambda s: torch.full_like(s, 0.25))
+PLAIN = (lambda s, *_: s * 0.25, lambda s, *_: torch.full_like(s, 0.25))
 SOFTCAP = (lambda s: 3 * torch.tanh(s / 3), lambda s: 1 - torch.tanh(s / 3) ** 2)
 BIASED = (lambda s, bias: s * 0.25 + bias, lambda s, bias: torch.full_like(s, 0.25))
 ALIBI = (lambda s: s * 0.25 - 0.1 * (positions(s)[0] - positions(s)[1]).abs(), PLAIN[1])
@@ -56,9 +81,9 @@ def gradients(
     """What autograd makes of attention with weights computed again, written out."""
     s = q @ k.mT
     weights = torch.exp(score[0](s, *more).float() - lse[..., None])
-    weights = weights if mask is None else torch.where(mask(s), weights, 0.0)
+    weights = weights if mask is None else torch.where(mask(s, *more), weights, 0.0)
     ds = weights * ((g @ v.mT).float() - delta[..., None]) * score[1](s, *more).float()
-    ds = (ds if mask is None else torch.where(mask(s), ds, 0.0)).to(q.dtype)
+    ds = (ds if mask is None else torch.where(mask(s, *more), ds, 0.0)).to(q.dtype)
     made = {"q": lambda: ds @ k, "k": lambda: ds.mT @ q, "v": lambda: weights.to(q.dtype).mT @ g}
     return tuple(made[name]() for name in wanted)
 
@@ -72,7 +97,7 @@ def arguments(
         for n, shape in enumerate([(rows, head), (keys, head), (keys, values), (rows, values)])
     )  # fmt: skip
     s = score[0](q.double() @ k.double().mT, *more)
-    s = s if mask is None else torch.where(mask(s), s, -math.inf)
+    s = s if mask is None else torch.where(mask(s, *more), s, -math.inf)
     out = s.softmax(-1) @ v.double()
     return [q, k, v, g, s.logsumexp(-1).float(), (out * g.double()).sum(-1).float(), *more]
 
@@ -89,9 +114,12 @@ CASES: dict[str, tuple[tuple[Score, Score], Score | None, tuple[int, int, int, i
     "wide": (PLAIN, causal, (33, 65, 96, 64)),
     "odd": (SOFTCAP, window, (33, 65, 37, 20)),
     "few rows": (PLAIN, None, (1, 100, 32, 32)),
+    "lengths": (PLAIN, by_lengths, (70, 200, 16, 16)),
 }
 
 
 def more_of(name: str) -> list[Tensor]:
-    score, _, (rows, keys, _, _) = CASES[name]
+    score, mask, (rows, keys, _, _) = CASES[name]
+    if mask is by_lengths:
+        return [torch.tensor([150, 20])]
     return [r(3, rows, keys)] if score is BIASED else []

@@ -56,7 +56,8 @@ Check = Callable[[Sequence[Any], Any, Any], None]
 class Row:
     """A function with the argument lists to call it with, all through one graph: the first is traced, with symbolic sizes when
     `dynamic`. `agrees(args, got, want)` raises when results differ; these are the results of the call, followed by the
-    arguments as the call left them. `externs` are the operators that may be library calls (None: any)."""
+    arguments as the call left them. `externs` are the operators that may be library calls (None: any). With gradients, the
+    graph of both goes through `before_split`."""
 
     name: str
     fn: Callable[..., Any]
@@ -69,6 +70,7 @@ class Row:
     backward: bool = False  # gradients too: `agrees` gets them after the results
     strides: bool = False  # also compare strides of results
     oracle: bool = False  # also compare with the evaluator on the lowered graph
+    before_split: Callable[[GraphModule], GraphModule] | None = None
 
 
 @dataclass
@@ -144,13 +146,17 @@ def _trace(job: _Job, functions: _Functions) -> None:
     else:
         options: dict[str, Any] = {"decompositions": TABLE, "keep_inference_input_mutations": True}
         if row.backward:
-            options["partition_fn"] = min_cut_rematerialization_partition
+            options["partition_fn"] = partial(_split, row.before_split)
         job.compiled = aot_function(row.fn, compile_graph, dynamic=row.dynamic, **options)
         _call(row, job.compiled, copied(row.samples[0]))
     if row.externs is not None:
         found = [str(c.node.target) for g in job.graphs for c in g.plan.calls]
         left = [name for name in found if name.split(".")[1] not in row.externs]
         assert not left, f"library calls: {left}"
+
+
+def _split(change: Callable[[GraphModule], GraphModule] | None, gm: GraphModule, inputs: Any, **settings: Any) -> Any:
+    return min_cut_rematerialization_partition(gm if change is None else change(gm), inputs, **settings)
 
 
 def options_for(gpu: bool = False, only: Only | None = None) -> Options:

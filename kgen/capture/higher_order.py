@@ -9,6 +9,7 @@ values like any others. Block-sparse lists of a `BlockMask` drop out: they repea
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -94,7 +95,7 @@ class _Expansion:
 
         values = [self._differentiable(self._value(node), node) for node in given]
         with torch_adapter.fake_mode_of(self.node), torch.no_grad():
-            return make_fx(meaning, TABLE, _allow_non_fake_inputs=True)(*values)
+            return _without_empty_rows(make_fx(meaning, TABLE, _allow_non_fake_inputs=True)(*values))
 
     def _differentiable(self, value: Any, node: Node) -> Any:
         """A captured tensor as one that requires a gradient where the node has a gradient of it: the meaning asks for that."""
@@ -144,6 +145,32 @@ class _Expansion:
             else:  # a tuple, or what nobody reads
                 self._replace(user, result)
         self.graph.erase_node(node)
+
+
+def _without_empty_rows(gm: GraphModule) -> GraphModule:
+    """The graph with no question for rows of -inf in front of their log-sum-exp, which is -inf by itself. Nothing else needs
+    these scores then but the softmax and the log-sum-exp."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.where.self):
+        condition, number, total = node.args
+        plain = total.target is aten.logsumexp.default and len(total.args) == 2
+        if plain and _is_minus_infinity(number) and _is_empty(condition, *total.args):
+            node.replace_all_uses_with(total)
+    gm.graph.eliminate_dead_code()
+    return gm
+
+
+def _is_minus_infinity(node: Node) -> bool:
+    return node.target is aten.scalar_tensor.default and bool(node.args[0] == -math.inf)
+
+
+def _is_empty(condition: Node, scores: Node, axes: list[int]) -> bool:
+    """Whether a condition is that all scores along the axes are -inf: not any that is not."""
+    negated = condition.target is aten.logical_not.default
+    inside: Any = condition.args[0] if negated else condition
+    if not negated or inside.target is not aten.any.dim or [*inside.args[1:]] != axes:
+        return False
+    [other] = inside.args[0].all_input_nodes if inside.args[0].target is aten.logical_not.default else [None]
+    return other is not None and other.target is aten.eq.Scalar and other.args[0] is scores and bool(other.args[1] == -math.inf)
 
 
 def _placeholders(gm: GraphModule) -> Iterator[Node]:

@@ -137,6 +137,14 @@ class EpilogueLoops:
             points.append(replace(_point(s.outs[0], value, store), outs=s.outs, stored=s.stored))
         return [self._lanes(), *self._one_row(Rectangle(over, over, (), "", fixed, {total: kind}), points)]
 
+    def numbers(self, value: Value, name: str, over: Block, fixed: Mapping[Atom, Expr]) -> list[str]:
+        """Computes `name`, a number for each index of a side."""
+        j, kind = _loop(over, self.problem).expr(), self.problem.accumulator
+        self.variables.add(over.first)
+        moved = vs.substitute(value, {**fixed, **digits(over.loops, ix.size(over.first).expr() + j)})
+        point = _point(name, vs.cast(moved, kind), (j,))
+        return [self._lanes(), *self._one_row(Rectangle(over, over, (), "", fixed, {name: kind}), [point])]
+
     # ---- walks ------------------------------------------------------------------------------------------------------
 
     def _cut(self, tile_loop: TileLoop, cut: Cut, over: Rectangle) -> list[str]:

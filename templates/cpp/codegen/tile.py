@@ -15,6 +15,7 @@ from kgen.ir import values as vs
 from kgen.ir.index import Atom, Expr, Var
 from kgen.ir.plan import Statement
 from kgen.ir.spans import ANY, Known
+from kgen.ir.values import Value
 from kgen.templates.contract import Config
 from kgen.templates.cpp.codegen.epilogue_loops import Block, EpilogueLoops, Parameters, Rectangle, digits
 from kgen.templates.cpp.codegen.table import CPP_TYPES
@@ -28,6 +29,9 @@ FILLING, WALKING = (
     frozenset(("i0", "ni", "k0", "nk", "ld", "i", "k", "i_run", "i_first", "k_run", "k_first")),
     frozenset(("r", "j")),
 )
+
+# Numbers of a mask's guards that are worked out together.
+GUARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +319,47 @@ class Slots:
         texts = (self.text(ix.substitute(end, fixed)) for end in ends)
         return [*lines, *(f"const int64_t {name} = {text};" for name, text in zip(names, texts, strict=True))]
 
-    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[str]) -> list[str]:
+    def holds(self, step: str, name: str, indices: Sequence[str]) -> list[str]:
+        """Statements that make `name` whether all guards of a mask are 0, for indices of the batch, the first row and how many
+        rows there are: those of these rows, or of all columns."""
+        middle = self.problem.middles[step]
+        *batch, row, rows = indices
+        fixed = self._digits(middle.axes[:-2], batch, self.problem.loops)
+        axis, here, count = middle.guard_axis, f"{name}_here", f"{name}_count"
+        first, last = (row, f"{row} + {rows}") if axis == middle.axes[-2] else ("0", self.size(axis))
+        side = Block(axis, self.problem.loops[axis], here, count, "j")
+        body = [
+            line for k, guard in enumerate(middle.guards) for line in self._guard(guard, f"{name}_guard{k}", side, fixed, name)
+        ]
+        self._note_variables([here, count])
+        return [
+            f"bool {name} = true;",
+            f"for (int64_t {here} = {first}; {name} && {here} < {last}; {here} += {GUARDS}) {{",
+            f"  const int64_t {count} = smaller<int64_t>({GUARDS}, {last} - {here});",
+            *(f"  {line}" for line in body),
+            "}",
+        ]  # fmt: skip
+
+    def _guard(self, guard: Value, stem: str, side: Block, fixed: Mapping[Atom, Expr], name: str) -> list[str]:
+        """Statements that make `name` false unless a guard is 0 at all indices of a side."""
+        made = ir.fresh(self.problem.graph, stem)
+        array = f"p_{clean(made)}"
+        self.parameters.made_names.add(array)
+        return [
+            "{",
+            f"  alignas(64) {self.accumulator} {array}[{GUARDS}];",
+            *(f"  {line}" for line in self.epilogue_loops.numbers(guard, made, side, fixed)),
+            f"  for (int64_t k = 0; k < {side.count}; ++k) {name} = {name} && {array}[k] == 0;",
+            "}",
+        ]
+
+    def number(self, number: float) -> str:
+        return repr(number)
+
+    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[str], filled: bool) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in C++ tiles of {step} are between `begin` and `end`")
 
-    def runs(self, step: str, rows: int, by_batch: bool) -> tuple[object, ...]:
+    def runs(self, step: str, rows: int, by_batch: bool, filled: bool) -> tuple[object, ...]:
         return ()
 
     @property

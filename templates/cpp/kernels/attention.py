@@ -82,12 +82,12 @@ def rows_of_blocks(problem: Problem) -> tuple[int, int]:
 
 
 def share(problem: Problem, middle: Middle, config: Config) -> float:
-    """The part of the scores that is computed, whose mask is that of a slot."""
+    """The part of the scores that is computed with a slot's mask, where guards are 0 and masked scores have no weight."""
     rows, columns = problem.size("m"), problem.size("n")
     kept = 0
     for first in range(0, rows, config.BLOCK_M):
         count = min(config.BLOCK_M, rows - first)
-        span = middle.reach(problem.loops, ix.constant(first), ix.constant(count)).may
+        span = middle.reach(problem.loops, ix.constant(first), ix.constant(count), filled=True).may
         if span is not None:
             low = 0 if span.begin is None else max(0, problem.sizes.of(span.begin))
             high = columns if span.end is None else min(columns, problem.sizes.of(span.end))

@@ -22,11 +22,13 @@ ROW: Size = ix.size("first row")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Tiles from edge `first` up to edge `last`; `whole`: no element of them is masked or past the end."""
+    """Tiles from edge `first` up to edge `last`; `whole`: no element of them is masked or past the end; `rest`: those in front
+    of edge `first` and behind edge `last`."""
 
     first: int
     last: int
     whole: bool
+    rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,20 @@ class Runs:
     made: Span
     whole: Span | None
     known: Known | None = None
+    rest: bool = False
 
     @property
     def all(self) -> tuple[Run, ...]:
+        runs = self._made
+        return (*runs, Run(0, runs[-1].last, whole=False, rest=True)) if self.rest else runs
+
+    @property
+    def leave_out_none(self) -> bool:
+        """Whether all tiles are made."""
+        return self.made == Span()
+
+    @property
+    def _made(self) -> tuple[Run, ...]:
         if self.whole is None:
             return (Run(0, 1, whole=False),)
         before = [Run(0, 1, whole=False)] if self.whole.begin is not None else []
@@ -84,13 +97,16 @@ class Runs:
 
 
 @memoised
-def runs_of(problem: Problem, step: str, config: Config, height: int = 0, by_batch: bool = False) -> Runs:
+def runs_of(problem: Problem, step: str, config: Config, height: int = 0, by_batch: bool = False, filled: bool = False) -> Runs:
     """The runs of tiles of a step's result along the axis of the softmax, for so many rows, or for a block's; `by_batch`: those
-    of each index of the other axes."""
+    of each index of the other axes; `filled`: without what is masked by a finite number, but for a run of the rest."""
     middle, template = problem.middles[step], problem.template
     rows, columns = middle.axes[-2:]
     own, block = (config.get(template.block(axis) or "") for axis in (rows, columns))
     known = middle.known(problem.loops) if by_batch else None
-    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own), known)
-    nothing = Span(end=ix.ZERO)
-    return Runs(problem.extent(columns), block, found.may or nothing, found.must, known)
+    found = middle.reach(problem.loops, ROW.expr(), ix.constant(height or own), known, filled)
+    made = found.may or Span(end=ix.ZERO)
+    if middle.guards and not by_batch:  # which are of one index of the batch
+        made = Span()
+    rest = filled and middle.fill is not None and made != Span()
+    return Runs(problem.extent(columns), block, made, found.must, known, rest)

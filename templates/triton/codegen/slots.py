@@ -15,14 +15,18 @@ from kgen.ir.spans import ANY
 from kgen.ir.values import Value
 from kgen.rendered.tensor_map import TensorMap
 from kgen.templates.contract import Config, Result
+from kgen.templates.middle import Middle
 from kgen.templates.problem import Input, Problem
 from kgen.templates.render import clean
 from kgen.templates.slots import Index, OperandSlot, ResultSlot, Segment
-from kgen.templates.triton.codegen.runs import Run, runs_of
+from kgen.templates.triton.codegen.runs import Run, Runs, runs_of
 from kgen.templates.triton.codegen.table import TRITON_TYPES, literal
 from kgen.templates.triton.codegen.tile import Dimension, Folded, Parameters, TileEmitter
 from kgen.templates.triton.codegen.tma_layout import TmaLayout, epilogue_tma_layout, tma_layout
 from kgen.templates.triton.codegen.tma_moves import Move, Window, move, name_of
+
+# Numbers of a mask's guards that a program looks at together.
+GUARDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +239,11 @@ class Slots:
         emitter.outer.lines += [f"{name} = {value}"] if value != name else []
         return emitter.finish()
 
-    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[Index] = ()) -> list[str]:
+    def edges(self, step: str, stem: str, row: str, rows: int, batch: Sequence[Index] = (), filled: bool = False) -> list[str]:
         """Statements that say between which indices each of the `runs` is, for a tile of rows from `row` on. With indices of a
         `batch` these are the runs of that batch: integers from memory are loaded first."""
         axes = self.problem.middles[step].axes[:-2] if batch else ()
-        runs = runs_of(self.problem, step, self.config, rows, bool(batch))
+        runs = runs_of(self.problem, step, self.config, rows, bool(batch), filled)
         emitter = self.emitter(axes, batch, self.problem.loops, {})
         emitter.suffix = f"_{stem}"
         names = [row]
@@ -252,10 +256,58 @@ class Slots:
         for k, edge in enumerate(runs.edges(ix.size(row).expr())):
             text = self._of_variables(emitter, ix.substitute(edge, loaded), names)
             emitter.outer.lines.append(f"{stem}{k} = tl.cast({text}, {kind})" if loaded else f"{stem}{k} = {text}")
-        return emitter.finish()
+        return [*emitter.finish(), *self._unless_it_holds(step, runs, stem, (*batch, row))]
 
-    def runs(self, step: str, rows: int, by_batch: bool = False) -> tuple[Run, ...]:
-        return runs_of(self.problem, step, self.config, rows, by_batch).all
+    def _unless_it_holds(self, step: str, runs: Runs, stem: str, indices: Sequence[Index]) -> list[str]:
+        """Statements that make one run of all tiles where a mask says nothing: the first one in which it is applied."""
+        one = next((run for run in runs.all if not run.whole), None)
+        if one is None or not self.problem.middles[step].guards or runs.leave_out_none:
+            return []
+        holds, end = f"{stem}_holds", self.length(runs.length)
+        wanted = ("0" if k <= one.first else end for k in range(runs.all[-1].last + 1))
+        return [
+            *self._holds(step, holds, indices),
+            *(f"{stem}{k} = tl.where({holds} != 0, {stem}{k}, {edge})" for k, edge in enumerate(wanted)),
+        ]
+
+    def runs(self, step: str, rows: int, by_batch: bool = False, filled: bool = False) -> tuple[Run, ...]:
+        return runs_of(self.problem, step, self.config, rows, by_batch, filled).all
+
+    def number(self, number: float) -> str:
+        return repr(number)
+
+    def holds(self, step: str, *_: object) -> list[str]:
+        raise ValueError(f"{self.problem.template.name}: in Triton `edges` of {step} ask whether its mask holds")
+
+    def _holds(self, step: str, name: str, indices: Sequence[Index]) -> list[str]:
+        """Statements that make `name` 1 if all guards of a mask are 0, for indices of the batch and the first row: those of a
+        tile of rows, or of all columns. It is 0 if not."""
+        middle = self.problem.middles[step]
+        axis, rows = middle.guard_axis, middle.axes[-2]
+        *batch, row = indices
+        if axis == rows:
+            block = self.config.get(self.problem.template.block(axis) or "")
+            return self._guards(middle, name, batch, axis, str(row), str(block))
+        length, first = min(GUARDS, 1 << (max(1, self.problem.size(axis)) - 1).bit_length()), f"{name}_first"
+        lines = self._guards(middle, f"{name}_here", batch, axis, first, str(length))
+        loop = f"for {first} in range(0, {self.size(axis)}, {length}):"
+        begin, joined = f"{name} = tl.full([], 1, tl.int32)", f"    {name} = {name} & {name}_here"
+        return [begin, loop, *(f"    {line}" for line in lines), joined]
+
+    def _guards(self, middle: Middle, name: str, batch: Sequence[Index], axis: str, first: str, length: str) -> list[str]:
+        """The same of `length` indices of an axis from `first` on; those past its end do not count."""
+        loops, extent = self.problem.loops, self.problem.extent(axis).as_int()
+        scalars = [Dimension(a, loops[a], "1", str(i), False) for a, i in zip(middle.axes[:-2], batch, strict=True)]
+        ragged = extent is None or extent % int(length) != 0
+        along = Dimension(axis, loops[axis], length, f"({first} + tl.arange(0, {length}))", ragged)
+        emitter = TileEmitter(self.problem, self.parameters, [along], scalars, self.exact)
+        emitter.suffix, emitter.behind = f"_{name}", True
+        for k, guard in enumerate(middle.guards):
+            value = f"({emitter._tile(guard)} == 0)"
+            value = f"({value} | ~({emitter.inside(axis)}))" if ragged else value
+            so_far = "" if k == 0 else f"{name} & "
+            emitter.outer.lines.append(f"{name} = {so_far}tl.min({value}.to(tl.int32), 0)")
+        return emitter.finish()
 
     def bounds(self, step: str, *_: object) -> list[str]:
         raise ValueError(f"{self.problem.template.name}: in Triton tiles of {step} are in `runs` between `edges`")

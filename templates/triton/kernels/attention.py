@@ -119,8 +119,8 @@ class Attention(KernelTemplate):
         widths = _width(problem, "d"), _width(problem, "v")
         longer = BY_KEYS[config.BLOCK_N] * (ONE_STAGE if config.STAGES == 2 else 1.0)
         longer *= OF_LARGE if min(config.BLOCK_M, config.BLOCK_D) >= LARGE else 1.0
-        longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config) / SLOT)
-        return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths)
+        longer *= max(LEAST_OF_SLOT, 1 - attention_estimate.slot_work(problem, config, filled=True) / SLOT)
+        return longer * attention_estimate.seconds(problem, config, self.resources(problem, config), widths, filled=True)
 
     def uncalibrated(self, problem: Problem) -> str | None:
         return attention_estimate.unmeasured(problem, max(padded_length(problem.size(axis)) for axis in "dv"))

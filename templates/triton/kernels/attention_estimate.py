@@ -59,9 +59,11 @@ def _streams(problem: Problem) -> bool:
     return problem.size("m") <= FEW_ROWS and sum(problem.bytes_read(name) for name in "KV") >= STREAMED
 
 
-def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int]) -> float:
-    """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values."""
-    device, counts, multiprocessors = problem.device, _counts(problem, config), problem.device.compute_units
+def seconds(problem: Problem, config: Config, needs: Resources, widths: tuple[int, int], filled: bool = False) -> float:
+    """The time of a kernel whose programs need so much, with heads as wide as `widths` of queries and of values. Where `filled`
+    it makes no tile that is masked by a finite number."""
+    device, counts = problem.device, _counts(problem, config, filled)
+    multiprocessors = device.compute_units
     rows = math.ceil(problem.size("m") / config.BLOCK_M)
     programs = problem.size("b") * rows
     threads = config.WARPS * 32
@@ -96,9 +98,9 @@ def _tile(problem: Problem, config: Config, widths: tuple[int, int], together: i
     return max(dots, softmax) + beside * min(dots, softmax)
 
 
-def slot_work(problem: Problem, config: Config) -> float:
-    """Elementary operations of the slot for a score, of all tiles' scores on average."""
-    counts = _counts(problem, config)
+def slot_work(problem: Problem, config: Config, filled: bool = False) -> float:
+    """Elementary operations of the slot for a score, of all tiles' scores on average; `filled` as in `seconds`."""
+    counts = _counts(problem, config, filled)
     of_masked, of_whole = (_slot_cost(problem, masked) for masked in (True, False))
     return (counts.masked * of_masked + counts.whole * of_whole) / max(counts.masked + counts.whole, 1e-9)
 
@@ -110,9 +112,9 @@ def _slot_cost(problem: Problem, masked: bool) -> int:
 
 
 @memoised_at_sizes
-def _counts(problem: Problem, config: Config) -> Counts:
-    """At some tiles of rows, the tiles of scores that are made."""
-    runs, rows = runs_of(problem, "scores", config), math.ceil(problem.size("m") / config.BLOCK_M)
+def _counts(problem: Problem, config: Config, filled: bool) -> Counts:
+    """At some tiles of rows, the tiles of scores that are made; where `filled`, without those of a finite number."""
+    runs, rows = runs_of(problem, "scores", config, filled=filled), math.ceil(problem.size("m") / config.BLOCK_M)
     sampled = sorted({k * (rows - 1) // max(1, min(SAMPLES, rows) - 1) for k in range(min(SAMPLES, rows))})
     found: list[tuple[float, float]] = []
     for tile in sampled:
@@ -123,4 +125,5 @@ def _counts(problem: Problem, config: Config) -> Counts:
 
 
 def _tiles(runs: tuple[Run, ...], edges: list[int], config: Config, whole: bool) -> float:
-    return sum(max(0, math.ceil((edges[r.last] - edges[r.first]) / config.BLOCK_N)) for r in runs if r.whole == whole)
+    made = (r for r in runs if r.whole == whole and not r.rest)
+    return sum(max(0, math.ceil((edges[r.last] - edges[r.first]) / config.BLOCK_N)) for r in made)

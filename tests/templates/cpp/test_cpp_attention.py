@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from kgen.templates import registry
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.verdict import Reason
+from tests.attention_gradients import filled, shifts
 
 NAME = "cpp_attention"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -198,6 +200,23 @@ def test_scores_that_are_infinite():
     bias = torch.zeros(40, 300)
     bias[3, 250], bias[5, 7], bias[:, 128:200], bias[9] = math.inf, math.nan, -1e38, -math.inf
     check(lambda q, k, v, bias: (q @ k.mT + bias).softmax(-1) @ v, (q, k, v, bias))
+
+
+def test_scores_that_are_masked_by_a_number_count_where_they_have_weight():
+    """Row by row: a masked tile is left out only where its weights are 0."""
+    check(filled, [*inputs(300, 300, heads=1), shifts(300)])
+
+
+def test_tiles_that_are_masked_by_a_number_are_left_out():
+    """What is no number behind the mask would show: 0 times NaN is NaN."""
+    args = [*inputs(300, 300, heads=1), torch.zeros(300)]
+    f = partial(filled, fill=torch.finfo(torch.float32).min, strict=0)
+    want = f(*args)
+    args[2][..., 200:, :] = math.nan
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[0]), kgen.config.override(cache=False):
+        got = torch.compile(f, backend="kgen")(*args)
+    torch.testing.assert_close(got[..., :96, :], want[..., :96, :], rtol=1e-5, atol=1e-5)
 
 
 def test_scores_far_apart_and_large():

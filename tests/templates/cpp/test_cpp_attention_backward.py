@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
@@ -13,7 +14,18 @@ from kgen.templates import registry
 from kgen.testing import Case, check_template
 from kgen.testing.cases import cases, plain
 from kgen.verdict import Reason
-from tests.attention_gradients import CASES, arguments, bf16, f16, f32, gradients, more_of
+from tests.attention_gradients import (
+    CASES,
+    PLAIN,
+    arguments,
+    bf16,
+    by_lengths,
+    by_lengths_of_queries,
+    f16,
+    f32,
+    gradients,
+    more_of,
+)  # fmt: skip
 
 OPERANDS, VALUES = "cpp_attention_backward", "cpp_attention_backward_values"
 TOLERANCE = {f32: 2e-5, f16: 1e-2, bf16: 4e-2}
@@ -32,7 +44,7 @@ def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> N
         got, again = compiled(*args), compiled(*args)
     taken = [v for v in report.verdicts if v.reason is Reason.TEMPLATE and v.detail.startswith(f"{template} ")]
     assert len({v.producer for v in taken}) == len(report.kernels) == len(wanted), report
-    want = function(*(t.double() for t in args))
+    want = function(*(t.double() if t.is_floating_point() else t for t in args))
     for one, right, same in zip(got, want, again, strict=True):
         limit = TOLERANCE[dtype] * max(1.0, float(right.abs().max()))
         torch.testing.assert_close(one.double(), right, rtol=0, atol=limit)
@@ -54,6 +66,21 @@ def test_gradients_of_values_are_right(name: str) -> None:
 def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
     assert_right(name, dtype, OPERANDS, "qk")
     assert_right(name, dtype, VALUES, "v")
+
+
+@pytest.mark.parametrize(("template", "wanted"), [(OPERANDS, "q"), (VALUES, "v")])
+def test_columns_that_a_mask_leaves_out_of_a_batch_are_not_read(template: str, wanted: str) -> None:
+    """What is no number would show: 0 times NaN is NaN. Columns are keys of the one gradient, queries of the other."""
+    mask, read = (by_lengths, 1) if wanted == "q" else (by_lengths_of_queries, 3)
+    args = arguments(PLAIN, mask, (200, 200, 16, 16), f32, torch.tensor([150, 20]))
+    args[4], args[5] = args[4].clamp(min=-100), args[5].nan_to_num()  # queries that look at no key
+    function = partial(gradients, score=PLAIN, mask=mask, wanted=wanted)
+    want = function(*args)
+    args[read][0, :, 160:] = args[read][1, :, 32:] = math.nan
+    torch._dynamo.reset()
+    with only(template, lambda configs: configs[-1]), kgen.config.override(cache=False):
+        got = torch.compile(function, backend="kgen")(*args)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 # ---- the conformance kit ----------------------------------------------------------------------------------------------

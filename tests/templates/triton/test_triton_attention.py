@@ -33,6 +33,7 @@ from kgen.templates.triton.kernels.attention import parts_of
 from kgen.testing import check_template
 from kgen.testing.cases import cases, cases_of_dtype, plain
 from kgen.verdict import Reason
+from tests.attention_gradients import filled, shifts
 from tests.codegen import rendered
 from tests.kernels import plans
 
@@ -191,6 +192,32 @@ def test_rows_without_keys_follow_eager():
         with only(NAME, lambda configs: configs[0]), kgen.config.override(gpu_interpreter=True, cache=False):
             got = torch.compile(function, backend="kgen")(q, k, v, mask)
         torch.testing.assert_close(got, function(q, k, v, mask), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.interpret
+def test_scores_that_are_masked_by_a_number_count_where_they_have_weight():
+    """Row by row: a masked tile is left out only where its weights are 0."""
+    q, k, v = inputs(200, 200, 16, 16)
+    args = [q[:1, :1], k[:1, 1:2], v[:1, 2:], shifts(200)]
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[-1]), kgen.config.override(gpu_interpreter=True, cache=False):
+        compiled = torch.compile(filled, backend="kgen")
+        got = compiled(*args)
+        torch.testing.assert_close(got.double(), filled(*(a.double() for a in args)), rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.interpret
+def test_tiles_that_are_masked_by_a_number_are_left_out():
+    """What is no number behind the mask would show: 0 times NaN is NaN."""
+    q, k, v = inputs(200, 200, 16, 16)
+    args = [q[:1, :1], k[:1, 1:2], v[:1, 2:], torch.zeros(200)]
+    f = partial(filled, fill=torch.finfo(f32).min, strict=0)
+    want = f(*args)
+    args[2][..., 150:, :] = math.nan
+    torch._dynamo.reset()
+    with only(NAME, lambda configs: configs[-1]), kgen.config.override(gpu_interpreter=True, cache=False):
+        got = torch.compile(f, backend="kgen")(*args)
+    torch.testing.assert_close(got[..., :120, :], want[..., :120, :], rtol=1e-5, atol=1e-5)
 
 
 LOG_SUM_EXPS: dict[str, Function] = {

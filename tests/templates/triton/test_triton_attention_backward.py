@@ -20,7 +20,20 @@ from kgen.scheduler.selection.choose import chosen_problem
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
 from kgen.verdict import Reason
-from tests.attention_gradients import CASES, PLAIN, arguments, bf16, causal, f16, f32, gradients, more_of
+from tests.attention_gradients import (
+    CASES,
+    PLAIN,
+    Score,
+    arguments,
+    bf16,
+    by_lengths,
+    by_lengths_of_queries,
+    causal,
+    f16,
+    f32,
+    gradients,
+    more_of,
+)  # fmt: skip
 from tests.codegen import rendered
 from tests.kernels import plans
 
@@ -41,7 +54,7 @@ def assert_right(name: str, dtype: torch.dtype, template: str, wanted: str) -> N
     taken = [v for v in report.verdicts if v.reason is Reason.TEMPLATE and v.detail.startswith(f"{template} ")]
     assert len({v.producer for v in taken}) == len(wanted), report
     assert len(report.kernels) == len(wanted), report
-    want = function(*(t.double() for t in args))
+    want = function(*(t.double() if t.is_floating_point() else t for t in args))
     for one, right in zip(got, want, strict=True):
         limit = TOLERANCE[dtype] * max(1.0, float(right.abs().max()))
         torch.testing.assert_close(one.double(), right, rtol=0, atol=limit)
@@ -73,9 +86,20 @@ def test_they_are_right_in_16_bits(name: str, dtype: torch.dtype) -> None:
 ARCHES = {80: Device(arch=80, shared=166_912, compute_units=108), 90: Device()}
 
 
-def launches(template: str, wanted: str, args: list[Tensor], gpu: Device) -> tuple[Problem, dict[Config, TritonKernel]]:
+@pytest.mark.parametrize(("template", "mask", "wanted"), [(OPERANDS, by_lengths, "q"), (VALUES, by_lengths_of_queries, "v")])
+def test_runs_of_tiles_depend_on_the_batch(template: str, mask: Score, wanted: str) -> None:
+    """Edges are worked out from a length in memory."""
+    args = arguments(PLAIN, mask, (128, 128, 32, 32), f32, torch.tensor([100, 20]))
+    _, made = launches(template, wanted, args, ARCHES[90], mask)
+    assert all(" = tl.load(" in one.source.split("edge_loaded0")[0] for one in made.values())
+    assert all("edge1 = tl.cast(" in one.source and "edge_loaded0" in one.source for one in made.values())
+
+
+def launches(
+    template: str, wanted: str, args: list[Tensor], gpu: Device, mask: Score = causal
+) -> tuple[Problem, dict[Config, TritonKernel]]:
     """A gradient's problem, and the kernels of the configurations that fit."""
-    function = partial(gradients, score=PLAIN, mask=causal, wanted=wanted)
+    function = partial(gradients, score=PLAIN, mask=mask, wanted=wanted)
 
     def plan_with(config: Config | None) -> tuple[Any, Options]:
         options = Options(gpu_everywhere=True, only=Only(template, lambda configs: config or next(iter(configs))))

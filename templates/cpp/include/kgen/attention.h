@@ -5,11 +5,13 @@
 //   const auto open = [&](int64_t b, const auto& use) { use(queries, keys, values); };   // operands (pack.h) of one batch
 //   const auto score = [&](int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, float* tile, int64_t ld) {...};
 //   const auto store = the same, of finished results;
-//   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, nullptr, store);
+//   attention<bfloat16, bfloat16>(threads, {B, M, N, D, V}, {.m = 96, .n = 256, .v = 64}, false, open, score, nullptr, kNoFill, nullptr,
+//                                 store);
 //
 // Element (n, v) of the values is operand element (i, k) = (n, v), as for keys (n, d). `score` changes a tile of scores in place;
 // nullptr: they stay as they are. `reach(b, m0, rows)` may say which keys these rows need to look at, as a KeySpan: scores of others are
-// -inf. `rows(b, m0, rows, lse)` gets the log-sum-exp of each row of scores, unless it is nullptr. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
+// -inf, or the finite number `fill`: then rows look at others after all, unless the weight of that number is 0 in each of them.
+// `rows(b, m0, rows, lse)` gets the log-sum-exp of each row of scores, unless it is nullptr. `store` gets each result once, in rectangles that begin at multiples of `how.m` and `how.v`.
 //
 // Packed keys and values of a batch are kept while a thread goes through rows of queries, up to `kKeptBytes`, and for the next
 // batch where its operands lie at the same place, as heads that share keys do. A few rows read keys and values where they lie.
@@ -32,6 +34,8 @@ struct AttentionBlocks {
   int64_t m, n, v;
 };
 
+// No scores are masked by a finite number.
+inline constexpr double kNoFill = -std::numeric_limits<double>::infinity();
 // Bytes of packed keys and values that a thread keeps for the rows to come.
 inline constexpr int64_t kKeptBytes = 24 << 20;
 // At most so many rows read keys and values where they lie.
@@ -137,6 +141,7 @@ struct Attention {
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, int64_t ld);
   KeySpan (*reach)(const void* self, int64_t b, int64_t m0, int64_t rows);
+  double fill;
   void (*rows)(const void* self, int64_t b, int64_t m0, int64_t rows, const Acc* lse);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t v0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
@@ -307,17 +312,13 @@ class AttentionRun {
     few ? pack_few(own, operands, m, rows) : pack_queries(own, operands, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
       if (is_empty(span_of(own.b, m, rows, i * block_))) continue;
-      if (!few && (!kept_ || !own.packed[i])) {
-        pack_block(own, operands, i);
-        own.packed[i] = 1;
-      }
+      pack_unless(few, own, operands, i);
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const KeySpan span = span_of(own.b, strip.m, strip.rows, i * block_);
-        if (is_empty(span)) continue;
-        few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
+        add_keys(few, own, operands, strip, i, span_of(own.b, strip.m, strip.rows, i * block_));
       }
     }
+    if (all_.fill != kNoFill) add_filled(few, own, operands, m, rows);
     for (int64_t r = 0; r < rows; r += kStrip) finish(own, {r, m + r, smaller(kStrip, rows - r)});
     if (all_.rows != nullptr) {
       log_sum_exp(own, rows);
@@ -328,11 +329,53 @@ class AttentionRun {
     }
   }
 
+  void pack_unless(bool few, const Thread& own, const AttentionOperands<U>& operands, int64_t i) const {
+    if (few || (kept_ && own.packed[i])) return;
+    pack_block(own, operands, i);
+    own.packed[i] = 1;
+  }
+
+  void add_keys(bool few, const Thread& own, const AttentionOperands<U>& operands, Strip strip, int64_t i, KeySpan span) const {
+    if (is_empty(span)) return;
+    few ? few_rows(own, operands, strip, span) : many_rows(own, strip, i, span);
+  }
+
+  // The keys of which all scores are `fill`, for strips in which such a weight is not 0 in some row.
+  void add_filled(bool few, const Thread& own, const AttentionOperands<U>& operands, int64_t m, int64_t rows) const {
+    for (int64_t r = 0; r < rows; r += kStrip) {
+      const Strip strip{r, m + r, smaller(kStrip, rows - r)};
+      if (fill_vanishes(own, strip)) continue;
+      for (int64_t i = 0; i < blocks_; ++i) {
+        const KeySpan block{i * block_, smaller((i + 1) * block_, shape_.n)};
+        KeySpan seen = span_of(own.b, strip.m, strip.rows, block.begin);
+        if (is_empty(seen)) seen = {block.end, block.end};
+        if (seen.begin == block.begin && seen.end == block.end) continue;
+        pack_unless(few, own, operands, i);
+        add_keys(few, own, operands, strip, i, {block.begin, seen.begin});
+        add_keys(few, own, operands, strip, i, {seen.end, block.end});
+      }
+    }
+  }
+
+  // Whether scores of `fill` have weights of 0: none of them is a row's maximum. Of what is no number they do not.
+  bool fill_vanishes(const Thread& own, Strip strip) const {
+    bool found = true;
+    const V fill = splat<L>(Acc(all_.fill));
+    vector_loop<L>(0, strip.rows, [&](int64_t r, auto w) KGEN_INLINE {
+      const V top = load<L>(own.top + strip.r + r, w), weight = weight_of(sub_(fill, top));
+      found = found && !fold_any(and_(not_(and_(lt_(fill, top), eq_(weight, splat<L>(Acc(0))))), w.mask()));
+    });
+    return found;
+  }
+
   // The keys that rows look at in the block that begins with key n, from the first one of a panel on; of none, the end is first.
+  // Where all rows may look at others later, it ends with a panel as well.
   KeySpan span_of(int64_t b, int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
     if (all_.reach == nullptr) return block;
-    return within<U>(block, all_.reach(all_.self, b, m, rows));
+    const KeySpan found = within<U>(block, all_.reach(all_.self, b, m, rows));
+    if (all_.fill == kNoFill || is_empty(found)) return found;
+    return {found.begin, smaller(n + round_up(found.end - n, P), block.end)};
   }
 
   // ---- many rows ------------------------------------------------------------------------------------------------------
@@ -650,12 +693,12 @@ struct AttentionFunctions {
 // Attention of queries and keys of element types A and B, see the head of this file.
 template <class A, class B, class Open, class Score, class Reach, class Rows, class Store>
 KGEN_FN void attention(int threads, const AttentionShape& shape, const AttentionBlocks& how, bool safe, const Open& open,
-                       const Score& score, const Reach& reach, const Rows& rows, const Store& store) {
+                       const Score& score, const Reach& reach, double fill, const Rows& rows, const Store& store) {
   using U = unit_t<A, B>;
   using F = AttentionFunctions<U, Open, Score, Reach, Rows, Store>;
   const F functions{open, score, reach, rows, store};
   attend<U>(threads, {shape, how, safe, &functions, F::opened, std::is_null_pointer_v<Score> ? nullptr : F::scored,
-                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, std::is_null_pointer_v<Rows> ? nullptr : F::summed,
+                      std::is_null_pointer_v<Reach> ? nullptr : F::reached, fill, std::is_null_pointer_v<Rows> ? nullptr : F::summed,
                       F::stored});
 }
 

@@ -5,11 +5,12 @@
 //   const auto open = [&](int64_t b, const auto& use) { use(last, left, right, left1, right1); };   // operands (pack.h) of one batch
 //   const auto score = [&](int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, float* tile, float* tile1, int64_t ld) {...};
 //   const auto store = [&](int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const float* tile, int64_t ld) {...};
-//   attention_backward<bfloat16, bfloat16>(threads, {B, M, N, E, D, V}, {.m = 96, .n = 128, .v = 64}, open, score, nullptr, store);
+//   attention_backward<bfloat16, bfloat16>(threads, {B, M, N, E, D, V}, {.m = 96, .n = 128, .v = 64}, open, score, nullptr, nullptr, store);
 //
 // Element (n, e) of the last operand is operand element (i, k) = (n, e), as for the right ones. `score` makes of both tiles what is
 // multiplied by the last operand, in place of the first one; without a second pair `use` has three operands, and `tile1` is null.
-// `reach(m0, rows)` may say which columns these rows need to look at, as a KeySpan: for others `score` gives 0.
+// `reach(b, m0, rows)` may say which columns these rows need to look at, as a KeySpan: for others `score` gives 0.
+// `holds(b, m0, rows)`, unless it is nullptr, says whether that is so: else these rows look at all columns.
 #pragma once
 
 #include "attention.h"
@@ -38,7 +39,8 @@ struct Recomputed {
   const void* self;
   void (*open)(const void* self, int64_t b, void* run, Then then);
   void (*score)(const void* self, int64_t b, int64_t m0, int64_t n0, int64_t rows, int64_t columns, Acc* tile, Acc* tile1, int64_t ld);
-  KeySpan (*reach)(const void* self, int64_t m0, int64_t rows);
+  KeySpan (*reach)(const void* self, int64_t b, int64_t m0, int64_t rows);
+  bool (*holds)(const void* self, int64_t b, int64_t m0, int64_t rows);
   void (*store)(const void* self, int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld);
 };
 
@@ -87,7 +89,7 @@ class RecomputedRun {
   struct Thread {
     RecomputedRun* run;
     int64_t b, begin, end;
-    bool any;
+    bool any, everywhere;  // everywhere: its rows look at all columns
     int64_t packed_b;
     const void* packed_data[3];
     Word *left[2], *columns, *made;
@@ -156,21 +158,25 @@ class RecomputedRun {
     own.any = true;
     own.packed_b = own.b;
     for (int p = 0; p < 3; ++p) own.packed_data[p] = operands.data[p];
-    for (int64_t m = own.begin; m < own.end; m += all_.how.m) some_rows(own, operands, m, smaller(all_.how.m, own.end - m));
+    for (int64_t m = own.begin; m < own.end; m += all_.how.m) {
+      const int64_t rows = smaller(all_.how.m, own.end - m);
+      own.everywhere = all_.reach == nullptr || (all_.holds != nullptr && !all_.holds(all_.self, own.b, m, rows));
+      some_rows(own, operands, m, rows);
+    }
   }
 
   void some_rows(const Thread& own, const RecomputedOperands<U>& operands, int64_t m, int64_t rows) const {
     for (int64_t i = 0; i < rows_; ++i) own.started[i] = 0;
     for (int p = 0; p < pairs_; ++p) pack_left(own, operands.left[p], p, m, rows);
     for (int64_t i = 0; i < blocks_; ++i) {
-      if (is_empty(span_of(m, rows, i * block_))) continue;
+      if (is_empty(span_of(own, m, rows, i * block_))) continue;
       if (!kept_ || !own.packed[i]) {
         pack_block(own, operands, i);
         own.packed[i] = 1;
       }
       for (int64_t r = 0; r < rows; r += kStrip) {
         const Strip strip{r, m + r, smaller(kStrip, rows - r)};
-        const KeySpan span = span_of(strip.m, strip.rows, i * block_);
+        const KeySpan span = span_of(own, strip.m, strip.rows, i * block_);
         if (!is_empty(span)) add_block(own, strip, i, span);
       }
     }
@@ -181,10 +187,9 @@ class RecomputedRun {
   }
 
   // The columns that rows look at in the block that begins with column n, from the first one of a panel on.
-  KeySpan span_of(int64_t m, int64_t rows, int64_t n) const {
+  KeySpan span_of(const Thread& own, int64_t m, int64_t rows, int64_t n) const {
     const KeySpan block{n, smaller(n + block_, shape_.n)};
-    if (all_.reach == nullptr) return block;
-    return within<U>(block, all_.reach(all_.self, m, rows));
+    return own.everywhere ? block : within<U>(block, all_.reach(all_.self, own.b, m, rows));
   }
 
   // A panel at a time: what is computed of its rows needs room.
@@ -297,12 +302,13 @@ template <class U>
 }
 
 // How generated code's functions are called.
-template <class U, class Open, class Score, class Reach, class Store>
+template <class U, class Open, class Score, class Reach, class Holds, class Store>
 struct RecomputedFunctions {
   using Acc = typename U::Acc;
   const Open& open;
   const Score& score;
   const Reach& reach;
+  const Holds& holds;
   const Store& store;
 
   static const RecomputedFunctions& of(const void* self) { return *static_cast<const RecomputedFunctions*>(self); }
@@ -327,9 +333,13 @@ struct RecomputedFunctions {
                      int64_t ld) {
     of(self).score(b, m0, n0, rows, columns, tile, tile1, ld);
   }
-  static KeySpan reached(const void* self, int64_t m0, int64_t rows) {
-    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(m0, rows);
+  static KeySpan reached(const void* self, int64_t b, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Reach>) return of(self).reach(b, m0, rows);
     else return {0, 0};
+  }
+  static bool asked(const void* self, int64_t b, int64_t m0, int64_t rows) {
+    if constexpr (!std::is_null_pointer_v<Holds>) return of(self).holds(b, m0, rows);
+    else return true;
   }
   static void stored(const void* self, int64_t b, int64_t m0, int64_t e0, int64_t rows, int64_t columns, const Acc* tile, int64_t ld) {
     of(self).store(b, m0, e0, rows, columns, tile, ld);
@@ -337,14 +347,14 @@ struct RecomputedFunctions {
 };
 
 // Of left and right operands of element types A and B, see the head of this file.
-template <class A, class B, class Open, class Score, class Reach, class Store>
+template <class A, class B, class Open, class Score, class Reach, class Holds, class Store>
 KGEN_FN void attention_backward(int threads, const RecomputedShape& shape, const AttentionBlocks& how, const Open& open,
-                                const Score& score, const Reach& reach, const Store& store) {
+                                const Score& score, const Reach& reach, const Holds& holds, const Store& store) {
   using U = unit_t<A, B>;
-  using F = RecomputedFunctions<U, Open, Score, Reach, Store>;
-  const F functions{open, score, reach, store};
+  using F = RecomputedFunctions<U, Open, Score, Reach, Holds, Store>;
+  const F functions{open, score, reach, holds, store};
   attend_backward<U>(threads, {shape, how, &functions, F::opened, F::scored, std::is_null_pointer_v<Reach> ? nullptr : F::reached,
-                               F::stored});
+                               std::is_null_pointer_v<Holds> ? nullptr : F::asked, F::stored});
 }
 
 }  // namespace kgen

@@ -1,0 +1,49 @@
+"""Plans of attention and its gradients, for a GPU or for a CPU, made where nothing is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kgen.capture import torch_adapter
+from kgen.capture.decompositions import TABLE
+from kgen.capture.higher_order import expand
+
+from kgen.capture.rng import replace_random  # isort: skip  it defines an operator that the other one names
+from kgen.capture.recompute_scores import recompute_scores
+from kgen.ir.plan import Schedule
+from kgen.only import Only
+from tests.codegen import options_for, plan_of
+
+GPU = Only(
+    "triton_attention", lambda configs: configs[0], also=("triton_attention_backward", "triton_attention_backward_values")
+)
+CPU = Only("cpp_attention", lambda configs: configs[0], also=("cpp_attention_backward", "cpp_attention_backward_values"))
+
+
+def training_plans(fn: Callable[..., Any], *args: Tensor, gpu: bool = True) -> list[Schedule]:
+    """The schedules of the forward graph, and of the backward one. Both run in eager."""
+    plans: list[Schedule] = []
+
+    def keep(gm: GraphModule, _: Any) -> Any:
+        with _disable_current_modes():  # reading constants needs real tensors
+            gm = expand(gm)
+            plans.append(plan_of(gm, options_for(gpu, GPU if gpu else CPU)))
+        return make_boxed_func(gm.forward)
+
+    def split(whole: GraphModule, inputs: Any, **settings: Any) -> Any:
+        whole = recompute_scores(replace_random(whole), lambda _: True)
+        return torch_adapter._partition(lambda gm: gm, whole, inputs, **settings)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep, partition_fn=split, decompositions=TABLE)
+    out = torch.compile(fn, backend=backend, fullgraph=True)(*args)
+    (out if isinstance(out, Tensor) else out[0]).sum().backward()
+    return plans

@@ -1,0 +1,144 @@
+"""Attention in plain PyTorch as models write it, each with the tensors that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A function of queries, keys, values and `more` tensors; `heads` of queries, and of keys."""
+
+    function: Function
+    more: Sequence[Callable[[int], Tensor]] = ()
+    heads: tuple[int, int] = (4, 4)
+    learned: bool = field(default=False)  # the further tensors have gradients
+
+    def arguments(self, length: int, head: int, dtype: torch.dtype, batch: int = 2) -> list[Tensor]:
+        """For so many queries and keys."""
+        shapes = [(batch, n, length, head) for n in (self.heads[0], self.heads[1], self.heads[1])]
+        rest = [make(length) for make in self.more]
+        rest = [one.to(dtype) if one.is_floating_point() else one for one in rest]
+        return [*(_random(k, *shape).to(dtype) for k, shape in enumerate(shapes)), *rest]
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
+
+
+def _positions(s: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.arange(s.shape[-2], device=s.device)[:, None], torch.arange(s.shape[-1], device=s.device)
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+
+def gpt2(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    return torch.where(columns <= rows, s, torch.finfo(s.dtype).min).softmax(-1) @ v
+
+
+def bert(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    return (_scores(q, k) + (1.0 - keep.to(q.dtype)[:, None, None, :]) * -10000.0).softmax(-1) @ v
+
+
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    slopes = (2.0 ** -torch.arange(1, s.shape[1] + 1, device=s.device)).to(s.dtype)[:, None, None]
+    return (s + slopes * (columns - rows)).masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+def t5(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    """The relative bias, by a table of heads' biases for buckets of distances."""
+    s = q @ k.transpose(-1, -2)
+    rows, columns = _positions(s)
+    distance = (columns - rows).clamp(-15, 15) + 15
+    bias = F.embedding(distance, table).permute(2, 0, 1)[None]
+    return (s + bias).float().softmax(-1).type_as(s) @ v
+
+
+def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = 20 * torch.tanh(_scores(q, k) / 20)
+    rows, columns = _positions(s)
+    return s.masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    kept = (columns <= rows) & (rows - columns < 16)
+    return s.masked_fill(~kept, -math.inf).softmax(-1) @ v
+
+
+def prefix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    return s.masked_fill(~((columns <= rows) | (columns < 10)), -math.inf).softmax(-1) @ v
+
+
+def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    kept = (ids[:, None, :, None] == ids[:, None, None, :]) & (columns <= rows)
+    return s.masked_fill(~kept, -math.inf).softmax(-1) @ v
+
+
+def differential(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    (q1, q2), (k1, k2) = q.chunk(2, -1), k.chunk(2, -1)
+    return (_scores(q1, k1).softmax(-1) - 0.2 * _scores(q2, k2).softmax(-1)) @ v
+
+
+def normed_and_rotated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def prepared(x: Tensor) -> Tensor:
+        x = F.rms_norm(x, x.shape[-1:])
+        angles = torch.arange(x.shape[-2], device=x.device)[:, None] * 0.01 ** torch.linspace(0, 1, x.shape[-1] // 2)
+        first, second = x.float().chunk(2, -1)
+        return torch.cat((first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()), -1).to(
+            q.dtype
+        )
+
+    return F.scaled_dot_product_attention(prepared(q), prepared(k), v, is_causal=True)
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    shared = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    return s.masked_fill(columns > rows, -math.inf).softmax(-1) @ v
+
+
+def with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
+    """A logit of each head that takes weight and has no value."""
+    s = _scores(q, k)
+    rows, columns = _positions(s)
+    s = s.masked_fill(columns > rows, -math.inf)
+    all_ = torch.cat((s, sink[None, :, None, None].expand(*s.shape[:-1], 1)), -1)
+    return all_.softmax(-1)[..., :-1] @ v
+
+
+SPELLINGS = {
+    "GPT-2": Spelling(gpt2),
+    "BERT": Spelling(bert, [lambda n: torch.arange(n) < torch.tensor([[n], [n // 2]])]),
+    "ALiBi": Spelling(alibi),
+    "T5": Spelling(t5, [lambda n: _random(5, 31, 4)], learned=True),
+    "softcap": Spelling(softcap),
+    "sliding window": Spelling(window),
+    "prefix": Spelling(prefix),
+    "documents": Spelling(documents, [lambda n: (torch.arange(n) // 20).expand(2, -1).contiguous()]),
+    "differential": Spelling(differential),
+    "QK norm and rotary": Spelling(normed_and_rotated),
+    "grouped heads": Spelling(grouped, heads=(4, 2)),
+    "sink": Spelling(with_sink, [lambda n: _random(6, 4)], learned=True),
+}

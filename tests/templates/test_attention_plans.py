@@ -1,0 +1,90 @@
+"""Attention as models write it: how many kernels forward and backward are, and what they store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as flex_module
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from kgen.ir.plan import Kernel, Schedule
+from tests.attention_plans import training_plans
+from tests.attention_spellings import SPELLINGS, Spelling
+
+LENGTH, HEAD = 96, 16
+# Kernels of forward and of backward where templates take both. Copies of heads that share keys are one each, and so are sums of
+# their gradients; backward has three of a template, and the sums of rows.
+TAKEN = {
+    "GPT-2": (1, 4), "BERT": (1, 4), "ALiBi": (1, 4), "softcap": (1, 4), "sliding window": (1, 4), "prefix": (2, 4),
+    "documents": (1, 5), "grouped heads": (2, 5),
+}  # fmt: skip
+
+
+def templates(plan: Schedule) -> list[str]:
+    chosen = [step.choice for step in plan.steps if isinstance(step, Kernel) and step.choice is not None]
+    return [str(getattr(one.template, "name", one.template)) for one in chosen]
+
+
+def matrices(plan: Schedule, batch: int) -> list[str]:
+    """Buffers that steps make with an element for each score of all batches."""
+    made = [name for step in plan.steps for name in getattr(step, "outs", ())]
+    sizes = {name: [size.as_int() or 0 for size in plan.graph.buffers[name].sizes] for name in made}
+    return [name for name, own in sizes.items() if math.prod(own) >= batch * LENGTH * LENGTH * 4]
+
+
+def arguments(spelling: Spelling) -> list[Tensor]:
+    args = spelling.arguments(LENGTH, HEAD, torch.bfloat16)
+    return [a.requires_grad_(k < 3 or spelling.learned) if a.is_floating_point() else a for k, a in enumerate(args)]
+
+
+@pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", TAKEN)
+def test_spellings_are_few_kernels(name: str, gpu: bool) -> None:
+    forward, backward = training_plans(SPELLINGS[name].function, *arguments(SPELLINGS[name]), gpu=gpu)
+    assert (len(forward.steps), len(backward.steps)) == TAKEN[name]
+    language = "triton" if gpu else "cpp"
+    both = sorted([*templates(forward), *templates(backward)])
+    own = [f"{language}_attention{kind}" for kind in ("", "_backward", "_backward", "_backward_values")]
+    assert [one for one in both if "attention" in one] == own
+    assert not matrices(forward, 2)
+    assert not matrices(backward, 2)
+
+
+@pytest.mark.parametrize("name", ["T5", "QK norm and rotary"])
+def test_forward_alone_is_one_kernel_of_a_template(name: str) -> None:
+    """The gradient of T5's bias is a sum of scores' gradients, and rotated queries are stored for backward."""
+    forward, _ = training_plans(SPELLINGS[name].function, *arguments(SPELLINGS[name]))
+    assert templates(forward).count("triton_attention") == 1
+    assert not matrices(forward, 2)
+
+
+def causal(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    return n <= m
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=16)
+    return flex_attention(q, k, v, lambda s, b, h, m, n: 20 * torch.tanh(s / 20), mask)
+
+
+def flex_with_log_sum_exp(q: Tensor, k: Tensor, v: Tensor) -> Any:
+    out, aux = flex_attention(q, k, v, lambda s, b, h, m, n: s - 0.1 * (m - n).abs(), return_aux=AuxRequest(lse=True))
+    return out + aux.lse[..., None]
+
+
+@pytest.mark.parametrize("gpu", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fn", [flex, flex_with_log_sum_exp])
+def test_flex_attention_is_few_kernels(fn: Callable[..., Any], gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log-sum-exp, which backward needs, is the kernel's. torch asks for a GPU here, though the graph is the same."""
+    monkeypatch.setattr(flex_module, "_validate_device", lambda *_: None)
+    args = [torch.randn(2, 4, LENGTH, HEAD, requires_grad=True) for _ in range(3)]
+    forward, backward = training_plans(fn, *args, gpu=gpu)
+    assert sum("attention" in one for one in templates(forward)) == 1
+    assert sum("attention" in one for one in templates(backward)) == 3
+    assert not matrices(forward, 2)
+    assert not matrices(backward, 2)
