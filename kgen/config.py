@@ -24,6 +24,7 @@ NUMERICS = ("fast", "eager", "stable")
 ISAS = ("avx512", "avx2", "generic")
 RECOMPUTE = ("auto", "on", "off")
 LAYOUTS = ("auto", "off")
+TOP_K = ("auto", "kernels", "library")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class Config:
 
     `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
     faster so (`auto`); results of the graph never do.
+
+    `top_k` says who finds the largest elements of rows (`topk` with k up to 64): `kernels` of kgen's own, the `library`, or by
+    `auto` kernels on a CPU and the library on a GPU.
 
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
@@ -79,6 +83,7 @@ class Config:
     early_launch: bool = True
     recompute_scores: str = "auto"
     layouts: str = "auto"
+    top_k: str = "auto"
     freezing: bool = False
     verify: bool = False
     debug: str | None = None
@@ -112,13 +117,13 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
+    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "top_k", "freezing",
     "tuning_file",
     "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
+_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS, "top_k": TOP_K}
 _ENVIRONMENT = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",

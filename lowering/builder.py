@@ -36,10 +36,18 @@ class Builder:
         self.owners: frozenset[Any] = frozenset()  # computed FX nodes in whose storage eager has results of the graph
         self.roots: dict[str, str] = {}  # buffer -> the one that owns its storage, as far as asked for
         self.result_strides: Sizes | None = None
+        self.top_k = "auto"
+        self.gpu_everywhere = False
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
+
+    def finds_top(self, device: torch.device) -> bool:
+        """Whether kernels find the largest elements of rows. By default the library does on a GPU, where nobody has measured
+        the kernels."""
+        on_gpu = self.gpu_everywhere or device.type != "cpu"
+        return self.top_k == "kernels" or (self.top_k == "auto" and not on_gpu)
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from kgen.lowering import (
     sorting,
     special,
     symbolic,
+    top_k,
     user_kernel,
     views,
 )
@@ -29,6 +30,6 @@ from kgen.lowering.table import merge
 
 FAMILIES = (
     activation, attention, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling,
-    random, reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
+    random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)
