@@ -84,7 +84,6 @@ NATIVE: tuple[Any, ...] = (
     aten.logsumexp,
     aten.max_pool2d_with_indices,
     aten.mm,
-    aten.native_group_norm,
     # torch's core table has these, but as sums over a scatter of ones or gathers per window
     aten.avg_pool2d_backward,
     aten.sum.default,
@@ -103,6 +102,29 @@ def _huber_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta
     return loss.to(x.dtype)
 
 
+def _native_group_norm(  # noqa: PLR0913  aten's arguments
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Statistics and one elementwise step, so that a backward graph may compute the step again and not read its result. torch's
+    decomposition copies tensors with channels last."""
+    wide = x.to(torch.float32) if x.dtype.itemsize == 2 else x
+    grouped = wide.reshape(n, group, c // group, *x.shape[2:])
+    variance, mean = torch.var_mean(grouped, list(range(2, grouped.dim())), correction=0, keepdim=True)
+    scale = torch.rsqrt(variance + eps)
+    out = ((grouped - mean) * scale).reshape(x.shape)
+    channels = (1, c, *(1 for _ in x.shape[2:]))
+    out = out if weight is None else out * weight.reshape(channels)
+    out = out if bias is None else out + bias.reshape(channels)
+    return out.to(x.dtype), *(one.reshape(n, group).to(x.dtype) for one in (mean, scale))
+
+
 def _overloads(ops: tuple[Any, ...]) -> list[Any]:
     found: list[Any] = []
     for op in ops:
@@ -113,7 +135,8 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
 
 # Operator overload -> decomposition, as AOTAutograd takes it.
 TABLE: dict[Any, Callable[..., Any]] = {
-    **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss
+    **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss,
+    aten.native_group_norm.default: _native_group_norm,
 }  # fmt: skip
 for _native in _overloads(NATIVE):
     TABLE.pop(_native, None)
