@@ -111,13 +111,16 @@ def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space
 
 
 def _short_run(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> int:
-    """The neighbours along the inner loops of some read that has few, and an outer loop goes on where they end; 0 of others."""
+    """The neighbours along the inner loops of some read that has few, and an outer loop goes on where they end; 0 of others.
+    A read that some inner loop repeats, as that of a channel's weight at each pixel, is a small one, and does not count."""
     for item in items:
         for read in item.reads:
             buffer = graph.buffers[read.buffer]
             if buffer.strides is None or len(read.index) != len(buffer.strides):
                 continue
             offset = ix.linearize(read.index, buffer.strides)
+            if any(v.extent != 1 and v not in ix.free_atoms(offset) for v in space.inner):
+                continue
             runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
             if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
                 return runs[0]
