@@ -58,6 +58,7 @@ class LoweringContext:
     inlining: bool = True  # whether an operator may be computed where its result is read
     failed: Mapping[str, str] = field(default_factory=dict)
     top_k: str = "auto"  # who finds the largest elements of rows: kernels, the library, or who is faster
+    deterministic: bool = False  # `torch.use_deterministic_algorithms`
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -236,7 +237,7 @@ class _Lowering:
             args = (self._in_memory(args[0]), *args[1:])
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
-            fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
+            fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu, self.context.deterministic)
             fallback.refuse_values_on_gpu((t.value for t in tree_leaves(result) if isinstance(t, Tensor)), self.on_gpu)
         return result
 

@@ -32,7 +32,7 @@ FORWARD = {
     "cross_entropy, 128k": (2, 1.01), "smoothed cross_entropy, 32k": (2, 1.01), "weighted cross_entropy, 32k": (2, 1.01),
     "rms_norm to fp8 by row": (1, 1.0), "rms_norm to fp8 by 128": (1, 1.0), "rms_norm to int8 by row": (1, 1.0),
     "swiglu to fp8 by row": (1, 1.0), "swiglu to fp8 by 128": (1, 1.0), "swiglu to mxfp8": (1, 1.0),
-    "dropout": (1, 1.0), "bernoulli": (1, 1.0), "embedding": (1, 1.0), "segment sum": (2, 1.05),
+    "dropout": (1, 1.0), "bernoulli": (1, 1.0), "embedding": (1, 1.0), "embedding_bag": (1, 1.0), "segment sum": (2, 1.05),
 }  # fmt: skip
 TRAINED = {
     "train layer_norm, 1k": ((1, 2), 1.02), "train layer_norm, 8k": ((1, 2), 1.03), "train rms_norm, 4k": ((1, 2), 1.03),
