@@ -44,12 +44,12 @@ LOW_WORD, LARGEST = 0xFFFFFFFF, 0x7FFFFFFF
 
 def top_k(b: Builder, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002  aten names it so
     """(values, positions), always sorted; the first of equal elements comes first."""
-    if not b.finds_top(x.device):
-        raise Refused("sort-like: kernels for it are off on this device")
     dim = dim % x.rank if x.rank else 0
     length = x.sizes[dim].as_int() if x.rank else None
     if length is None or x.dtype not in RANKED or not isinstance(k, int) or not 0 < k <= min(MAX_K, length):
         raise Refused("sort-like: a type, a length or a number of elements that kernels do not cover")
+    if not b.finds_top(x.device, k):
+        raise Refused("sort-like: the library is taken to be faster, or kernels are off")
     rows = _along_last(rounded(reuse(b, x)), dim)
     found = _direct(b, rows, k, largest) if length <= MAX_DIRECT else _grouped(b, rows, length, k, largest)
     values = [key.with_value(_value(key.value, x.dtype, largest), x.dtype) for key in found]

@@ -84,6 +84,7 @@ NATIVE: tuple[Any, ...] = (
     aten.logsumexp,
     aten.max_pool2d_with_indices,
     aten.mm,
+    aten.native_group_norm,
     # torch's core table has these, but as sums over a scatter of ones or gathers per window
     aten.avg_pool2d_backward,
     aten.sum.default,
@@ -112,8 +113,8 @@ def _native_group_norm(  # noqa: PLR0913  aten's arguments
     group: int,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Statistics and one elementwise step, so that a backward graph may compute the step again and not read its result. torch's
-    decomposition copies tensors with channels last."""
+    """Statistics and one elementwise step. The operator's own result would be saved for the gradient of an activation behind
+    it. torch's decomposition copies tensors with channels last."""
     wide = x.to(torch.float32) if x.dtype.itemsize == 2 else x
     grouped = wide.reshape(n, group, c // group, *x.shape[2:])
     variance, mean = torch.var_mean(grouped, list(range(2, grouped.dim())), correction=0, keepdim=True)
@@ -135,8 +136,10 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
 
 # Operator overload -> decomposition, as AOTAutograd takes it.
 TABLE: dict[Any, Callable[..., Any]] = {
-    **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss,
-    aten.native_group_norm.default: _native_group_norm,
+    **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss
 }  # fmt: skip
 for _native in _overloads(NATIVE):
     TABLE.pop(_native, None)
+
+# Taken apart in joint graphs alone: there a backward pass may compute the last step again.
+TRAINED: dict[Any, Callable[..., Any]] = {aten.native_group_norm.default: _native_group_norm}

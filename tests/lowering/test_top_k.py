@@ -88,6 +88,7 @@ def test_what_the_library_keeps(x: Tensor, k: int) -> None:
 def test_who_does_it_by_default() -> None:
     x = torch.randn(3, 100)
     assert not schedule(graph_of(x, 2, -1, True, "auto"), Options()).calls
+    assert schedule(graph_of(x, 40, -1, True, "auto"), Options()).calls, "a partial sort is faster"
     assert schedule(graph_of(x, 2, -1, True, "auto", gpu_everywhere=True), Options(gpu_everywhere=True)).calls
     assert schedule(graph_of(x, 2, -1, True, "library"), Options()).calls
 
