@@ -44,7 +44,7 @@ def embedding_bag(
     bags = expected(b, 0).sizes[0]
     ids = reshape(indices_, (bags, length))
     rows = read_at(
-        b, gather_source(b, weight), (bags, length, weight.sizes[1]),
+        b, gather_source(b, weight), (bags, ix.constant(length), weight.sizes[1]),
         lambda *j: [position(ids, j[:2], weight.sizes[0], False), j[2]],
     )  # fmt: skip
     wide = Tensor(rows.sizes, ops.compute_dtype(weight.dtype), weight.device, rows.value)

@@ -123,7 +123,8 @@ def _native_group_norm(  # noqa: PLR0913  aten's arguments
     channels = (1, c, *(1 for _ in x.shape[2:]))
     out = out if weight is None else out * weight.reshape(channels)
     out = out if bias is None else out + bias.reshape(channels)
-    return out.to(x.dtype), *(one.reshape(n, group).to(x.dtype) for one in (mean, scale))
+    mean, scale = (one.reshape(n, group).to(x.dtype) for one in (mean, scale))
+    return out.to(x.dtype), mean, scale
 
 
 def _overloads(ops: tuple[Any, ...]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Reduces blocks of a row in the kernel that has the row in registers: a norm, and the scales that quantise its result.
 
-A norm reduces a whole row, the scales of a block-wise quantisation reduce 32 or 128 neighbours of it. Fusion keeps the two
+A norm reduces a full row, the scales of a block-wise quantisation reduce 32 or 128 neighbours of it. Fusion keeps the two
 apart, for their loops differ: the result would be stored, and read again. A program that holds full rows in registers reduces
 blocks of them as well. What the second kernel did once a block is done at each of the block's points; the first one stores it.
 """
@@ -165,7 +165,7 @@ def _at_points(s: Statement, rows: Kernel, width: int) -> Statement:
     """A statement of the second kernel at the points of a row: what there is once a block is stored by its first point."""
     [loop] = rows.inner
     first = vs.compare("eq", ix.mod(loop.expr(), width), ix.ZERO)
-    once = s.kind == "reduction" or not s.inner
+    by_block = s.kind == "reduction" or not s.inner
     kind = "block" if s.kind == "reduction" else s.kind
     block = width if kind == "block" else 0
-    return replace(s, kind=kind, inner=True, section=rows.sections, mask=first if once else None, block=block)
+    return replace(s, kind=kind, inner=True, section=rows.sections, mask=first if by_block else None, block=block)

@@ -62,8 +62,8 @@ def plans(pattern: Pattern) -> list[Schedule]:
             made.append(plan_of(gm, options_for(gpu=True)))
         return gm
 
-    def partition(joint: Any, *args: Any, **kwargs: Any) -> Any:
-        return min_cut_rematerialization_partition(expand(replace_random(joint), TRAINED), *args, **kwargs)
+    def partition(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        return min_cut_rematerialization_partition(expand(replace_random(graph), TRAINED), *args, **kwargs)
 
     def inference(gm: Any, inputs: Any) -> Any:
         return keep(replace_random(gm), inputs)

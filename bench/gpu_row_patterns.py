@@ -1,10 +1,10 @@
 """Norms, softmax, losses, top-k, quantisation, gathers and scatters on a GPU: eager, Inductor and kgen take turns.
 
-python -m bench.gpu_rows --quick --json out/rows.json              # the essential patterns within eight minutes
-python -m bench.gpu_rows --json out/rows.json --append             # all; goes on where an earlier run stopped
-python -m bench.gpu_rows --only "train rms_norm, 4k" --contenders eager max-autotune kgen
-python -m bench.gpu_rows --only "top 8 of 128k" --contenders eager kgen kgen-top-k
-python -m bench.gpu_rows --device cpu --shrink 64 --seconds 1      # on a CPU, with fewer rows
+python -m bench.gpu_row_patterns --quick --json out/rows.json              # the essential patterns within eight minutes
+python -m bench.gpu_row_patterns --json out/rows.json --append             # all; goes on where an earlier run stopped
+python -m bench.gpu_row_patterns --only "train rms_norm, 4k" --contenders eager max-autotune kgen
+python -m bench.gpu_row_patterns --only "top 8 of 128k" --contenders eager kgen kgen-top-k
+python -m bench.gpu_row_patterns --device cpu --shrink 64 --seconds 1      # on a CPU, with fewer rows
 
 `share` is how near a contender comes to the copy rate of this run: the fewest bytes that a pattern must move, over its
 time. A pattern that trains is timed with its backward pass. `kgen-top-k` is kgen with kernels of its own for `topk`. Errors are
@@ -81,14 +81,14 @@ def measure(pattern: Pattern, options: argparse.Namespace, rates: Mapping[str, f
     first = small.make(options.device)
     reference = trained(small.written, small) if small.trains else small.written
     want = outputs_of(reference(*first))
-    moved, held = small.fewest_bytes(first, want), sum(t.nbytes for t in (*first, *want))
-    sets = [first, *(small.make(options.device, seed) for seed in range(1, max(2, min(4, COLD // max(1, held)))))]
+    moved, footprint = small.fewest_bytes(first, want), sum(t.nbytes for t in (*first, *want))
+    sets = [first, *(small.make(options.device, seed) for seed in range(1, max(2, min(4, COLD // max(1, footprint)))))]
     row: dict[str, Any] = {
         "name": pattern.name, "sizes": [list(t.shape) for t in first], "bytes": moved, "copy": rates["copy"], "failed": {},
     }  # fmt: skip
     runners = {name: Runner(partial(contender, name, small), CONTENDERS[name][1]()) for name in options.contenders}
     entries = prepared(runners, sets, want if small.compared is None and not small.random else None, row["failed"],
-                       held <= RECORDED)  # fmt: skip
+                       footprint <= RECORDED)  # fmt: skip
     del want
     row |= timed(entries, options.seconds, options.device == "cuda")
     if options.device == "cuda":
