@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from kgen import config as configuration
 from kgen import errors, only, unusable
 from kgen.build import cpp, toolchain
-from kgen.capture import rng, torch_adapter
+from kgen.capture import decompositions, higher_order, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
@@ -263,7 +263,7 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
 
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
     """The joint graph of forward and backward, as it is split."""
-    gm = _laid_out(rng.replace_random(gm), config)
+    gm = higher_order.expand(_laid_out(rng.replace_random(gm), config), decompositions.TRAINED)
     if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
         return gm
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax

@@ -25,8 +25,9 @@ Numerics = Literal["fast", "eager", "stable"]
 Isa = Literal["avx512", "avx2", "generic"]
 Recompute = Literal["auto", "on", "off"]
 Layouts = Literal["auto", "off"]
+TopK = Literal["auto", "kernels", "library"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
-RECOMPUTE, LAYOUTS = get_args(Recompute), get_args(Layouts)
+RECOMPUTE, LAYOUTS, TOP_K = get_args(Recompute), get_args(Layouts), get_args(TopK)
 
 
 class Options(TypedDict, total=False):
@@ -44,9 +45,11 @@ class Options(TypedDict, total=False):
     operand_padding: bool
     horizontal_fusion: bool
     loop_batching: bool
+    layer_sharing: bool
     measurements: bool
     early_launch: bool
     recompute_scores: Recompute
+    top_k: TopK
     layouts: Layouts
     freezing: bool
     verify: bool
@@ -92,6 +95,9 @@ class Config:
     `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
     faster so (`auto`); results of the graph never do.
 
+    `top_k` says who finds the largest elements of rows (`topk` with k up to 64): `kernels` of kgen's own, the `library`, or by
+    `auto` kernels on a CPU for k up to 16, and the library else.
+
     `freezing` promises that the module's tensors stay as they are, so that inference computes what depends on them alone once,
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
 
@@ -125,6 +131,7 @@ class Config:
     early_launch: bool = True
     recompute_scores: str = "auto"
     layouts: str = "auto"
+    top_k: str = "auto"
     freezing: bool = False
     verify: bool = False
     debug: str | None = None
@@ -160,7 +167,7 @@ class Config:
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
     "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
-    "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
+    "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -170,6 +177,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "isa": ISAS,
     "recompute_scores": RECOMPUTE,
     "layouts": LAYOUTS,
+    "top_k": TOP_K,
 }
 VARIABLES = {
     "KGEN_DEBUG": "debug",

@@ -77,7 +77,8 @@ def lower(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule
     operators = registry.operators(lowering.OperatorAxes) if config.templates else {}
     context = lowering.LoweringContext(
         info.name, config.numerics, info.shape_env, info.in_inputs, frozenset(config.fallback), info.static_inputs,
-        info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed,
+        info.frozen_inputs, config.gpu_interpreter, operators, config.inlining, failed, config.top_k,
+        torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     graph = trace_origins(gm, lowering.lower(gm, context))
     trace.lowered(graph, info)

@@ -48,6 +48,7 @@ class Reason(Enum):
     SHORT_RUNS = "slices of a few neighbours each would have several kernels write every sector of memory"
     BROADCAST_BACK = "the consumer revisits the reduced row while it is in cache"
     HORIZONTAL = "they read the same data in one pass"
+    BLOCKS_OF_ROWS = "the rows of one are in registers while the other reduces blocks of them"
     COLUMN_SUMS = "the rows of one are in registers while the columns of the other are summed, program by program"
     OPERAND_REDUCTION = "the kernel of the matmul has every element of that operand in hand, and adds them up as well"
     INDEX_MISMATCH = "the consumer reads other elements than the producer has just written"

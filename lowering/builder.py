@@ -18,6 +18,9 @@ from kgen.ir.nodes import Buffer, Origin, Sizes, TensorArg
 from kgen.ir.values import Value
 from kgen.lowering.tensor import Tensor, axes, indices, number_of, rounded
 
+# Up to so many elements rounds of maxima beat the library's partial sort on a CPU.
+FASTER_TOP = 16
+
 
 class Builder:
     """Collects buffers and nodes while a graph is walked.
@@ -36,10 +39,18 @@ class Builder:
         self.owners: frozenset[Any] = frozenset()  # computed FX nodes in whose storage eager has results of the graph
         self.roots: dict[str, str] = {}  # buffer -> the one that owns its storage, as far as asked for
         self.result_strides: Sizes | None = None
+        self.top_k = "auto"
+        self.gpu_everywhere = False
         self.versions: dict[str, str] = {}
         self.placed: dict[tuple[Tensor, Sizes], Tensor] = {}  # operands stored with strides of their own
         self.checked: set[Expr] = set()  # conditions that calls check at run time
         self._taken: dict[str, int] = {}
+
+    def finds_top(self, device: torch.device, k: int) -> bool:
+        """Whether kernels find the `k` largest elements of rows. By default the library does on a GPU, where nobody has
+        measured the kernels, and on a CPU where it is faster."""
+        on_gpu = self.gpu_everywhere or device.type != "cpu"
+        return self.top_k == "kernels" or (self.top_k == "auto" and not on_gpu and k <= FASTER_TOP)
 
     # ---- names and buffers ------------------------------------------------------------------------------------------
 

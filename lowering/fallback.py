@@ -29,11 +29,14 @@ class Refused(Exception):
     """Raised by a rule for arguments it does not cover; the operator then runs in eager with this reason."""
 
 
-def refuse_on_gpu(graph: ir.Graph, nodes: Iterable[ir.Node], known: set[Value]) -> None:
-    """Raises Refused if the nodes need what kernels on a GPU cannot do. `known` collects the values that passed."""
+def refuse_on_gpu(graph: ir.Graph, nodes: Iterable[ir.Node], known: set[Value], deterministic: bool = False) -> None:
+    """Raises Refused if the nodes need what kernels on a GPU cannot do. `known` collects the values that passed. Atomic
+    additions of floats come in any order, so they are nothing for a `deterministic` program."""
     for node in nodes:
         if isinstance(node, ir.Scatter) and node.mode != "set":
             dtype = graph.buffers[node.out].dtype
+            if deterministic and node.mode == "add" and dtype.is_floating_point:
+                raise Refused("atomic additions have no order, and the program wants deterministic algorithms")
             if dtype not in ops.GPU_ATOMICS.get(node.mode, ()):
                 raise Refused(f"no atomic {node.mode} of {str(dtype).removeprefix('torch.')} on a GPU")
         refuse_values_on_gpu(ir.roots(node), known)

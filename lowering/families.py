@@ -8,6 +8,7 @@ from kgen.lowering import (
     concat,
     contraction,
     creation,
+    embedding_bag,
     foreach,
     indexing,
     logic,
@@ -22,13 +23,14 @@ from kgen.lowering import (
     sorting,
     special,
     symbolic,
+    top_k,
     user_kernel,
     views,
 )
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, attention, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling,
-    random, reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
+    activation, attention, concat, contraction, creation, embedding_bag, foreach, indexing, logic, mutation, norm, pointwise,
+    pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

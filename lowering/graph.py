@@ -26,6 +26,7 @@ from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
+from kgen.lowering.row_values import remaining_cost, with_row_values_stored
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
 
@@ -56,6 +57,8 @@ class LoweringContext:
     operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
     inlining: bool = True  # whether an operator may be computed where its result is read
     failed: Mapping[str, str] = field(default_factory=dict)
+    top_k: str = "auto"  # who finds the largest elements of rows: kernels, the library, or who is faster
+    deterministic: bool = False  # `torch.use_deterministic_algorithms`
 
 
 def lower(gm: GraphModule, context: LoweringContext) -> ir.Graph:
@@ -70,6 +73,7 @@ class _Lowering:
         self.symbols = SymbolTable(context.shape_env)
         self.builder = Builder(context.name, context.numerics)
         self.builder.symbols = self.symbols
+        self.builder.top_k, self.builder.gpu_everywhere = context.top_k, context.gpu_everywhere
         self.env = self.builder.env  # a write has to find the lazy readers of what it overwrites
         self.position = 0
         self.nested: dict[Expr, int] = {}  # nested ints, and where they are among the arguments
@@ -233,7 +237,7 @@ class _Lowering:
             args = (self._in_memory(args[0]), *args[1:])
         result = rule(self.builder, *args, **kwargs)
         if device.type == "cuda" or self.context.gpu_everywhere:
-            fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu)
+            fallback.refuse_on_gpu(self.builder.graph, self.builder.graph.nodes[mark:], self.on_gpu, self.context.deterministic)
             fallback.refuse_values_on_gpu((t.value for t in tree_leaves(result) if isinstance(t, Tensor)), self.on_gpu)
         return result
 
@@ -275,9 +279,13 @@ class _Lowering:
             )
         if self.builder.numerics == "eager" and result.dtype in ops.NARROW_FLOATS:
             result = result.with_value(vs.cast(result.value, result.dtype))
-        if result.value.op != "load" and self._should_store(node, result):
-            return self._stored_narrow(node, result) or self.builder.realize(result)
-        return result
+        if result.value.op == "load" or not self._should_store(node, result):
+            return result
+        if self.context.inlining and remaining_cost(result) <= CHEAP:
+            thin = with_row_values_stored(self.builder, result)
+            if not self._should_store(node, thin):
+                return thin
+        return self._stored_narrow(node, result) or self.builder.realize(result)
 
     def _may_be(self, expected: ir.Sizes, sizes: ir.Sizes) -> bool:
         """Whether the sizes are equal in the example inputs, as far as these say: one size may have two names."""

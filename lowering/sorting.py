@@ -11,7 +11,6 @@ OPERATORS = [
     "sort",
     "argsort",
     "msort",
-    "topk",
     "kthvalue",
     "median",
     "nanmedian",

@@ -103,6 +103,30 @@ def _huber_loss(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, delta
     return loss.to(x.dtype)
 
 
+def _native_group_norm(  # noqa: PLR0913  aten's arguments
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    n: int,
+    c: int,
+    hxw: int,
+    group: int,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Statistics and one elementwise step. The operator's own result would be saved for the gradient of an activation behind
+    it. torch's decomposition copies tensors with channels last."""
+    wide = x.to(torch.float32) if x.dtype.itemsize == 2 else x
+    grouped = wide.reshape(n, group, c // group, *x.shape[2:])
+    variance, mean = torch.var_mean(grouped, list(range(2, grouped.dim())), correction=0, keepdim=True)
+    scale = torch.rsqrt(variance + eps)
+    out = ((grouped - mean) * scale).reshape(x.shape)
+    channels = (1, c, *(1 for _ in x.shape[2:]))
+    out = out if weight is None else out * weight.reshape(channels)
+    out = out if bias is None else out + bias.reshape(channels)
+    mean, scale = (one.reshape(n, group).to(x.dtype) for one in (mean, scale))
+    return out.to(x.dtype), mean, scale
+
+
 def _overloads(ops: tuple[Any, ...]) -> list[Any]:
     found: list[Any] = []
     for op in ops:
@@ -117,3 +141,6 @@ TABLE: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 for _native in _overloads(NATIVE):
     TABLE.pop(_native, None)
+
+# Taken apart in joint graphs alone: there a backward pass may compute the last step again.
+TRAINED: dict[Any, Callable[..., Any]] = {aten.native_group_norm.default: _native_group_norm}

@@ -26,11 +26,13 @@ MAX_PERSISTENT = 32768
 @dataclass(frozen=True, slots=True)
 class Statement:
     """One item of a kernel: `value` stored at `store` of `outs`, or reduced into them. `kind` is pointwise, reduction, scan,
-    scatter, column, contraction or partial; `section` numbers the inner loop it runs in (inner statements) or after which it
-    runs (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A column
-    statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
+    scatter, column, block, contraction or partial; `section` numbers the inner loop it runs in (inner statements) or after
+    which it runs (outer ones, -1: before all). `stored` says which outs are written to memory; the rest stay in registers. A
+    column statement joins, for each inner point, its values at all outer points of a program, by `op`; `store` begins with the
     kernel's `share`. A contraction is what templates compute: the sum over the inner loops of `value` times `factors`,
     each rounded to its type in `operands` before, or, where `op` is not "sum", an operator of these.
+    A block statement reduces runs of `block` neighbouring inner points, in the kernel of a GPU whose programs hold full rows;
+    its result is there at each point. A pointwise or block statement with a `mask` is stored where the mask is true.
     A partial reduces a contraction's tile along the outer loops in `rank` (which counts their points), every `block` of them to
     one result; `store` begins with the number of the tile (`PART`), a variable that whoever emits the statement defines. A
     block of 0 is still to be chosen. A scatter in the kernel of a contraction has a `rank` where points of its loops may hit
@@ -48,7 +50,7 @@ class Statement:
     target: str | None = None
     axis: Var | None = None
     rank: Expr | None = None  # argmax, argmin, partial: what counts as the index of a point; scatter: its turn
-    block: int = 0  # partial
+    block: int = 0  # partial, block
     factors: tuple[Value, ...] = ()  # contraction: further operands
     operands: tuple[torch.dtype, ...] = ()
     axes: tuple[tuple[str, Expr], ...] = ()  # of an operator: the index along each of the template's axes

@@ -97,7 +97,7 @@ def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space
     """What the inner loops walk over for one vector of outer points, where their rows lie far apart; 0 where they do not."""
     most = 0
     for item in items:
-        for name, index in (*((r.buffer, r.index) for r in item.reads), *((out, item.store) for out in item.outs)):
+        for name, index in _accesses(item):
             buffer = graph.buffers[name]
             if buffer.strides is None or len(index) != len(buffer.strides):
                 continue
@@ -111,17 +111,24 @@ def _column_bytes(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space
 
 
 def _short_run(graph: ir.Graph, sizes: Sizes, items: list[Item], space: Space, least: int) -> int:
-    """The neighbours along the inner loops of some read that has few, and an outer loop goes on where they end; 0 of others."""
-    for item in items:
-        for read in item.reads:
-            buffer = graph.buffers[read.buffer]
-            if buffer.strides is None or len(read.index) != len(buffer.strides):
-                continue
-            offset = ix.linearize(read.index, buffer.strides)
-            runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
-            if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
-                return runs[0]
+    """The neighbours along the inner loops of some access that has few, and an outer loop goes on where they end; 0 of others.
+    One that some inner loop repeats, as that of a channel's weight at each pixel, is a small one, and does not count."""
+    for name, index in (access for item in items for access in _accesses(item)):
+        buffer = graph.buffers[name]
+        if buffer.strides is None or len(index) != len(buffer.strides):
+            continue
+        offset = ix.linearize(index, buffer.strides)
+        if any(v.extent != 1 and v not in ix.free_atoms(offset) for v in space.inner):
+            continue
+        runs = [sizes.of(v.extent) for v in space.inner if _stride(offset, v, sizes) == 1]
+        if runs and runs[0] < least and any(_stride(offset, v, sizes) == runs[0] for v in space.outer):
+            return runs[0]
     return 0
+
+
+def _accesses(item: Item) -> list[tuple[str, tuple[Expr, ...]]]:
+    """What the item reads and stores, with the index of each."""
+    return [*((read.buffer, read.index) for read in item.reads), *((out, item.store) for out in item.outs)]
 
 
 def _line_programs(sizes: Sizes, space: Space, run: int) -> float:

@@ -29,9 +29,10 @@ from kgen.scheduler.tiling.loops import stride_along
 from kgen.scheduler.tiling.tiles import persistent, shares
 from kgen.verdict import FusionDemand, Outcome, Reason, Verdict
 
-# Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill.
+# Rows are at least and at most so long, and a program has so many bytes of accumulators at most: beyond, registers spill. At
+# 16,384 columns one sum spills 30 registers of a thread, for a second walk over rows of 96 KB saved.
 MIN_COLUMNS = 32
-MAX_COLUMNS = 8192
+MAX_COLUMNS = {"triton": 16384, "cpp": 8192}
 MAX_REGISTER_BYTES = 65536
 # On a CPU: bytes of rows for each share, counted as numbers of 32 bits; how many shares there are at least (what is smaller
 # stays in the cache), and at most.
@@ -230,7 +231,7 @@ class _Carrier:
             return Reason.LAYOUT_CONFLICT
         if rows.target == "cpp" and self._turned(rows, kernel, moved):
             return Reason.LAYOUT_CONFLICT
-        if length > MAX_COLUMNS or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_REGISTER_BYTES:
+        if length > MAX_COLUMNS[rows.target] or length * sum(s.value.dtype.itemsize for s in accumulators) > MAX_REGISTER_BYTES:
             return Reason.TOO_LARGE
         return Reason.NO_SAVING if moved.saved <= 0 else None
 

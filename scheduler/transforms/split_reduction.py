@@ -25,6 +25,7 @@ from kgen.scheduler.protocol import Forming, Transform
 from kgen.scheduler.selection.memo import for_equal
 from kgen.scheduler.tiling.loops import distinct_touches, linearized, ordered, unflattened
 from kgen.scheduler.tiling.tiles import choose_tiles
+from kgen.scheduler.transforms.split_online_softmax import split_online_softmax
 from kgen.scheduler.transforms.stacked_reductions import split_stacked
 
 # Points that a program reduces at least, so that its launch is worth while.
@@ -43,6 +44,7 @@ class SplitReduction(Transform):
         kernels = (step for step in steps if isinstance(step, Kernel))
         partial = {o for step in kernels for s in step.statements if s.kind == "column" for o in s.outs}
         graph, gpu = forming.draft.graph, forming.draft.options.gpu
+        steps = split_online_softmax(steps, graph, forming.sizes, gpu, forming.kept)
         stacked = split_stacked(steps, graph, forming.sizes, gpu)
         out: list[Step] = []
         for place, step in enumerate(steps):

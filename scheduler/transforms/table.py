@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kgen.scheduler.protocol import Transform
+from kgen.scheduler.transforms.block_reduction import BlockReduction
 from kgen.scheduler.transforms.column_reduction import ColumnReduction
 from kgen.scheduler.transforms.concat_split import ConcatSplit
 from kgen.scheduler.transforms.full_row_tiles import FullRowTiles
@@ -42,6 +43,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     TilePartials(),
     LibraryFusion(),
     ColumnReduction(),
+    BlockReduction(),
     SplitReduction(),
     Untaken(),
 )

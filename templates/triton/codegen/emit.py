@@ -122,6 +122,8 @@ class Emitter(PointEmitter):
             self._scatter(s)
         elif s.kind == "column":
             self._column(s)
+        elif s.kind == "block":
+            self._block(s)
         else:
             self._pointwise(s)
         return []
@@ -260,6 +262,19 @@ class Emitter(PointEmitter):
             if stored:
                 self._store(out, s.store[0], name)
         self.level = level
+
+    # ---- blocks -----------------------------------------------------------------------------------------------------
+
+    def _block(self, s: Statement) -> None:
+        """The result of a run of neighbours along the row, at each of them."""
+        tile = self._bind("tile", self._kept(self._tile(s.value), s))
+        name = self._bind(s.op, f"lib.fold_blocks_{s.op}({tile}, {s.block})")
+        guard = None if s.mask is None else (self.emit(s.mask), self.axes(s.mask))
+        self._define(s.outs[0], name, self.level, True)
+        if s.stored[0]:
+            saved, self.guard = self.guard, guard
+            self._store(s.outs[0], s.store[0], name)
+            self.guard = saved
 
     # ---- columns ----------------------------------------------------------------------------------------------------
 

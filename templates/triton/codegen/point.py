@@ -94,12 +94,16 @@ class PointEmitter:
 
     def _pointwise(self, s: Statement) -> None:
         name = self.emit(s.value)
+        guard = None if s.mask is None else (self.emit(s.mask), self.axes(s.mask))
         for out, stored in zip(s.outs, s.stored, strict=True):
             self._define(out, name, self.axes(s.value), s.inner)
             if stored:
                 dtype = self.graph.buffers[out].dtype
                 rounds = s.value.op == "round_to" and s.value.attr == dtype  # as the store does
-                self._store(out, s.store[0], self.emit(s.value.args[0]) if rounds else name, self.axes(s.value))
+                made = self.emit(s.value.args[0]) if rounds else name
+                saved, self.guard = self.guard, guard or self.guard
+                self._store(out, s.store[0], made, self.axes(s.value))
+                self.guard = saved
 
     def _define(self, out: str, name: str, axes: Axes, inner: bool) -> None:
         self.locals[out] = (name, axes)

@@ -154,6 +154,10 @@ from kgen.templates.triton.device.random import (
     words_of_adjacent,
 )
 from kgen.templates.triton.device.row_loops import (
+    blocks_of,
+    fold_blocks_max,
+    fold_blocks_min,
+    fold_blocks_sum,
     fold_rescaled,
     groups_of,
     index_div,
@@ -169,4 +173,5 @@ from kgen.templates.triton.device.row_loops import (
     step_mean,
     step_rescaled,
     to_members,
+    to_points,
 )

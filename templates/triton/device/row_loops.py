@@ -116,3 +116,35 @@ def join_group_welford(mean, m2, count, width: tl.constexpr):
     common = to_members(fold_sum(groups_of(mean, width), 1), width) * (1.0 / width)
     apart = mean - common
     return common, join_group_sum(m2 + count * apart * apart, width)
+
+
+# ---- blocks of a row: `width` neighbours along it share a result -------------------------------------------------------
+
+
+@triton.jit
+def blocks_of(tile, width: tl.constexpr):
+    rows: tl.constexpr = tile.shape[0]
+    count: tl.constexpr = tile.shape[1] // width
+    return tl.reshape(tile, [rows, count, width])
+
+
+@triton.jit
+def to_points(blocks, width: tl.constexpr):
+    rows: tl.constexpr = blocks.shape[0]
+    count: tl.constexpr = blocks.shape[1]
+    return tl.reshape(tl.broadcast_to(blocks[:, :, None], [rows, count, width]), [rows, count * width])
+
+
+@triton.jit
+def fold_blocks_sum(tile, width: tl.constexpr):
+    return to_points(fold_sum(blocks_of(tile, width), 2), width)
+
+
+@triton.jit
+def fold_blocks_max(tile, width: tl.constexpr):
+    return to_points(fold_max(blocks_of(tile, width), 2), width)
+
+
+@triton.jit
+def fold_blocks_min(tile, width: tl.constexpr):
+    return to_points(fold_min(blocks_of(tile, width), 2), width)

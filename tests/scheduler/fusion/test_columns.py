@@ -132,7 +132,7 @@ def test_programs_share_all_rows_and_no_more() -> None:
 # ---- what stays apart -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(20, 512), (4096, 16), (600, 16384), (2000, 40000)])
+@pytest.mark.parametrize(("rows", "columns"), [(20, 512), (4096, 16), (600, 20000), (2000, 40000)])
 def test_shapes_that_stay_apart(rows: int, columns: int) -> None:
     """Few rows (the partial sums would be as large as the data), short rows, rows that leave no registers for sums."""
     plan = plan_of(softmax_backward, r(rows, columns), r(rows, columns))
