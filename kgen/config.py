@@ -24,6 +24,7 @@ NUMERICS = ("fast", "eager", "stable")
 ISAS = ("avx512", "avx2", "generic")
 RECOMPUTE = ("auto", "on", "off")
 LAYOUTS = ("auto", "off")
+CHUNKS = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Config:
 
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
+
+    `chunked_logits` says whether backward graphs make the gradient of logits in runs of columns, so that neither logits nor their
+    gradient are in memory as a whole, for one more matmul: `auto` where logits take 128 MiB and more.
 
     `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
     faster so (`auto`); results of the graph never do.
@@ -78,6 +82,7 @@ class Config:
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
+    chunked_logits: str = "auto"
     layouts: str = "auto"
     freezing: bool = False
     verify: bool = False
@@ -112,13 +117,15 @@ class Config:
 # The fields that change what is generated. Everything else may differ between two processes that share a cache.
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
-    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "layouts", "freezing",
-    "tuning_file",
+    "horizontal_fusion", "loop_batching", "measurements", "early_launch", "recompute_scores", "chunked_logits", "layouts",
+    "freezing", "tuning_file",
     "compiler", "isa", "gpu_interpreter", "poison",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_CHOICES = {"mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "layouts": LAYOUTS}
+_CHOICES = {
+    "mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "chunked_logits": CHUNKS, "layouts": LAYOUTS,
+}  # fmt: skip
 _ENVIRONMENT = {
     "KGEN_DEBUG": "debug",
     "KGEN_CACHE_DIR": "cache_dir",

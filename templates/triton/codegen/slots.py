@@ -85,9 +85,11 @@ class Slots:
         lengths: Mapping[str, str],
         folded: Folded | None = None,
         inside: str = "",
+        end: tuple[str, str] = ("", ""),
     ) -> TileEmitter:
         """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
-        are those of sides that are not whole blocks. Along the axes `inside` all of the tile is within the axis."""
+        are those of sides that are not whole blocks. Along the axes `inside` all of the tile is within the axis; along that of
+        `end` it is cut off at an index."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -105,7 +107,9 @@ class Slots:
                     scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
                     continue
                 block = str(folded.runs)
-            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged and axis not in inside))
+            cut = end[1] if axis == end[0] else ""
+            ragged = bool(cut) or (ragged and axis not in inside)
+            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged, end=cut))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
@@ -116,13 +120,15 @@ class Slots:
         return extent is None or extent % self.config.get(block) != 0, block
 
     def tile(
-        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
-    ) -> list[str]:
+        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "",
+        end: tuple[str, str] = ("", ""), **starts: str,
+    ) -> list[str]:  # fmt: skip
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come by TMA, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
         say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`). Along the
-        axes `inside` the author promises that all indices are within."""
+        axes `inside` the author promises that all indices are within. With ``end=("k", "last")`` the tile is zero from that
+        index on."""
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
             found = tma_layout(self.problem, one)
@@ -134,7 +140,7 @@ class Slots:
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
-        emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside)
+        emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside, end=end)
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
         axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
@@ -276,9 +282,11 @@ class Slots:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
-    def store(self, result: str, name: str, indices: Sequence[Index], **lengths: str) -> list[str]:
+    def store(
+        self, result: str, name: str, indices: Sequence[Index], end: tuple[str, str] = ("", ""), **lengths: str
+    ) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
-        block."""
+        block. With ``end=("m", "last")`` nothing is stored from that index on."""
         declared = self.problem.template.results[result]
         lines, engine = list[str](), None
         if declared.access == "tma":
@@ -288,7 +296,7 @@ class Slots:
                 engine = Engine(
                     self, result, Window(declared.axes, self.problem.loops, starts, self._tile_lengths(declared.axes, lengths))
                 )
-        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths)
+        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, end=end)
         emitter.engine = engine
         return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, indices, lengths))]
 
