@@ -17,7 +17,7 @@ from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule
 from kgen.only import Only
-from kgen.scheduler.analysis.memory import has_hidden_effects, reads, writes
+from kgen.scheduler.analysis.memory import LiveBytes, has_hidden_effects, reads, room_above, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import contraction_of, prepared
 from kgen.scheduler.selection.memo import for_form, memoised_best
@@ -40,17 +40,38 @@ class Joining:
 
 
 def join(plan: Schedule, how: Joining) -> None:
-    """Makes batches of matmuls, with their template, where that is faster than one after the other."""
+    """Makes batches of matmuls, with their template, where that is faster than one after the other, and needs no more memory."""
     found: dict[int, ComboKernel] = {}
     gone: set[int] = set()
-    for group in _sharing_an_operand(plan, how):
+    live = LiveBytes(plan.graph, plan.steps)
+    most = room_above(live.peak)
+    for shared in _sharing_an_operand(plan, how):
+        group = _within_memory(plan, shared, live, most)
         kernels = [plan.steps[k] for k in group]
+        if len(group) < 2:
+            continue
         batch = _known([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
         if batch is not None:
             found[group[0]] = batch
             gone.update(group[1:])
             plan.verdicts += _verdicts(batch)
     plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _within_memory(plan: Schedule, group: Sequence[int], live: LiveBytes, most: int) -> list[int]:
+    """Those of a group whose results may wait in memory from the first one on, so that there are `most` bytes at no time."""
+    first, kept = group[0], [group[0]]
+    for k in group[1:]:
+        step = plan.steps[k]
+        assert isinstance(step, Kernel)
+        if max(live.earlier(step, k, first), default=0) > most:
+            other = plan.steps[first]
+            assert isinstance(other, Kernel)
+            plan.verdicts.append(Verdict(other.name, step.name, Outcome.UNPROFITABLE, Reason.MORE_MEMORY))
+            continue
+        live.move(step, k, first)
+        kept.append(k)
+    return kept
 
 
 def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKernel | None:
