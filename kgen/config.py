@@ -48,8 +48,8 @@ class Config:
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
 
-    `chunked_logits` says whether backward graphs make the gradient of logits in runs of columns, so that neither logits nor their
-    gradient are in memory as a whole, for one more matmul: `auto` where logits take 128 MiB and more.
+    `chunked_logits` says whether backward graphs make the gradient of logits in runs of columns, so that neither logits nor
+    their gradient are in memory as a whole, for one more matmul: `auto` where logits take 128 MiB and more.
 
     `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
     faster so (`auto`); results of the graph never do.
@@ -124,7 +124,8 @@ CODE_FIELDS = (
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
 _CHOICES = {
-    "mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "chunked_logits": CHUNKS, "layouts": LAYOUTS,
+    "mode": MODES, "numerics": NUMERICS, "isa": ISAS, "recompute_scores": RECOMPUTE, "chunked_logits": CHUNKS,
+    "layouts": LAYOUTS,
 }  # fmt: skip
 _ENVIRONMENT = {
     "KGEN_DEBUG": "debug",

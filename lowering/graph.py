@@ -37,10 +37,6 @@ MAX_LOADS = 24
 MAX_COST = 600
 # A value made of loop indices alone is stored above this cost only: as an index it is understood, read from memory it is not.
 CHEAP_FROM_INDICES = 60
-# What makes each element of many others, and stores it or adds it to what is stored.
-MATMULS = {
-    torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default,
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -320,26 +316,12 @@ class _Lowering:
         if cost <= 2:
             return False
         reads = {v.attr for v in vs.loads([tensor.value])}
-        if len(reads) > MAX_LOADS or cost > MAX_COST or self._goes_on(node, tensor):
+        if len(reads) > MAX_LOADS or cost > MAX_COST:
             return True
         if _uses(node) <= 1 or (not reads and cost <= CHEAP_FROM_INDICES):
             return False
         full = [v for v in reads if self._is_full(v, tensor)]
         return cost > CHEAP or len(full) > 1
-
-    def _goes_on(self, node: Node, tensor: Tensor) -> bool:
-        """Whether a node is a sum of matmuls to which another one is added: stored, it is in memory with the next of them, where
-        else all would be until the last one is there. Of 16 bits it would be rounded."""
-        users = list(node.users)
-        if node.target is not torch.ops.aten.add.Tensor or len(users) != 1 or tensor.dtype.itemsize < 4:
-            return False
-        args = [arg for arg in node.args if isinstance(arg, Node)]
-        added = users[0].target is torch.ops.aten.add.Tensor
-        return added and len(args) == 2 and all(_of_matmul(arg) or self._is_sum_in_memory(arg) for arg in args)
-
-    def _is_sum_in_memory(self, node: Node) -> bool:
-        found = self.env[node]
-        return node.target is torch.ops.aten.add.Tensor and isinstance(found, Tensor) and found.value.op == "load"
 
     def _is_full(self, attr: Any, tensor: Tensor) -> bool:
         """Whether a load moves about as much memory as the tensor has elements."""
@@ -432,13 +414,6 @@ def _is_conversion(node: Node) -> bool:
     """Whether the program asks for another type, and not what an operator is made of."""
     whole = node.meta.get("original_aten") or node.target  # perhaps a copy of the operator: graphs are copied with their notes
     return node.target is torch.ops.aten._to_copy.default and str(whole) == str(node.target)
-
-
-def _of_matmul(node: Node) -> bool:
-    """Whether a node is a matmul, in another type maybe."""
-    if node.target is torch.ops.aten._to_copy.default:
-        return isinstance(node.args[0], Node) and node.args[0].target in MATMULS
-    return node.target in MATMULS
 
 
 def _uses(node: Node) -> int:

@@ -429,9 +429,9 @@ class Problem:
             return first, second
         if pattern.operator:  # its other axes may be in some operands alone
             tiled = [a for a in self.inputs[name].axes if self.template.block(a) is not None]
-            own = [a for a in tiled if a in pattern.results[0]]
-            if len(tiled) == 2 and len(own) == 1:
-                return own[0], next(a for a in tiled if a not in own)
+            kept = [a for a in tiled if a in pattern.results[0]]
+            if len(tiled) == 2 and len(kept) == 1:
+                return kept[0], next(a for a in tiled if a not in kept)
         shared = [a for a in self.inputs[name].axes if all(a in axes for axes in pattern.operands)]
         own = next(a for a in self.inputs[name].axes if a not in shared)
         results = {a for axes in pattern.results for a in axes}

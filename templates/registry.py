@@ -153,7 +153,7 @@ def _why_not(device: str | None, request: Request) -> str | None:
 
 
 def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, tuple[T, ...]]:
-    """The axes of the operators that templates implement, by the operator's name: one operator may have tensors of several ranks."""
+    """The axes of the operators that templates implement, by the operator's name, whose tensors may have several ranks."""
     found: dict[str, dict[tuple[Axes, ...], T]] = {}
     for p in (t.implements for t in every()):
         if p.operator and p.program is None:

@@ -6,7 +6,7 @@ alone, forward saves the numbers of the rows, and backward does for each run of 
 
     logits[:, c] = x w[:, c]          again
     G[:, c]                           element by element
-    dx += G[:, c] w[:, c].t()         added up in float32
+    dx += G[:, c] w[:, c].t()         added up in float32 at least
     dw[:, c] = x.t() G[:, c]          done
 
 So backward computes one matmul more than it would with logits from memory, and what it has in memory is one run. A column of dw
@@ -157,7 +157,7 @@ def _is_transpose(node: Node) -> bool:
     if node.target not in TRANSPOSED or node.meta["val"].dim() != 2:
         return False
     axes = _args(node)[1] if node.target is aten.permute.default else _args(node)[1:]
-    return [axis % 2 for axis in axes] in ([], [1, 0], [0, 1][::-1]) or set(axes) == {0, 1}
+    return not axes or [axis % 2 for axis in axes] == [1, 0] or (node.target is aten.transpose.int and len(set(axes)) == 2)
 
 
 def _is_sum_of_rows(node: Node) -> bool:
@@ -189,6 +189,11 @@ def _is_static(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
 
 
+def _shape(node: Node) -> tuple[int, ...]:
+    """Empty where sizes are known at run time only, and of what is no tensor."""
+    return tuple(node.meta["val"].shape) if _is_static(node) else ()
+
+
 def _args(node: Node) -> tuple[Any, ...]:
     return node.args
 
@@ -215,16 +220,16 @@ class _Elements:
         """Whether a node has an element for each logit, in order."""
         if node is self.logits:
             return True
-        shape = node.meta["val"].shape if _is_static(node) else ()
+        shape = _shape(node)
         return len(shape) > 1 and shape[-1] == self.columns and math.prod(shape[:-1]) == self.rows and not _is_transpose(node)
 
     def is_row_number(self, node: Node) -> bool:
         """Whether a node has a number for each row, along a last axis of length 1."""
-        shape = node.meta["val"].shape if _is_static(node) else ()
+        shape = _shape(node)
         return len(shape) > 1 and shape[-1] == 1 and math.prod(shape) == self.rows
 
     def is_column_number(self, node: Node) -> bool:
-        shape = node.meta["val"].shape if _is_static(node) else ()
+        shape = _shape(node)
         return len(shape) > 0 and shape[-1] == self.columns == math.prod(shape)
 
     def is_number(self, node: Node) -> bool:
@@ -313,31 +318,39 @@ class _Rewrite:
         if self.elements.holds(node) and self.elements.can_make(node):
             value = node.meta["val"]
             with self.graph.inserting_before(node):
-                made = self._call(
-                    aten.full.default, list(value.shape), node.args[1], dtype=value.dtype, device=value.device
-                )
+                made = self._call(aten.full.default, list(value.shape), node.args[1], dtype=value.dtype, device=value.device)
             node.replace_all_uses_with(made)
 
     def _runs(self) -> Iterator[_Run]:
-        count = min(MOST_RUNS, max(2, round(self.found.columns / COLUMNS)))
+        count = min(MOST_RUNS, max(2, self._count()))
         length = -(-self.found.columns // count)
         length = -(-length // UNIT) * UNIT if length > UNIT else length
         for begin in range(0, self.found.columns, length):
             yield _Run(begin, min(begin + length, self.found.columns))
+
+    def _count(self) -> int:
+        """How many runs. Where sums are wider than what is multiplied, those of all runs are in memory until the last one is
+        there, so that there is least where both take as much: runs, and sums of runs."""
+        count = self.found.columns / COLUMNS
+        if self.found.logits.meta["val"].dtype.itemsize < 4:
+            depth = _args(self.found.logits)[-1].meta["val"].shape[0]
+            count = min(count, math.sqrt(self.found.columns / max(1, depth)))
+        return round(count)
 
     def _add(self, reader: _Matmul, run: _Run, parts: list[Node]) -> None:
         """Adds what a run makes for a reader to its parts: of the gradient of rows there is one, the sum so far."""
         gradient = self._of_run(reader.gradient, run)
         if reader.kind == "rows":
             assert reader.other is not None
-            made = self._widened(self._call(aten.mm.default, gradient, self._cut(self._before(reader.other), 0, run)))
-            parts[:] = [self._call(aten.add.Tensor, parts[0], made) if parts else made]
+            parts[:] = [self._added(parts, gradient, self._cut(self._before(reader.other), 0, run))]
         elif reader.kind == "sum":
             parts.append(self._call(aten.sum.dim_IntList, gradient, [0], *_args(reader.node)[2:3]))
         else:
             assert reader.other is not None
             other = self._before(reader.other)
-            pair = (self._call(aten.permute.default, gradient, [1, 0]), other) if reader.kind == "columns" else (other, gradient)
+            pair = (
+                (self._call(aten.permute.default, gradient, [1, 0]), other) if reader.kind == "columns" else (other, gradient)
+            )
             parts.append(self._call(aten.mm.default, *pair))
 
     def _whole(self, reader: _Matmul, parts: Sequence[Node]) -> Node:
@@ -347,10 +360,12 @@ class _Rewrite:
         axis = 0 if reader.kind == "columns" else value.dim() - 1
         return self._call(aten.cat.default, list(parts), axis)
 
-    def _widened(self, node: Node) -> Node:
-        """In the type in which runs are added up."""
-        dtype = node.meta["val"].dtype
-        return self._cast(node, torch.float32) if dtype.itemsize < 4 else node
+    def _added(self, parts: Sequence[Node], left: Node, right: Node) -> Node:
+        """The sum so far, in float32 at least, with another matmul."""
+        if left.meta["val"].dtype.itemsize >= 4:
+            return self._call(aten.addmm.default, *parts, left, right) if parts else self._call(aten.mm.default, left, right)
+        made = self._cast(self._call(aten.mm.default, left, right), torch.float32)
+        return self._call(aten.add.Tensor, *parts, made) if parts else made
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return self._call(aten._to_copy.default, node, dtype=dtype)
@@ -421,8 +436,8 @@ class _Rewrite:
         """A number at one column of each row, where the run has that column."""
         base, _, index, number = _args(node)
         value = node.meta["val"]
-        places = self._call(aten.arange.start, run.begin, run.end, dtype=torch.int64, device=value.device)
-        hit = self._call(aten.eq.Tensor, self._read(index, run), places)
+        columns = self._call(aten.arange.start, run.begin, run.end, dtype=torch.int64, device=value.device)
+        hit = self._call(aten.eq.Tensor, self._read(index, run), columns)
         one = self._call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
         return self._call(aten.where.self, hit, one, self._of_run(base, run))
 

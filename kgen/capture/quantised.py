@@ -46,16 +46,15 @@ def _table(module: ModuleType) -> Mapping[Any, Callable[..., Any]]:
 def _quantise(x: Tensor, scale: Tensor, zero_point: Tensor, least: Any, most: Any, dtype: torch.dtype) -> Tensor:
     """``clamp(round(x / scale) + zero_point, least, most)`` by the factor that eager works out in float64."""
     factor = (1.0 / scale.to(torch.float64)).to(torch.float32).reshape(())
-    places = torch.round(x.to(torch.float32) * factor) + zero_point.to(torch.float32).reshape(())
+    codes = torch.round(x.to(torch.float32) * factor) + zero_point.to(torch.float32).reshape(())
     if isinstance(least, Tensor) or isinstance(most, Tensor):
-        return torch.minimum(torch.maximum(places, _bound(least, x)), _bound(most, x)).to(dtype)
-    return torch.clamp(places, least, most).to(dtype)
+        return torch.minimum(torch.maximum(codes, _bound(least, x)), _bound(most, x)).to(dtype)
+    return torch.clamp(codes, least, most).to(dtype)
 
 
 def _dequantise(
-    x: Tensor, scale: Tensor, zero_point: Tensor, least: Any, most: Any, dtype: torch.dtype, *,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor, scale: Tensor, zero_point: Tensor, *_bounds_and_type: Any, out_dtype: torch.dtype | None = None
+) -> Tensor:
     """``(x - zero_point) * scale`` in the type of the result; bounds and type of `x` are for whoever looks for patterns."""
     wide = x.to(out_dtype or torch.float32)
     return (wide - zero_point.to(wide.dtype).reshape(())) * scale.to(wide.dtype).reshape(())

@@ -56,9 +56,9 @@ def _are_family_of_calls(items: Sequence[Item], capabilities: Capabilities) -> b
     """The same of calls of one operator with equal arguments: all their operands but one are in common, the one of which a
     template of the operator takes several."""
     calls = [item.node for item in items if isinstance(item.node, ir.Operation)]
-    alike = {(node.operator, node.arguments, node.dtypes, item.axes) for node, item in zip(calls, items, strict=True)}
+    kinds = {(node.operator, node.arguments, node.dtypes, item.axes) for node, item in zip(calls, items, strict=True)}
     apart = [k for k, values in enumerate(zip(*((i.value, *i.factors) for i in items), strict=False)) if len(set(values)) > 1]
-    if len(alike) > 1 or len(apart) > 1 or any(node.program is not None for node in calls):
+    if len(kinds) > 1 or len(apart) > 1 or any(node.program is not None for node in calls):
         return False
     first = calls[0]
     families = capabilities.families(ir.outs(first)[0], first.operator, tuple(axis for axis, _ in first.axes))

@@ -45,7 +45,7 @@ AT_ONCE = 32
 
 
 def join(plan: Schedule, how: Joining) -> None:
-    """Makes batches of matmuls, with their template, where that is faster than one after the other, and needs no more memory."""
+    """Makes batches of matmuls, with their template, where that is faster than one by one, and needs no more memory."""
     found: dict[int, ComboKernel] = {}
     gone: set[int] = set()
     live = LiveBytes(plan.graph, plan.steps)
@@ -125,8 +125,7 @@ def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[lis
         if len(group) > 1:
             groups.append(group)
             taken.update(group)
-        first, *rest = waiting
-        waiting = [k for k in rest if k not in taken]
+        waiting = [k for k in waiting[1:] if k not in taken]
 
 
 def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
@@ -136,7 +135,10 @@ def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
         if isinstance(step, Kernel) and step.contracts and k not in taken and _operands(step):
             device = how.device(contraction_of(step))
             best = how.best(step) if device.kind == "cuda" else None
-            if best is not None and Sizes(plan.graph.size_hints).of(best.problem.programs(best.config)) <= device.compute_units // 2:
+            if (
+                best is not None
+                and Sizes(plan.graph.size_hints).of(best.problem.programs(best.config)) <= device.compute_units // 2
+            ):
                 found.append(k)
     return found
 

@@ -42,7 +42,8 @@ def steps_of(fuser: Fuser, groups: list[Group], kept: frozenset[str], options: O
     order = in_order(groups, fuser)
     made = {group.serial: _step(group, fuser, kept, options) for group in order}
     steps, early = (
-        [step for group in one if not _is_dead(step := made[group.serial])] for one in (order, in_order(groups, fuser, early=True))
+        [step for group in one if not _is_dead(step := made[group.serial])]
+        for one in (order, in_order(groups, fuser, early=True))
     )
     return early if is_less(LiveBytes(fuser.graph, early), LiveBytes(fuser.graph, steps)) else steps
 

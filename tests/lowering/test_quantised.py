@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401  registers the operators
+import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch import Tensor
 
 import kgen

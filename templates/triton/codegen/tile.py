@@ -37,8 +37,8 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
-    tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is said,
-    are past the end of the tile."""
+    tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
+    said, are past the end of the tile."""
 
     axis: str
     loops: tuple[Var, ...]
