@@ -19,9 +19,9 @@ KGEN_FN auto shifted(const Filled<T, A, F>& operand, int64_t i0, int64_t k0) {
   });
 }
 
-// Calls f(group, begin, count, threads) for each group of `total` places, those from the end of the group before to
+// Calls f(group, begin, count, threads) for each group of `total` rows, those from the end of the group before to
 // `end_of(group)`, and with `groups` as its number for those behind the last one. Ends that fall or lie outside make empty groups,
-// so that every place is in one. `work` is what a place takes, in pairs of numbers. Of many groups, none of which has most of the
+// so that every row is in one. `work` is what a row takes, in pairs of numbers. Of many groups, none of which has most of the
 // work, each thread takes some; else all threads take one after the other.
 template <class E, class F>
 inline void share_groups(int threads, int64_t groups, int64_t total, int64_t work, E end_of, F f) {
@@ -39,7 +39,7 @@ inline void share_groups(int threads, int64_t groups, int64_t total, int64_t wor
     return;
   }
   const int useful = useful_threads(threads, total * work);
-  // a thread's groups begin in its share of the places: neighbours, of about as much work as those of others
+  // a thread's groups begin in its share of the rows: neighbours, of about as much work as those of others
   parallel_for(useful, useful, 1, [&](int64_t first, int64_t last) {
     const int64_t low = total * first / useful, high = total * last / useful;
     for (int64_t g = 0; g <= groups; ++g) {
