@@ -111,8 +111,8 @@ class Step:
 # Sizes for a CPU, and for a GPU.
 STEPS = {
     "cpu": {
-        "linear + cross-entropy 1024x512x32000": Step(
-            lambda: Head(512, 32000), lambda: (torch.randn(1024, 512), torch.randint(0, 32000, (1024,)))
+        "linear + cross-entropy 1280x512x32000": Step(
+            lambda: Head(512, 32000), lambda: (torch.randn(1280, 512), torch.randint(0, 32000, (1280,)))
         ),
         "layer 4x512x512": Step(lambda: Block(512, 8), lambda: (torch.randn(4, 512, 512),)),
     },
