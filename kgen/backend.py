@@ -264,11 +264,35 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
 def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
     """The joint graph of forward and backward, as it is split."""
     gm = higher_order.expand(_laid_out(rng.replace_random(gm), config), decompositions.TRAINED)
+    gm = _in_runs(gm, config)
     if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
         return gm
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_recomputed, config))
+
+
+# Bytes of logits from which on backward makes their gradient in runs.
+_LARGE_LOGITS = 128 << 20
+
+
+def _in_runs(gm: GraphModule, config: Config) -> GraphModule:
+    """The joint graph with gradients of large logits in runs of columns."""
+    if config.chunked_logits == "off" or config.numerics != "fast":
+        return gm
+    least = 1 if config.chunked_logits == "on" else _LARGE_LOGITS
+    if not any(_bytes_of_matmul(node) >= least for node in gm.graph.nodes):
+        return gm
+    from kgen.capture.chunked_logits import chunk_logits  # noqa: PLC0415  only where a matmul makes much
+
+    return chunk_logits(gm, lambda size: size >= least)
+
+
+def _bytes_of_matmul(node: torch.fx.Node) -> int:
+    if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        return 0
+    value = node.meta["val"]
+    return 0 if any(not isinstance(n, int) for n in value.shape) else value.numel() * value.dtype.itemsize
 
 
 def _takes_recomputed(config: Config, device: torch.device) -> bool:

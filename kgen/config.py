@@ -26,8 +26,9 @@ Isa = Literal["avx512", "avx2", "generic"]
 Recompute = Literal["auto", "on", "off"]
 Layouts = Literal["auto", "off"]
 TopK = Literal["auto", "kernels", "library"]
+Chunks = Literal["auto", "on", "off"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
-RECOMPUTE, LAYOUTS, TOP_K = get_args(Recompute), get_args(Layouts), get_args(TopK)
+RECOMPUTE, LAYOUTS, TOP_K, CHUNKS = get_args(Recompute), get_args(Layouts), get_args(TopK), get_args(Chunks)
 
 
 class Options(TypedDict, total=False):
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     measurements: bool
     early_launch: bool
     recompute_scores: Recompute
+    chunked_logits: Chunks
     top_k: TopK
     layouts: Layouts
     freezing: bool
@@ -92,6 +94,9 @@ class Config:
     `recompute_scores` says whether backward graphs compute the weights of a softmax between two contractions again, from scores
     and one number of each row, instead of reading them from memory: `auto` where templates do so in one kernel.
 
+    `chunked_logits` says whether backward graphs make the gradient of logits in runs of columns, so that neither logits nor
+    their gradient are in memory as a whole, for one more matmul: `auto` where logits take 128 MiB and more.
+
     `layouts` says whether tensors around convolutions may have other strides than in eager, channels last where the library is
     faster so (`auto`); results of the graph never do.
 
@@ -130,6 +135,7 @@ class Config:
     measurements: bool = True
     early_launch: bool = True
     recompute_scores: str = "auto"
+    chunked_logits: str = "auto"
     layouts: str = "auto"
     top_k: str = "auto"
     freezing: bool = False
@@ -167,7 +173,7 @@ class Config:
 CODE_FIELDS = (
     "mode", "numerics", "fallback", "fusion", "inlining", "loop_reordering", "templates", "prologues", "operand_padding",
     "horizontal_fusion", "loop_batching", "layer_sharing", "measurements", "early_launch", "recompute_scores", "layouts",
-    "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
+    "chunked_logits", "top_k", "freezing", "tuning_file", "template_packages", "compiler", "isa", "gpu_interpreter", "poison", "profile_kernels",
 )  # fmt: skip
 
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
@@ -178,6 +184,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_scores": RECOMPUTE,
     "layouts": LAYOUTS,
     "top_k": TOP_K,
+    "chunked_logits": CHUNKS,
 }
 VARIABLES = {
     "KGEN_DEBUG": "debug",

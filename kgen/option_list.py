@@ -26,6 +26,7 @@ _TEXTS = {
     "measurements": "tuning files are read",
     "early_launch": "a GPU's kernel may be launched before the one in front of it has ended",
     "recompute_scores": "backward graphs compute a softmax again instead of reading it",
+    "chunked_logits": "gradients of large logits are made in runs of columns: less memory for one more matmul",
     "layouts": "tensors around convolutions may be channels last",
     "top_k": "the largest elements of rows: by kernels of kgen's, by the library, or by what is faster",
     "freezing": "for inference: what depends on the module's tensors alone is computed once",

@@ -79,6 +79,8 @@ class Reason(Enum):
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
     SAME_OPERAND = "they are matmuls with an operand in common, and one kernel can make both"
+    FEW_TILES = "they are small matmuls that need nothing of each other, and one launch leaves fewer SMs idle"
+    MORE_MEMORY = "what one kernel made of both would wait in memory, and raise the most that the graph has there"
     SEQUENCE = "the second has work for one program of a GPU alone, which may as well run the first before"
     SYMBOLIC = "sizes are symbols, and a batch on a GPU has its programs counted when it is compiled"
     ONE_REPLAY = "all of its launches then cost as much as one"

@@ -99,6 +99,24 @@ def int_mm(b: Builder, x: Tensor, y: Tensor) -> Tensor:
     return _matmul(b, (x, y), {}, x, y)
 
 
+def int8_pack_mm(b: Builder, x: Tensor, y: Tensor, scales: Tensor) -> Tensor:
+    """``x @ y.t() * scales``: columns of 8-bit integers, each with its scale."""
+    m, n, k = ix.var("m", x.sizes[0]), ix.var("n", y.sizes[0]), ix.var("k", x.sizes[1])
+    left, right, kind = (m.expr(), k.expr()), (n.expr(), k.expr()), ops.compute_dtype(x.dtype)
+
+    def wrap(call: ir.Extern) -> ir.Node:
+        out = call.outs[0]
+        assert out is not None
+        stored = loaded(call.args[0], left), vs.cast(loaded(call.args[1], right), kind)
+        return ir.Contraction(
+            out, (m, n), (k,), at(x, left), vs.cast(at(y, right), kind), call, b.origin, x.dtype, at(scales, [n.expr()]), None,
+            stored, rounded=_rounded(b, out),
+        )  # fmt: skip
+
+    result: Tensor = fallback.extern(b, b.current, (x, y, scales), {}, "contraction without a template", wrap)
+    return result
+
+
 def scaled_mm(
     b: Builder, x: Tensor, y: Tensor, scale_x: Tensor, scale_y: Tensor, bias: Tensor | None = None,
     scale_result: Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
@@ -200,4 +218,5 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.convolution_backward": library("contraction without a template"),
     "aten._scaled_mm": scaled_mm,
     "aten._int_mm": int_mm,
+    "aten._weight_int8pack_mm": int8_pack_mm,
 }

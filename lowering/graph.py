@@ -54,7 +54,7 @@ class LoweringContext:
     static_inputs: frozenset[int] = field(default_factory=frozenset)
     frozen_inputs: frozenset[int] = field(default_factory=frozenset)
     gpu_everywhere: bool = False  # the CPU's tensors stand for a GPU's
-    operators: Mapping[str, OperatorAxes] = field(default_factory=dict)  # those that templates implement
+    operators: Mapping[str, tuple[OperatorAxes, ...]] = field(default_factory=dict)  # those that templates implement
     inlining: bool = True  # whether an operator may be computed where its result is read
     failed: Mapping[str, str] = field(default_factory=dict)
     top_k: str = "auto"  # who finds the largest elements of rows: kernels, the library, or who is faster

@@ -25,13 +25,14 @@ class OperatorAxes:
     result: tuple[str, ...]
 
 
-def lower_operator(b: Builder, axes: OperatorAxes, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The call as an `ir.Operation`, or as a plain library call where its arguments do not have those axes."""
+def lower_operator(b: Builder, ways: Sequence[OperatorAxes], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The call as an `ir.Operation` over the first axes that its tensors have, or as a plain library call where they have none
+    of these."""
     names = [a.name for a in b.current.target._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tensors = [v for v in given.values() if isinstance(v, Tensor)]
     numbers = tuple((name, v) for name, v in given.items() if isinstance(v, bool | int | float | str))
-    loops = _loops(axes, tensors)
+    axes, loops = _first_that_fits(ways, tensors)
     if isinstance(loops, str) or len(tensors) + len(numbers) != sum(v is not None for v in given.values()):
         return fallback.extern(
             b, b.current, args, kwargs, loops if isinstance(loops, str) else "arguments that no template takes"
@@ -59,6 +60,12 @@ def lower_operator(b: Builder, axes: OperatorAxes, args: Sequence[Any], kwargs: 
 def _tensors(value: Any) -> list[torch.Tensor]:
     items = value if isinstance(value, list | tuple) else [value]
     return [v for v in items if isinstance(v, torch.Tensor)]
+
+
+def _first_that_fits(ways: Sequence[OperatorAxes], tensors: list[Tensor]) -> tuple[OperatorAxes, dict[str, Var] | str]:
+    """The first axes that the tensors have, with a loop for each; of none the last ones, with the reason why not."""
+    tried = [(axes, _loops(axes, tensors)) for axes in ways]
+    return next((one for one in tried if not isinstance(one[1], str)), tried[-1])
 
 
 def _loops(axes: OperatorAxes, tensors: list[Tensor]) -> dict[str, Var] | str:

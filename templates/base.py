@@ -60,8 +60,8 @@ class KernelTemplate:
     longest: ClassVar[Mapping[str, int]] = {}
     # The most contractions with a joint epilogue in one kernel, where an operand is `many`: each has accumulators of its own.
     family: ClassVar[int] = 3
-    # The most contractions with an operand in common in one launch, where the template `joins` problems.
-    grouped: ClassVar[int] = 4
+    # The most contractions in one launch, where the template `joins` problems.
+    grouped: ClassVar[int] = 8
     # The longest row that one tile holds, so that an epilogue may reduce the row and read it again. None: as long as the
     # longest `BLOCK_` knob of a result on a GPU, none in C++.
     full_row: ClassVar[int | None] = None

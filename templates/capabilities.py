@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kgen.ir.program import Axes
 from kgen.templates import registry
 from kgen.templates.base import Request
 
@@ -25,6 +26,10 @@ class Capabilities:
 
     def may(self, buffer: str, request: Request) -> bool:
         return self.why_not(buffer, request) is None
+
+    def families(self, buffer: str, operator: str, axes: Axes) -> list[tuple[int, int]]:
+        """Of templates of an operator, the operand of which one kernel takes several, and how many of them."""
+        return registry.families(self.kind(buffer), operator, axes)
 
     def tile(self, buffer: str) -> int:
         """Points along a row of a tile, before a template is chosen."""

@@ -432,6 +432,11 @@ class Problem:
         if pattern.program is not None or pattern.windows:
             first, second = (a for a in self.inputs[name].axes if self.template.block(a) is not None)
             return first, second
+        if pattern.operator:  # its other axes may be in some operands alone
+            tiled = [a for a in self.inputs[name].axes if self.template.block(a) is not None]
+            kept = [a for a in tiled if a in pattern.results[0]]
+            if len(tiled) == 2 and len(kept) == 1:
+                return kept[0], next(a for a in tiled if a not in kept)
         shared = [a for a in self.inputs[name].axes if all(a in axes for axes in pattern.operands)]
         own = next(a for a in self.inputs[name].axes if a not in shared)
         results = {a for axes in pattern.results for a in axes}
@@ -598,6 +603,8 @@ def _problem_of(template: Template, kernel: Kernel, graph: ir.Graph, device: Dev
         return reason
     if pattern.operator:
         names = pattern.axes if pattern.program is not None else [axis for axis, _ in main[0].axes]
+        if tuple(names) != pattern.axes:  # the operator's tensors may have other ranks, for which there are other templates
+            return f"its tensors have the axes {', '.join(names)}, not {', '.join(pattern.axes)}"
         named = {axis: _digits_of(e, kernel) for axis, (_, e) in zip(names, main[0].axes, strict=True)}
         if None in named.values():
             return "an axis whose loops are no digits of one number"

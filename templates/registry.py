@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from kgen import errors
-from kgen.ir.program import Program
+from kgen.ir.program import Axes, Program
 
 if TYPE_CHECKING:
     from kgen.templates.base import Request
@@ -30,10 +30,12 @@ BUILT_IN = (
     "kgen.templates.triton.kernels.attention_warp_specialized",
     "kgen.templates.triton.kernels.conv",
     "kgen.templates.triton.kernels.conv_weight",
+    "kgen.templates.triton.kernels.grouped_matmul",
     "kgen.templates.cpp.kernels.matmul",
     "kgen.templates.cpp.kernels.attention",
     "kgen.templates.cpp.kernels.attention_backward",
     "kgen.templates.cpp.kernels.conv_direct",
+    "kgen.templates.cpp.kernels.grouped_matmul",
 )
 
 # The same for loop kernels, by device.
@@ -158,10 +160,19 @@ def _why_not(device: str | None, request: Request) -> str | None:
     return "; ".join(reasons) or "there is no template"
 
 
-def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, T]:
-    """The axes of the operators that templates implement, by the operator's name."""
-    patterns = (t.implements for t in every())
-    return {p.operator: make(p.operands, p.results[0]) for p in patterns if p.operator and p.program is None}
+def operators(make: Callable[[tuple[tuple[str, ...], ...], tuple[str, ...]], T]) -> dict[str, tuple[T, ...]]:
+    """The axes of the operators that templates implement, by the operator's name, whose tensors may have several ranks."""
+    found: dict[str, dict[tuple[Axes, ...], T]] = {}
+    for p in (t.implements for t in every()):
+        if p.operator and p.program is None:
+            found.setdefault(p.operator, {}).setdefault(p.operands, make(p.operands, p.results[0]))
+    return {name: tuple(axes.values()) for name, axes in found.items()}
+
+
+def families(device: str | None, operator: str, axes: Axes) -> list[tuple[int, int]]:
+    """Of templates of an operator over such axes, the operand of which one kernel takes several, and how many of them."""
+    found = [t for t in every(device) if (t.implements.operator, t.implements.axes) == (operator, axes)]
+    return [(list(t.operands).index(t.many), t.most.family) for t in found if t.many is not None]
 
 
 def programs(device: str | None = None) -> list[Program]:

@@ -13,8 +13,9 @@ from torch.fx import GraphModule
 from kgen.capture.decompositions import TABLE
 from kgen.capture.operators import trace_origins
 from kgen.ir.plan import Schedule
-from kgen.lowering import LoweringContext, lower, reinplace
+from kgen.lowering import LoweringContext, OperatorAxes, lower, reinplace
 from kgen.scheduler import Options, schedule
+from kgen.templates import registry
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def plans(f: Callable[..., Any], *args: Any, options: Options | None = None, bac
     made: list[Schedule] = []
 
     def compiler(gm: GraphModule, inputs: Any) -> Any:
-        graph = lower(reinplace(gm), LoweringContext())
+        graph = lower(reinplace(gm), LoweringContext(operators=registry.operators(OperatorAxes)))
         trace_origins(gm, graph)
         made.append(schedule(graph, options))
         return gm.forward

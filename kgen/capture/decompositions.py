@@ -13,6 +13,8 @@ import torch
 from torch._decomp import _core_aten_decompositions_post_autograd as core_decompositions
 from torch._decomp import get_decompositions
 
+from kgen.capture.quantised import decompositions_of_quantisation
+
 aten = torch.ops.aten
 
 # Taken apart although not in torch's core set: each becomes work that fuses with its neighbours.
@@ -139,6 +141,13 @@ def _overloads(ops: tuple[Any, ...]) -> list[Any]:
 TABLE: dict[Any, Callable[..., Any]] = {
     **core_decompositions(), **get_decompositions(EXTRA), aten.huber_loss.default: _huber_loss
 }  # fmt: skip
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """The table, with the operators of quantisation where they are loaded."""
+    return {**TABLE, **decompositions_of_quantisation()}
+
+
 for _native in _overloads(NATIVE):
     TABLE.pop(_native, None)
 

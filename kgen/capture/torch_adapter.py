@@ -99,7 +99,7 @@ def capture(
         bw_compiler=compilers["backward"],
         inference_compiler=compilers["inference"],
         partition_fn=partial(_partition, joint_pass),
-        decompositions=decompositions.TABLE,
+        decompositions=decompositions.table(),
         keep_inference_input_mutations=True,
     )
     with _aot_settings(cache_key), _trusted_bodies(gm):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from kgen.ir import index as ix
 from kgen.ir import nodes as ir
 from kgen.ir.index import Expr
 from kgen.ir.plan import Call, ComboKernel, Kernel, Launch, Schedule, Statement, Step, members
+from kgen.ir.sizes import Sizes
 from kgen.ir.values import loads
 from kgen.scheduler.analysis.memo import memoised_for
 
@@ -46,6 +47,64 @@ def plan_memory(schedule: Schedule) -> Schedule:
 def root(graph: ir.Graph, name: str) -> str:
     """The buffer that owns the storage."""
     return ir.storage_owner(graph.buffers, name, {})
+
+
+class LiveBytes:
+    """Bytes of intermediates and results that are in memory while each step runs, in order."""
+
+    def __init__(self, graph: ir.Graph, steps: Sequence[Step]) -> None:
+        self.graph, self.sizes, self.owners = graph, Sizes(graph.size_hints), dict[str, str]()
+        born: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for k, step in enumerate(steps):
+            for name in self.roots(writes(step)):
+                born.setdefault(name, k)
+            for name in self.roots(reads(step) | writes(step)):
+                self.last[name] = k
+        kept = self.roots(o.buffer for o in graph.outputs if isinstance(o, ir.TensorArg))
+        self.last |= dict.fromkeys(kept, len(steps) - 1)
+        self.at = [0] * len(steps)
+        for name, first in born.items():
+            for k in range(first, self.last[name] + 1):
+                self.at[k] += self.bytes(name)
+        self.born = born
+
+    def roots(self, names: Iterable[str]) -> set[str]:
+        return {ir.storage_owner(self.graph.buffers, name, self.owners) for name in names}
+
+    def bytes(self, name: str) -> int:
+        buffer = self.graph.buffers[name]
+        return self.sizes.of(storage_size(buffer)) * buffer.dtype.itemsize if buffer.kind == "intermediate" else 0
+
+    @property
+    def peak(self) -> int:
+        return max(self.at, default=0)
+
+    def earlier(self, step: Step, k: int, first: int) -> list[int]:
+        """The bytes from step `first` up to step `k` if the latter ran with the former: its results are there earlier, and what
+        nobody reads after it may go earlier."""
+        made = [name for name in self.roots(writes(step)) if self.born.get(name) == k]
+        done = [name for name in self.roots(reads(step)) if self.last.get(name) == k and self.born.get(name, k) <= first]
+        more, less = sum(map(self.bytes, made)), sum(map(self.bytes, done))
+        return [self.at[n] + more - (less if n > first else 0) for n in range(first, k)]
+
+    def move(self, step: Step, k: int, first: int) -> None:
+        """Counts step `k` as one that runs with step `first`."""
+        self.at[first:k] = self.earlier(step, k, first)
+
+
+# Bytes, and the part of the peak, by which two plans differ that are not the same for memory.
+LEAST_BYTES, LEAST_PART = 1 << 20, 1 / 16
+
+
+def room_above(peak: int) -> int:
+    """The bytes up to which a peak of memory is no worse than `peak`."""
+    return peak + max(LEAST_BYTES, int(peak * LEAST_PART))
+
+
+def is_less(one: LiveBytes, other: LiveBytes) -> bool:
+    """Whether the first peak is lower, by what counts."""
+    return room_above(one.peak) < other.peak
 
 
 def storage_size(buffer: ir.Buffer) -> Expr:

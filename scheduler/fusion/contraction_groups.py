@@ -43,11 +43,26 @@ def are_family(items: Sequence[Item], capabilities: Capabilities) -> bool:
     same loops, with an operand in common, as many as a template makes."""
     contractions = [item for item in items if item.contracts]
     sums = [item.node for item in contractions if ir.is_contraction(item.node)]
+    if not sums:
+        return _are_family_of_calls(contractions, capabilities)
     if len(sums) < len(contractions) or len({node.operands for node in sums}) > 1:
         return False
     if not capabilities.may(sums[0].out, Request(family=len(sums))):
         return False
     return len({item.value for item in contractions}) == 1 or len({item.factors for item in contractions}) == 1
+
+
+def _are_family_of_calls(items: Sequence[Item], capabilities: Capabilities) -> bool:
+    """The same of calls of one operator with equal arguments: all their operands but one are in common, the one of which a
+    template of the operator takes several."""
+    calls = [item.node for item in items if isinstance(item.node, ir.Operation)]
+    kinds = {(node.operator, node.arguments, node.dtypes, item.axes) for node, item in zip(calls, items, strict=True)}
+    apart = [k for k, values in enumerate(zip(*((i.value, *i.factors) for i in items), strict=False)) if len(set(values)) > 1]
+    if len(kinds) > 1 or len(apart) > 1 or any(node.program is not None for node in calls):
+        return False
+    first = calls[0]
+    families = capabilities.families(ir.outs(first)[0], first.operator, tuple(axis for axis, _ in first.axes))
+    return any(len(items) <= most and apart in ([], [k]) for k, most in families)
 
 
 def feeds_contraction(items: Iterable[Item]) -> bool:

@@ -16,8 +16,9 @@ from kgen.device import Device
 from kgen.ir import nodes as ir
 from kgen.ir import values as vs
 from kgen.ir.plan import BySize, Choice, ComboKernel, Kernel, Schedule
+from kgen.ir.sizes import Sizes
 from kgen.only import Only
-from kgen.scheduler.analysis.memory import has_hidden_effects, reads, writes
+from kgen.scheduler.analysis.memory import LiveBytes, has_hidden_effects, reads, room_above, writes
 from kgen.scheduler.fusion.combo_kernels import forbids
 from kgen.scheduler.selection.choose import contraction_of, prepared
 from kgen.scheduler.selection.memo import for_form, memoised_best
@@ -39,18 +40,43 @@ class Joining:
     only: Only | None = None
 
 
+# Small matmuls, one behind the other, among which those are looked for that need nothing of each other.
+AT_ONCE = 32
+
+
 def join(plan: Schedule, how: Joining) -> None:
-    """Makes batches of matmuls, with their template, where that is faster than one after the other."""
+    """Makes batches of matmuls, with their template, where that is faster than one by one, and needs no more memory."""
     found: dict[int, ComboKernel] = {}
     gone: set[int] = set()
-    for group in _sharing_an_operand(plan, how):
+    live = LiveBytes(plan.graph, plan.steps)
+    most = room_above(live.peak)
+    for shared in _sharing_an_operand(plan, how):
+        group = _within_memory(plan, shared, live, most)
         kernels = [plan.steps[k] for k in group]
+        if len(group) < 2:
+            continue
         batch = _known([k for k in kernels if isinstance(k, Kernel)], plan.graph, how)
         if batch is not None:
             found[group[0]] = batch
             gone.update(group[1:])
             plan.verdicts += _verdicts(batch)
     plan.steps[:] = [found.get(k, step) for k, step in enumerate(plan.steps) if k not in gone]
+
+
+def _within_memory(plan: Schedule, group: Sequence[int], live: LiveBytes, most: int) -> list[int]:
+    """Those of a group whose results may wait in memory from the first one on, so that there are `most` bytes at no time."""
+    first, kept = group[0], [group[0]]
+    for k in group[1:]:
+        step = plan.steps[k]
+        assert isinstance(step, Kernel)
+        if max(live.earlier(step, k, first), default=0) > most:
+            other = plan.steps[first]
+            assert isinstance(other, Kernel)
+            plan.verdicts.append(Verdict(other.name, step.name, Outcome.UNPROFITABLE, Reason.MORE_MEMORY))
+            continue
+        live.move(step, k, first)
+        kept.append(k)
+    return kept
 
 
 def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKernel | None:
@@ -61,7 +87,9 @@ def _known(kernels: Sequence[Kernel], graph: ir.Graph, how: Joining) -> ComboKer
 
 def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
     first, *others = batch.members
-    yield from (Verdict(first.name, one.name, Outcome.BATCHED, Reason.SAME_OPERAND) for one in others)
+    for one in others:
+        reason = Reason.SAME_OPERAND if set(_operands(first)) & set(_operands(one)) else Reason.FEW_TILES
+        yield Verdict(first.name, one.name, Outcome.BATCHED, reason)
     for one in batch.members:
         yield Verdict(contraction_of(one), "", Outcome.CHOSEN, Reason.TEMPLATE, detail=str(one.by_size or one.choice))
 
@@ -70,7 +98,7 @@ def _verdicts(batch: ComboKernel) -> Iterable[Verdict]:
 
 
 def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
-    """Steps whose matmuls read one operand, and which may all run where the first of them does."""
+    """Steps whose matmuls read one operand, or are small, and which may all run where the first of them does."""
     known: dict[Hashable, list[int]] = {}
     for k, step in enumerate(plan.steps):
         if isinstance(step, Kernel) and step.contracts:
@@ -79,14 +107,40 @@ def _sharing_an_operand(plan: Schedule, how: Joining) -> list[list[int]]:
     groups: list[list[int]] = []
     taken: set[int] = set()
     for steps in known.values():
+        _gather(plan, steps, how, groups, taken)
+    small = _small(plan, how, taken)
+    for begin in range(0, len(small), AT_ONCE):
+        _gather(plan, small[begin : begin + AT_ONCE], how, groups, taken)
+    return groups
+
+
+def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[list[int]], taken: set[int]) -> None:
+    """Adds groups of steps to those that there are, as long as templates make them; what does not fit begins another one."""
+    waiting = [k for k in steps if k not in taken]
+    while len(waiting) > 1:
         group: list[int] = []
-        for k in steps:
-            if k not in taken and _may_grow(plan, group, k, how):
+        for k in waiting:
+            if _may_grow(plan, group, k, how):
                 group.append(k)
         if len(group) > 1:
             groups.append(group)
             taken.update(group)
-    return groups
+        waiting = [k for k in waiting[1:] if k not in taken]
+
+
+def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
+    """Steps of a GPU whose matmuls have so few tiles that most SMs are idle, whatever they read."""
+    found: list[int] = []
+    for k, step in enumerate(plan.steps):
+        if isinstance(step, Kernel) and step.contracts and k not in taken and _operands(step):
+            device = how.device(contraction_of(step))
+            best = how.best(step) if device.kind == "cuda" else None
+            if (
+                best is not None
+                and Sizes(plan.graph.size_hints).of(best.problem.programs(best.config)) <= device.compute_units // 2
+            ):
+                found.append(k)
+    return found
 
 
 def _operands(kernel: Kernel) -> list[Hashable]:

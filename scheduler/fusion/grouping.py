@@ -125,11 +125,12 @@ def _renamed(letter: str, loops: tuple[ix.Var, ...], renamed: dict[ix.Atom, ix.E
     return tuple(kept)
 
 
-def in_order(groups: list[Group], fuser: Fuser) -> list[Group]:
-    """A topological order of the fused groups, close to program order."""
+def in_order(groups: list[Group], fuser: Fuser, early: bool = False) -> list[Group]:
+    """A topological order of the fused groups, close to program order: that of their last nodes, or, `early`, of their first
+    ones. A group whose last node is far behind the first one may hold on to what it reads until then."""
     if len(groups) < 2:
         return groups
-    numbers = {g.serial: k for k, g in enumerate(sorted(groups, key=lambda g: g.last))}
-    by_number = sorted(groups, key=lambda g: g.last)
+    by_number = sorted(groups, key=lambda g: g.first if early else g.last)
+    numbers = {g.serial: k for k, g in enumerate(by_number)}
     after = [{numbers[t.serial] for t in fuser.after.get(g.serial, ()) if t.serial in numbers} for g in by_number]
     return [by_number[k] for k in topological(after, fuser.graph.name)]

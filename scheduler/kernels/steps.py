@@ -22,6 +22,7 @@ from kgen.ir.sizes import Sizes
 from kgen.ir.values import Value
 from kgen.scheduler.analysis.items import Group, Item
 from kgen.scheduler.analysis.memo import memoised
+from kgen.scheduler.analysis.memory import LiveBytes, is_less
 from kgen.scheduler.fusion.cost import LIMITS, Limits
 from kgen.scheduler.fusion.fuse import Fuser
 from kgen.scheduler.fusion.grouping import in_order
@@ -37,9 +38,14 @@ __all__ = ["StepChoices", "distinct_names", "local_buffers", "make_kernel", "ste
 
 def steps_of(fuser: Fuser, groups: list[Group], kept: frozenset[str], options: Options) -> list[Step]:
     """The steps of the fused groups in order, without those whose results nobody needs. `kept` are buffers that are memory
-    whoever reads them."""
-    steps = [_step(group, fuser, kept, options) for group in in_order(groups, fuser)]
-    return [step for step in steps if not _is_dead(step)]
+    whoever reads them. Groups that can run early do so where less is in memory then."""
+    order = in_order(groups, fuser)
+    made = {group.serial: _step(group, fuser, kept, options) for group in order}
+    steps, early = (
+        [step for group in one if not _is_dead(step := made[group.serial])]
+        for one in (order, in_order(groups, fuser, early=True))
+    )
+    return early if is_less(LiveBytes(fuser.graph, early), LiveBytes(fuser.graph, steps)) else steps
 
 
 def _step(group: Group, fuser: Fuser, kept: frozenset[str], options: Options) -> Step:

@@ -102,12 +102,17 @@ class Slots:
         if self.problem.template.operands[operand].access == "coordinates":
             return self._over_coordinates(operand, name, indices, phase)
         one = self.problem.members[number][operand]
-        own, summed = self.problem.operand_axes(one.name)
+        is_number = len(one.axes) == 1 and self.problem.template.block(one.axes[0]) is None
+        own, summed = ("", "") if is_number else self.problem.operand_axes(one.name)
         batch = [a for a in one.axes if a not in (own, summed)]
         if len(indices) != len(batch):
             raise ValueError(f"{self.problem.template.name}: {len(indices)} indices for the axes {', '.join(batch)}")
         self._told_apart(indices, FILLING)
         fixed = self._digits(batch, indices, one.loops)
+        if is_number:
+            if one.dtype.is_floating_point:
+                raise ValueError(f"{self.problem.template.name}: {operand} is one number a tile, which in C++ is an integer")
+            return self.epilogue_loops.integer(vs.substitute(one.value, fixed), name)
         array = next((made for *key, made in self.problem.kernel.packed if key == [operand, number]), None)
         if array is not None:
             return [self._packed(one, name, fixed, array)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -66,6 +67,17 @@ class Stored:
     behind: Statement | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Along the axes `inside` all of a tile is within the axis; along the first of `end` it ends at an index, the second."""
+
+    inside: str = ""
+    end: tuple[str, str] = ("", "")
+
+
+EVERYWHERE = Within()
+
+
 @dataclass(slots=True)
 class Slots:
     """Renders the slots of one problem under one configuration."""
@@ -88,10 +100,10 @@ class Slots:
         loops: Mapping[str, tuple[Var, ...]],
         lengths: Mapping[str, str],
         folded: Folded | None = None,
-        inside: str = "",
+        within: Within = EVERYWHERE,
     ) -> TileEmitter:
         """An emitter for the tile that the author's indices span, or for what is left of it when an axis is folded; `lengths`
-        are those of sides that are not whole blocks. Along the axes `inside` all of the tile is within the axis."""
+        are those of sides that are not whole blocks."""
         template = self.problem.template
         if len(indices) != len(axes):
             raise ValueError(f"{template.name}: {len(indices)} indices for the axes {', '.join(axes)}")
@@ -109,7 +121,9 @@ class Slots:
                     scalars.append(Dimension(axis, loops[axis], "1", str(index), False))
                     continue
                 block = str(folded.runs)
-            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged and axis not in inside))
+            cut = within.end[1] if axis == within.end[0] else ""
+            ragged = bool(cut) or (ragged and axis not in within.inside)
+            dimensions.append(Dimension(axis, loops[axis], block, str(index), ragged, end=cut))
         return TileEmitter(self.problem, self.parameters, dimensions, scalars, self.exact)
 
     def _side(self, axis: str, block: str, index: Index) -> tuple[bool, str]:
@@ -127,13 +141,15 @@ class Slots:
             raise ValueError(f"{unknown[0]} is neither an axis ({', '.join(axes)}) nor anything else that a slot takes")
 
     def tile(
-        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, inside: str = "", **starts: str
+        self, operand: str, number: int, name: str, indices: Sequence[Index], own: bool = False, **starts: Any
     ) -> list[str]:
         """Statements that make `name` the operand's tile, zero beyond the ends of its axes. The author gives vectors of
         indices, or, of an operand that is to come by TMA, where the tile begins. With variables of its `own`
         it may stand in front of a loop that has others of the same names. Where indices are a block's, in order, `starts` may
         say for an axis where it begins: what neighbours along it are made of is then read once (`adjacent_count`). Along the
-        axes `inside` the author promises that all indices are within."""
+        axes `inside` the author promises that all indices are within. With ``end=("k", "last")`` the tile is zero from that
+        index on."""
+        within = Within(starts.pop("inside", ""), starts.pop("end", ("", "")))
         self.check_axes(starts)
         one = self.problem.members[number][operand]
         if self.problem.template.operands[operand].access == "tma":
@@ -146,7 +162,7 @@ class Slots:
                 return [f"{name} = {self.move(found, box, window).load()}"]
             starts = dict(zip(one.axes, map(str, indices), strict=True))
             indices = [self._indices(axis, start) for axis, start in starts.items()]
-        emitter = self.emitter(one.axes, indices, one.loops, {}, inside=inside)
+        emitter = self.emitter(one.axes, indices, one.loops, {}, within=within)
         emitter.suffix = f"_{name}" if own else ""
         known = [d.axis for d in emitter.dimensions if d.axis in starts]
         axis = next((a for a in known if one.load is None and adjacent_count(one.value, one.loops[a])), None)
@@ -228,7 +244,7 @@ class Slots:
         """Makes of the tile `text` of a step's sums what the next step sees of them, but for its factor where not `scaled`, and
         for its mask where not `masked`. Tiles of several steps, ``"left right"``, are made into the first one."""
         middle = self.problem.middles[step]
-        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, inside=inside)
+        emitter = self.emitter(middle.axes, indices, self.problem.loops, {}, within=Within(inside))
         emitter.suffix, emitter.behind = f"_{step}", True
         name, *_ = names = text.split()
         emitter.locals |= {one: (tile, emitter.level) for one, tile in zip(middle.steps, names, strict=True)}
@@ -336,9 +352,11 @@ class Slots:
         """The lengths of a tile's sides, which are knobs where nothing else is said."""
         return {axis: lengths.get(axis, block) for axis in axes if (block := self.problem.template.block(axis))}
 
-    def store(self, result: str, name: str, indices: Sequence[Index], **lengths: str) -> list[str]:
+    def store(
+        self, result: str, name: str, indices: Sequence[Index], end: tuple[str, str] = ("", ""), **lengths: str
+    ) -> list[str]:
         """The epilogue of a result's tile `name`, with everything that it stores; `lengths` of sides that are parts of a
-        block."""
+        block. With ``end=("m", "last")`` nothing is stored from that index on."""
         self.check_axes(lengths)
         declared = self.problem.template.results[result]
         lines, engine = list[str](), None
@@ -349,7 +367,7 @@ class Slots:
                 engine = Engine(
                     self, result, Window(declared.axes, self.problem.loops, starts, self._tile_lengths(declared.axes, lengths))
                 )
-        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths)
+        emitter = self.emitter(declared.axes, indices, self.problem.loops, lengths, within=Within(end=end))
         emitter.engine = engine
         return [*lines, *self._epilogue(emitter, Stored(declared, name, declared.axes, indices, lengths))]
 

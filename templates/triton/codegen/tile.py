@@ -37,7 +37,8 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """An axis of a tile: its letter, its loops, the text of its length, and that of its indices (one dimension). A point of the
-    tile may stand for `adjacent` along the axis; then `loops` are without the last one."""
+    tile may stand for `adjacent` along the axis; then `loops` are without the last one. Points from `end` on, where that is
+    said, are past the end of the tile."""
 
     axis: str
     loops: tuple[Var, ...]
@@ -45,6 +46,7 @@ class Dimension:
     index: str
     ragged: bool
     adjacent: int = 1
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class TileEmitter(PointEmitter):
             head += self._loops(d, f"{lifted}.to(tl.int64)" if self.wide else lifted)
             if d.ragged:
                 extent = ix.floordiv(self.problem.extent(d.axis), ix.constant(d.adjacent))
-                head.append(f"{self.inside(d.axis)} = {lifted} < ({self.text(extent)})")
+                head.append(f"{self.inside(d.axis)} = {lifted} < ({d.end or self.text(extent)})")
         self.parameters.count = self.counter
         return [*head, *lines]
 

@@ -22,6 +22,7 @@ from kgen.scheduler import Options
 from kgen.templates.contract import Resources
 from kgen.verdict import Outcome, Reason
 from tests.kernels import plans
+from tests.scheduler.selection.test_safe_choices import planned
 
 BACK_ENDS = {
     "cpp": pytest.param({"cache": False}, marks=pytest.mark.cpu, id="cpp"),
@@ -205,3 +206,49 @@ def test_compiles_for_hopper_with_asynchronous_matmuls() -> None:
     assert done.shared <= needs[0].shared
     assert done.stack == 0
     assert done.cubin
+
+
+def small_ones(*tensors: Tensor) -> list[Tensor]:
+    """Matmuls that have nothing in common, each with an epilogue of its own."""
+    pairs = zip(tensors[::2], tensors[1::2], strict=True)
+    return [(x @ w).relu() * k for k, (x, w) in enumerate(pairs, 1)]
+
+
+SMALL = [(20, 50), (50, 33), (70, 24), (24, 40), (17, 64), (64, 20)]
+
+
+@pytest.mark.interpret
+def test_small_matmuls_of_other_operands_are_one_launch() -> None:
+    args = [r(*shape) for shape in SMALL]
+    torch._dynamo.reset()
+    with kgen.config.override(cache=False, gpu_interpreter=True):
+        report = kgen.explain(small_ones, *args, print_report=False)
+        got = torch.compile(small_ones, backend="kgen")(*args)
+    assert len(report.kernels) == 1, report
+    assert {v.outcome for v in report.verdicts if v.reason is Reason.FEW_TILES} == {Outcome.BATCHED}
+    torch.testing.assert_close(got, small_ones(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_matmuls_that_fill_the_gpu_stay_apart() -> None:
+    plan = planned(small_ones, *(torch.empty(4096, 4096, dtype=bf) for _ in range(4)))
+    assert not any(isinstance(step, ComboKernel) for step in plan.steps)
+
+
+def test_what_waits_for_each_other_is_no_group() -> None:
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return (x @ w) @ v
+
+    plan = planned(f, *(torch.empty(64, 64, dtype=bf) for _ in range(3)))
+    assert not any(isinstance(step, ComboKernel) for step in plan.steps)
+
+
+def test_eight_matmuls_of_one_operand_are_one_launch() -> None:
+    """As the gates of an LSTM, or many small heads."""
+
+    def f(x: Tensor, *ws: Tensor) -> list[Tensor]:
+        return [(x @ w).sigmoid() for w in ws]
+
+    for gpu in (True, False):
+        plan = planned(f, *(torch.empty(*shape, dtype=bf) for shape in [(64, 256), *[(256, 64)] * 8]), gpu=gpu)
+        [step] = plan.steps
+        assert len(members(step)) == 8  # type: ignore[arg-type]

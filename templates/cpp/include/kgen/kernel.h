@@ -16,5 +16,6 @@
 #include "loops.h"
 #include "scan.h"
 #include "matmul.h"
+#include "grouped.h"
 #include "attention_backward.h"
 #include "direct.h"

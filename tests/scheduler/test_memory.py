@@ -1,0 +1,45 @@
+"""The most memory that a plan needs at one time: what one launch may not make early, and what runs as early as it can."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kgen.report.traffic import peak_memory
+from kgen.scheduler.analysis.memory import LiveBytes, is_less
+from kgen.verdict import Reason
+from tests.scheduler.selection.test_safe_choices import planned
+
+MATRIX = 4 * 1024 * 4096
+
+
+def in_turn(x: Tensor, v: Tensor, *ws: Tensor) -> list[Tensor]:
+    return [(x @ w).relu() @ v for w in ws]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_memory_forbids_what_would_wait_there(gpu: bool) -> None:
+    """Each of the first matmuls makes 16 MB for the second one behind it: made together, all would be there at once."""
+    shapes = [(1024, 256), (4096, 64), *[(256, 4096)] * 4]
+    plan = planned(in_turn, *(torch.empty(*shape) for shape in shapes), gpu=gpu)
+    assert gpu or any(v.reason is Reason.MORE_MEMORY for v in plan.verdicts)
+    assert peak_memory(plan) < 2 * MATRIX
+
+
+def joined(x: Tensor, v: Tensor, *ws: Tensor) -> Tensor:
+    """Parts of a concatenation are copied where the graph ends, unless what makes them stores them there."""
+    return torch.cat([(x @ w).exp().t() @ v for w in ws])
+
+
+def test_what_is_stored_at_the_end_may_run_early() -> None:
+    """In the order of their last nodes all the matmuls that make parts would run at the end, and hold on to what they read."""
+    plan = planned(joined, *(torch.empty(*shape) for shape in [(1024, 256), (1024, 64), *[(256, 4096)] * 6]), gpu=False)
+    assert peak_memory(plan) < 2.5 * MATRIX
+
+
+def test_live_bytes_are_the_peak_of_the_plan() -> None:
+    plan = planned(in_turn, *(torch.empty(*shape) for shape in [(1024, 256), (4096, 64), *[(256, 4096)] * 2]), gpu=False)
+    live = LiveBytes(plan.graph, plan.steps)
+    assert live.peak == peak_memory(plan)
+    assert not is_less(live, live)
