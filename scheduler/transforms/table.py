@@ -6,6 +6,7 @@ from kgen.scheduler.protocol import Transform
 from kgen.scheduler.transforms.column_reduction import ColumnReduction
 from kgen.scheduler.transforms.concat_split import ConcatSplit
 from kgen.scheduler.transforms.full_row_tiles import FullRowTiles
+from kgen.scheduler.transforms.joint_calls import JointCalls
 from kgen.scheduler.transforms.library_fusion import LibraryFusion
 from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
 from kgen.scheduler.transforms.operand_reduction import OperandReduction
@@ -26,6 +27,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Offer(),
     ConcatSplit(),
     Prologues(),
+    JointCalls(),
     ScaleHoisting(),
     GroupedMatmuls(),
     Measurements(),
