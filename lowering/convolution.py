@@ -11,6 +11,8 @@ them, ``y[n, o, p...]``. A point of y and a tap meet the image at ``q = p * stri
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,17 +102,20 @@ def made_by(shape: Shape, made: ir.Sizes, image: ir.Sizes) -> Sum:
 
 
 def image_of(shape: Shape, image: ir.Sizes, made: ir.Sizes) -> Sum:
-    """x of y and w. Taps are read from the last one to the first: of stride 1 it is a convolution then. Of other strides a
-    point is met by those taps alone that are whole strides away from a position of y."""
+    """x of y and w. Taps are read from the last one to the first: of stride 1 it is a convolution then."""
     n, channel, *points = _loops("nc", "q", image)
-    o, taps = ix.var("o", shape.made), shape.taps
+    o = ix.var("o", shape.made)
     group = ix.floordiv(channel.expr(), shape.filters[1]) if shape.groups != 1 else ix.ZERO
-    position, inside = _meeting(shape, points, taps)
     own = group * shape.made + o.expr()
-    inside = vs.call("and", inside, _within(position, made[2:]))
-    backwards = [size - 1 - tap.expr() for size, tap in zip(shape.filters[2:], taps, strict=True)]
-    filters = Access((own, channel.expr() - group * shape.filters[1], *backwards))
-    return Sum((n, channel, *points), (o, *taps), Access((n.expr(), own, *position), inside), filters)
+    met = [
+        _meeting(q, ix.var(f"t{k}", size), steps)
+        for k, (q, size, steps) in enumerate(zip(points, shape.filters[2:], shape.steps, strict=True))
+    ]
+    there = _all(*(one.there for one in met))
+    position = [one.position for one in met]
+    left = Access((n.expr(), own, *position), _all(there, *(one.exact for one in met), _within(position, made[2:])))
+    right = Access((own, channel.expr() - group * shape.filters[1], *(one.tap for one in met)), there)
+    return Sum((n, channel, *points), (o, *(one.loop for one in met)), left, right)
 
 
 def filters_of(shape: Shape, image: ir.Sizes, made: ir.Sizes) -> Sum:
@@ -143,24 +148,60 @@ def _met(shape: Shape, positions: Sequence[Var], taps: Sequence[Var]) -> list[Ex
     return [p.expr() * stride - padding + t.expr() * dilation for p, t, (stride, padding, dilation) in together]
 
 
-def _meeting(shape: Shape, points: Sequence[Var], backwards: Sequence[Var]) -> tuple[list[Expr], Value]:
-    """The position at which a tap, counted from the last one, meets a point, and whether there is one. What is divided is not
-    negative: where it would be, whole strides are added."""
-    found, exact = [], vs.const(True, torch.bool)
-    for q, t, size, (stride, padding, dilation) in zip(points, backwards, shape.filters[2:], shape.steps, strict=True):
-        reach = (size - 1) * dilation
-        ahead = q.expr() + padding + t.expr() * dilation + reach * (stride - 1)
-        found.append(ix.floordiv(ahead, ix.as_expr(stride)) - reach)
-        if stride != 1:
-            exact = vs.call("and", exact, vs.compare("lt", ix.mod(ahead, ix.as_expr(stride)), ix.ONE))
-    return found, exact
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Along one dimension, the position of y that meets a point of the image, at which tap, as the loop over taps goes on.
+    `there`: whether the filters have the tap; `exact`: whether a position meets the point at it."""
+
+    loop: Var
+    position: Expr
+    tap: Expr
+    there: Value
+    exact: Value
+
+
+def _meeting(q: Var, taps: Var, steps: tuple[int, int, int]) -> _Meeting:
+    """In phases where all of these have as many points: at each point only every stride-th tap meets a position."""
+    stride, _, dilation = steps
+    extent = q.extent.as_int() or 0
+    even = stride > 1 and extent > stride and extent % stride == 0 and math.gcd(stride, dilation) == 1
+    return _in_phases(q, taps, steps) if even else _divided(q, taps, steps)
+
+
+def _divided(q: Var, taps: Var, steps: tuple[int, int, int]) -> _Meeting:
+    """Each tap, with a position where it is whole strides away. What is divided is not negative: where it would be, whole
+    strides are added."""
+    stride, padding, dilation = steps
+    reach = (taps.extent - 1) * dilation
+    ahead = q.expr() + padding + taps.expr() * dilation + reach * (stride - 1)
+    exact = vs.const(True, torch.bool) if stride == 1 else vs.compare("lt", ix.mod(ahead, stride), ix.ONE)
+    position = ix.floordiv(ahead, stride) - reach
+    return _Meeting(taps, position, taps.extent - 1 - taps.expr(), vs.const(True, torch.bool), exact)
+
+
+def _in_phases(q: Var, taps: Var, steps: tuple[int, int, int]) -> _Meeting:
+    """The taps ``first + j * stride``, of which the first one depends on the point's phase, its remainder by the stride."""
+    stride, padding, dilation = steps
+    phase, whole = ix.mod(q.expr(), stride), ix.floordiv(q.expr(), stride)
+    loop = ix.var(taps.name, ix.ceildiv(taps.extent, stride))
+    j = loop.extent - 1 - loop.expr()
+    first = ix.mod((phase + padding) * pow(dilation, -1, stride), stride)
+    if dilation == 1:
+        begin = ix.floordiv(phase + padding, stride)
+    else:  # it divides evenly; whole strides are added, for it may be negative
+        begin = ix.floordiv(phase + padding - first * dilation + stride * dilation, stride) - dilation
+    tap = first + j * stride
+    there = vs.compare("lt", tap, taps.extent)
+    return _Meeting(loop, whole + begin - j * dilation, tap, there, vs.const(True, torch.bool))
+
+
+def _all(*conditions: Value) -> Value:
+    return functools.reduce(lambda a, b: vs.call("and", a, b), conditions, vs.const(True, torch.bool))
 
 
 def _within(place: Sequence[Expr], sizes: Sequence[Expr]) -> Value:
-    inside = vs.const(True, torch.bool)
-    for e, extent in zip(place, sizes, strict=True):
-        inside = vs.call("and", inside, vs.call("and", vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)))
-    return inside
+    both = ((vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)) for e, extent in zip(place, sizes, strict=True))
+    return _all(*(_all(*pair) for pair in both))
 
 
 # ---- nodes ------------------------------------------------------------------------------------------------------------
