@@ -17,13 +17,11 @@ class JointCalls(Transform):
     name = "joint calls"
 
     def apply(self, draft: Draft) -> None:
-        found = list(_joint(draft.nodes, draft.graph))
-        places = {one.members[0]: one.call for one in found}
-        gone = {out for one in found for out in one.members}
-        draft.nodes = [
-            places.get(ir.outs(node)[0], node) if gone.intersection(ir.outs(node)) else node
-            for node in draft.nodes if gone.isdisjoint(ir.outs(node)) or ir.outs(node)[0] in places
-        ]  # fmt: skip
+        found = list(joint_calls(draft.nodes, draft.graph))
+        calls = {one.members[0]: one.call for one in found}
+        gone = {out for one in found for out in one.members[1:]}
+        kept = (node for node in draft.nodes if gone.isdisjoint(ir.outs(node)))
+        draft.nodes = [calls.get(node.out, node) if ir.is_contraction(node) else node for node in kept]
         draft.verdicts += [
             Verdict(one.members[0], other, Outcome.FUSED, Reason.LIBRARY_JOINS, detail=str(one.call.target))
             for one in found for other in one.members[1:]
@@ -31,14 +29,14 @@ class JointCalls(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class _Joint:
+class Joint:
     """One call, and the results that it gives, the one that is made first in front."""
 
     call: ir.Extern
     members: tuple[str, ...]
 
 
-def _joint(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[_Joint]:
+def joint_calls(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[Joint]:
     """The calls for several of the nodes. A call stands where the first contraction of it did: what it reads is there."""
     seen: set[tuple[str | None, ...]] = set()
     places = {ir.outs(node)[0]: place for place, node in enumerate(nodes) if len(ir.outs(node)) == 1}
@@ -49,7 +47,7 @@ def _joint(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[_Joint]:
         others = (out for out in node.joint.call.outs if out is not None and places.get(out, -1) > first)
         members = (node.out, *(out for out in others if _is_left(nodes[places[out]], graph)))
         if len(members) > 1:
-            yield _Joint(node.joint.giving(members), members)
+            yield Joint(node.joint.giving(members), members)
 
 
 def _is_left(node: ir.Node, graph: ir.Graph) -> bool:
