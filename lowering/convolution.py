@@ -173,9 +173,9 @@ def _divided(q: Var, taps: Var, steps: tuple[int, int, int]) -> _Meeting:
     strides are added."""
     stride, padding, dilation = steps
     reach = (taps.extent - 1) * dilation
-    ahead = q.expr() + padding + taps.expr() * dilation + reach * (stride - 1)
-    exact = vs.const(True, torch.bool) if stride == 1 else vs.compare("lt", ix.mod(ahead, stride), ix.ONE)
-    position = ix.floordiv(ahead, stride) - reach
+    divided = q.expr() + padding + taps.expr() * dilation + reach * (stride - 1)
+    exact = vs.const(True, torch.bool) if stride == 1 else vs.compare("lt", ix.mod(divided, stride), ix.ONE)
+    position = ix.floordiv(divided, stride) - reach
     return _Meeting(taps, position, taps.extent - 1 - taps.expr(), vs.const(True, torch.bool), exact)
 
 
@@ -208,18 +208,18 @@ def _within(place: Sequence[Expr], sizes: Sequence[Expr]) -> Value:
 
 
 def _contraction(
-    b: Builder, total: Sum, operands: tuple[Tensor, Tensor], call: ir.Extern, places: tuple[int, int],
-    addend: Value | None = None, joint: ir.JointCall | None = None,
+    b: Builder, total: Sum, operands: tuple[Tensor, Tensor], call: ir.Extern, positions: tuple[int, int],
+    addend: Value | None = None, shared: ir.SharedCall | None = None,
 ) -> ir.Contraction:  # fmt: skip
-    """A library call as a sum of products. `places` are those of the operands among the call's arguments."""
+    """A library call as a sum of products. `positions` are those of the operands among the call's arguments."""
     [out] = (out for out in call.outs if out is not None)
     kind = operands[0].dtype if operands[0].dtype == operands[1].dtype else None
-    sides = (total.left, total.right)
-    lhs, rhs = (side.of(at(one, side.index)) for side, one in zip(sides, operands, strict=True))
-    stored = tuple(side.of(loaded(call.args[k], side.index)) for side, k in zip(sides, places, strict=True))
+    accesses = (total.left, total.right)
+    lhs, rhs = (access.of(at(one, access.index)) for access, one in zip(accesses, operands, strict=True))
+    stored = tuple(access.of(loaded(call.args[k], access.index)) for access, k in zip(accesses, positions, strict=True))
     return ir.Contraction(
         out, total.out_vars, total.reduced, lhs, rhs, call, b.origin, kind, None, addend, stored,
-        rounded=result_rounding(b, out), windowed=True, joint=joint,
+        rounded=result_rounding(b, out), windowed=True, shared_call=shared,
     )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def convolution(
         sizes = b.symbols.sizes(b.current.meta["val"].shape)
         total = (image_of if transposed else made_by)(shape, sizes, tuple(x.sizes))
         addend = None if bias is None else at(bias, [total.out_vars[1].expr()])
-        wrap = partial(_contraction, b, total, (x, weight), places=(0, 1), addend=addend)
+        wrap = partial(_contraction, b, total, (x, weight), positions=(0, 1), addend=addend)
     result: Tensor = fallback.extern(b, b.current, args, {}, _REASON, wrap)
     return result
 
@@ -257,9 +257,9 @@ def _gradients(
     b: Builder, shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], transposed: bool, call: ir.Extern
 ) -> ir.Node | tuple[ir.Node, ...]:
     """A node for each gradient that somebody reads."""
-    joint = ir.JointCall(call, _OUTPUT_MASK)
+    shared = ir.SharedCall(call, _OUTPUT_MASK)
     made = tuple(
-        make(b, shape, tensors, transposed, joint)
+        make(b, shape, tensors, transposed, shared)
         for make, out in zip(_GRADIENTS, call.outs, strict=True) if out is not None
     )  # fmt: skip
     return made if any(map(ir.is_contraction, made)) else call
@@ -268,23 +268,23 @@ def _gradients(
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
-def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, joint: ir.JointCall) -> ir.Contraction:
+def _of_image(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Contraction:
     gradient, x, weight = tensors
     total = (made_by if transposed else image_of)(shape, tuple(x.sizes), tuple(gradient.sizes))
-    return _contraction(b, total, (gradient, weight), joint.giving(joint.call.outs[:1]), (0, 2), joint=joint)
+    return _contraction(b, total, (gradient, weight), shared.giving(shared.call.outs[:1]), (0, 2), shared=shared)
 
 
-def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, joint: ir.JointCall) -> ir.Contraction:
+def _of_filters(b: Builder, shape: Shape, tensors: Tensors, transposed: bool, shared: ir.SharedCall) -> ir.Contraction:
     gradient, x, _ = tensors
-    image, made, places = (gradient, x, (0, 1)) if transposed else (x, gradient, (1, 0))
+    image, made, positions = (gradient, x, (0, 1)) if transposed else (x, gradient, (1, 0))
     total = filters_of(shape, tuple(image.sizes), tuple(made.sizes))
-    return _contraction(b, total, (image, made), joint.giving(joint.call.outs[1:2]), places, joint=joint)
+    return _contraction(b, total, (image, made), shared.giving(shared.call.outs[1:2]), positions, shared=shared)
 
 
-def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, joint: ir.JointCall) -> ir.Node:
+def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, shared: ir.SharedCall) -> ir.Node:
     """The sum of y's gradient over images and positions."""
     gradient, *_ = tensors
-    out = joint.call.outs[2]
+    out = shared.call.outs[2]
     assert out is not None
     n, o, *positions = _loops("no", "p", tuple(gradient.sizes))
     value = at(gradient, _index(n, o, *positions))
@@ -293,7 +293,7 @@ def _of_bias(b: Builder, _shape: Shape, tensors: Tensors, _transposed: bool, joi
     return ir.Reduction((out,), (o,), (n, *positions), "sum", value, b.origin)
 
 
-_GRADIENTS: tuple[Callable[[Builder, Shape, Tensors, bool, ir.JointCall], ir.Node], ...] = (_of_image, _of_filters, _of_bias)
+_GRADIENTS: tuple[Callable[[Builder, Shape, Tensors, bool, ir.SharedCall], ir.Node], ...] = (_of_image, _of_filters, _of_bias)
 
 RULES: dict[str, Callable[..., Any]] = {
     "aten.convolution": convolution,

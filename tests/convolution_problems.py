@@ -19,8 +19,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Problem:
-    """An image of `batch` x (`channels` of a group x `groups`) x `lengths`, and filters that make `made` channels of each group.
-    `extra` is the output padding of a transposed convolution. `channels_last`: of the image and of the result's gradient."""
+    """An image of `batch` x (`channels` of a group x `groups`) x `lengths`; filters make `made` channels of each group. `extra`
+    is the output padding of a transposed convolution. `channels_last`: of the image and of the result's gradient."""
 
     lengths: Numbers
     taps: Numbers

@@ -333,8 +333,10 @@ class _Verifier:
         if node.fused is not None:
             self.require(len(node.fused.outs) == 1, f"its call for two nodes defines {node.fused.outs}")
             self.call(node.fused)
-        if node.joint is not None:
-            self.require(node.out in node.joint.call.outs, f"its call for several nodes defines {node.joint.call.outs}")
+        if node.shared_call is not None:
+            self.require(
+                node.out in node.shared_call.call.outs, f"its call for several nodes defines {node.shared_call.call.outs}"
+            )
 
     def operation(self, node: ir.Operation) -> None:
         self.values(list(node.operands), self.variables((*node.out_vars, *node.inner)))

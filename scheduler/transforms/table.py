@@ -6,7 +6,6 @@ from kgen.scheduler.protocol import Transform
 from kgen.scheduler.transforms.column_reduction import ColumnReduction
 from kgen.scheduler.transforms.concat_split import ConcatSplit
 from kgen.scheduler.transforms.full_row_tiles import FullRowTiles
-from kgen.scheduler.transforms.joint_calls import JointCalls
 from kgen.scheduler.transforms.library_fusion import LibraryFusion
 from kgen.scheduler.transforms.operand_padding import OperandMaterialisation, OperandPadding
 from kgen.scheduler.transforms.operand_reduction import OperandReduction
@@ -15,6 +14,7 @@ from kgen.scheduler.transforms.recognition import Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
+from kgen.scheduler.transforms.shared_calls import SharedCalls
 from kgen.scheduler.transforms.split_k import SplitK
 from kgen.scheduler.transforms.split_reduction import SplitReduction
 from kgen.scheduler.transforms.split_softmax import SplitSoftmax
@@ -27,7 +27,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Offer(),
     ConcatSplit(),
     Prologues(),
-    JointCalls(),
+    SharedCalls(),
     ScaleHoisting(),
     GroupedMatmuls(),
     Measurements(),

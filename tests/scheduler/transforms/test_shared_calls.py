@@ -17,7 +17,7 @@ from kgen.ir.plan import Call, Kernel, Schedule, members
 from kgen.only import Only
 from kgen.scheduler import Options
 from kgen.scheduler.selection.choose import contraction_of
-from kgen.scheduler.transforms.joint_calls import joint_calls
+from kgen.scheduler.transforms.shared_calls import shared_calls
 from kgen.verdict import Outcome, Reason, Verdict
 from tests.convolution_problems import Problem, aten
 from tests.kernels import plans
@@ -100,19 +100,19 @@ def test_without_a_library_call_the_bias_has_its_sum() -> None:
 
 
 def test_a_sum_in_memory_of_another_buffer_is_made_by_its_own_node() -> None:
-    graph = lowered(lambda *args: gradients(*args), PROBLEM.args())
+    graph = lowered(gradients, PROBLEM.args())
     image, filters, bias = graph.nodes
-    [found] = joint_calls(graph.nodes, graph)
+    [found] = shared_calls(graph.nodes, graph)
     assert found.members == tuple(out for node in (image, filters, bias) for out in ir.outs(node))
     [name] = ir.outs(bias)
     graph.buffers[name] = replace(graph.buffers[name], alias_of=ir.outs(filters)[0])
-    [found] = joint_calls(graph.nodes, graph)
+    [found] = shared_calls(graph.nodes, graph)
     assert name not in found.members
     assert found.call.args[-1] == (True, True, False)
 
 
 def test_what_is_made_before_the_call_is_no_part_of_it() -> None:
-    graph = lowered(lambda *args: gradients(*args), PROBLEM.args())
+    graph = lowered(gradients, PROBLEM.args())
     image, filters, bias = graph.nodes
-    [found] = joint_calls([bias, image, filters], graph)
+    [found] = shared_calls([bias, image, filters], graph)
     assert found.members == (*ir.outs(image), *ir.outs(filters))

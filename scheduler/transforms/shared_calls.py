@@ -10,14 +10,14 @@ from kgen.scheduler.protocol import Draft, Transform
 from kgen.verdict import Outcome, Reason, Verdict
 
 
-class JointCalls(Transform):
+class SharedCalls(Transform):
     """Has the library compute in one call what templates leave of the results that it gives in one. Sums and copies among these
     are nodes like any other only where no contraction of the call is left to the library."""
 
-    name = "joint calls"
+    name = "shared calls"
 
     def apply(self, draft: Draft) -> None:
-        found = list(joint_calls(draft.nodes, draft.graph))
+        found = list(shared_calls(draft.nodes, draft.graph))
         calls = {one.members[0]: one.call for one in found}
         gone = {out for one in found for out in one.members[1:]}
         kept = (node for node in draft.nodes if gone.isdisjoint(ir.outs(node)))
@@ -29,25 +29,26 @@ class JointCalls(Transform):
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """One call, and the results that it gives, the one that is made first in front."""
+class Merged:
+    """One call, and the results that it gives: first the one that is made first."""
 
     call: ir.Extern
     members: tuple[str, ...]
 
 
-def joint_calls(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[Joint]:
+def shared_calls(nodes: Sequence[ir.Node], graph: ir.Graph) -> Iterator[Merged]:
     """The calls for several of the nodes. A call stands where the first contraction of it did: what it reads is there."""
     seen: set[tuple[str | None, ...]] = set()
-    places = {ir.outs(node)[0]: place for place, node in enumerate(nodes) if len(ir.outs(node)) == 1}
+    positions = {ir.outs(node)[0]: k for k, node in enumerate(nodes) if len(ir.outs(node)) == 1}
     for first, node in enumerate(nodes):
-        if not ir.is_contraction(node) or node.vendor is None or node.joint is None or node.joint.call.outs in seen:
+        shared = node.shared_call if ir.is_contraction(node) and node.vendor is not None else None
+        if shared is None or shared.call.outs in seen or not ir.is_contraction(node):
             continue
-        seen.add(node.joint.call.outs)
-        others = (out for out in node.joint.call.outs if out is not None and places.get(out, -1) > first)
-        members = (node.out, *(out for out in others if _is_left(nodes[places[out]], graph)))
+        seen.add(shared.call.outs)
+        others = (out for out in shared.call.outs if out is not None and positions.get(out, -1) > first)
+        members = (node.out, *(out for out in others if _is_left(nodes[positions[out]], graph)))
         if len(members) > 1:
-            yield Joint(node.joint.giving(members), members)
+            yield Merged(shared.giving(members), members)
 
 
 def _is_left(node: ir.Node, graph: ir.Graph) -> bool:
