@@ -11,7 +11,7 @@ from kgen.verdict import Outcome, Reason, Verdict
 
 
 class SharedCalls(Transform):
-    """Has the library compute in one call what templates leave of the results that it gives in one. Sums and copies among these
+    """Has the library compute in one call what templates leave of the results that it gives in one. Sums among these
     are nodes like any other only where no contraction of the call is left to the library."""
 
     name = "shared calls"

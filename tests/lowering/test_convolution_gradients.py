@@ -95,14 +95,6 @@ def test_sizes_may_be_symbols() -> None:
         assert len(contractions(graph)) == 2
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_an_image_without_a_batch_stays_a_library_call(transposed: bool) -> None:
-    problem = replace(EVEN, transposed=transposed)
-    x, w, b, _ = problem.args()
-    graph = lowered(lambda x, w, b: aten.convolution(x, w, b, *problem.how), [x[0], w, b])
-    assert externs_of(graph) == {"aten.convolution.default"}
-
-
 def test_a_shared_call_computes_what_is_asked_of_it() -> None:
     node = image_gradient(EVEN)
     assert isinstance(node.shared_call, SharedCall)
