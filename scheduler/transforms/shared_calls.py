@@ -30,7 +30,7 @@ class SharedCalls(Transform):
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One call, and the results that it gives: first the one that is made first."""
+    """One call, and the results that it gives, in the order of their nodes."""
 
     call: ir.Extern
     members: tuple[str, ...]
