@@ -76,6 +76,7 @@ class Reason(Enum):
     NO_LOWERING = "the operator has no lowering"
     LIBRARY = "a library call computes it"
     LIBRARY_FUSES = "one library call computes both"
+    LIBRARY_JOINS = "one library call gives both results, and no template takes either"
     FORBIDDEN = "forbid_fused asked for it"
     INDEPENDENT = "neither needs the other, and one kernel can run the loops of both"
     SAME_OPERAND = "they are matmuls with an operand in common, and one kernel can make both"

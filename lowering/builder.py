@@ -258,7 +258,7 @@ class Builder:
     ) -> tuple[Tensor | None, ...]:
         """Adds a library call. `results` gives (sizes, dtype, device, strides) of each result, None for one nobody reads; a
         sparse one has no strides.
-        `wrap` makes another node of the call (`ir.Attention`, or a partial of `ir.Contraction`)."""
+        `wrap` makes another node of the call (`ir.Attention`, or a partial of `ir.Contraction`), or several nodes."""
         made: list[Buffer | None] = []
         for spec in results:
             if spec is None:
@@ -273,7 +273,8 @@ class Builder:
             tuple((k, self.extern_tree(v)) for k, v in kwargs.items()),
             tuple(mutates), tuple(binds), effect, reason, self.origin,
         )  # fmt: skip
-        self.graph.nodes.append(wrap(call) if wrap else call)
+        wrapped = wrap(call) if wrap else call
+        self.graph.nodes += wrapped if isinstance(wrapped, tuple) else (wrapped,)
         return tuple(self.load(b) if b else None for b in made)
 
     def extern_tree(self, tree: Any) -> Any:

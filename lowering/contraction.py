@@ -1,4 +1,4 @@
-"""Matmuls and convolutions: Contraction nodes over the library call that computes them."""
+"""Matmuls: Contraction nodes over the library call that computes them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def _node(b: Builder, matmul: Matmul, call: ir.Extern, factors: slice = slice(-2
     stored = tuple(loaded(arg, at) for arg, at in zip(call.args[factors], (matmul.left, matmul.right), strict=True))
     return ir.Contraction(
         out, matmul.out_vars, (matmul.k,), lhs, rhs, call, b.origin,
-        matmul.lhs.dtype if plain else None, matmul.scale, matmul.addend, stored, rounded=_rounded(b, out),
+        matmul.lhs.dtype if plain else None, matmul.scale, matmul.addend, stored, rounded=result_rounding(b, out),
     )  # fmt: skip
 
 
-def _rounded(b: Builder, out: str) -> torch.dtype | None:
+def result_rounding(b: Builder, out: str) -> torch.dtype | None:
     """What eager rounds a matmul to, even where it would not have to be stored."""
     kind = b.graph.buffers[out].dtype
     return kind if b.numerics == "eager" and kind in ops.NARROW_FLOATS else None
@@ -150,56 +150,6 @@ def _times(value: Value, number: float) -> Value:
     return value if number == 1 else vs.call("mul", value, vs.const(number, value.dtype))
 
 
-def convolution(
-    b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int,
-) -> Tensor:  # fmt: skip
-    """``out[n, o, p...] = sum over c and taps of x[n, c, p*stride - padding + tap*dilation] * weight[o, c, tap...]``, the input
-    zero outside. With groups, output channel o reads the input channels of its group."""
-    args = (x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    rank = weight.rank - 2
-    steps = [_per_dimension(given, rank) for given in (stride, padding, dilation)]
-    if transposed or x.rank != weight.rank or any(not isinstance(n, int) for step in steps for n in step):
-        result: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template")
-        return result
-    sizes = b.symbols.sizes(b.current.meta["val"].shape)
-    n, o = ix.var("n", sizes[0]), ix.var("o", sizes[1])
-    spatial = tuple(ix.var(f"p{k}", s) for k, s in enumerate(sizes[2:]))
-    c = ix.var("c", weight.sizes[1])
-    taps = tuple(ix.var(f"t{k}", s) for k, s in enumerate(weight.sizes[2:]))
-    channel = c.expr()
-    if groups != 1:
-        channel = ix.floordiv(o.expr(), ix.floordiv(weight.sizes[0], ix.as_expr(groups))) * weight.sizes[1] + channel
-    place = [p.expr() * s - pad + t.expr() * d for p, t, s, pad, d in zip(spatial, taps, *steps, strict=True)]
-    inside = vs.const(True, torch.bool)
-    for e, extent in zip(place, x.sizes[2:], strict=True):
-        inside = vs.call("and", inside, vs.call("and", vs.compare("ge", e, ix.ZERO), vs.compare("lt", e, extent)))
-    lhs = vs.masked(inside, at(x, [n.expr(), channel, *place]), vs.const(0, x.dtype))
-    rhs = at(weight, [o.expr(), c.expr(), *(t.expr() for t in taps)])
-
-    addend = None if bias is None else at(bias, [o.expr()])
-
-    def wrap(call: ir.Extern) -> ir.Node:
-        out = call.outs[0]
-        assert out is not None
-        kind = x.dtype if x.dtype == weight.dtype else None
-        left, right = call.args[:2]
-        image = vs.masked(inside, loaded(left, (n.expr(), channel, *place)), vs.const(0, x.dtype))
-        stored = image, loaded(right, (o.expr(), c.expr(), *(t.expr() for t in taps)))
-        return ir.Contraction(
-            out, (n, o, *spatial), (c, *taps), lhs, rhs, call, b.origin, kind, None, addend, stored, rounded=_rounded(b, out),
-            windowed=True,
-        )  # fmt: skip
-
-    made: Tensor = fallback.extern(b, b.current, args, {}, "contraction without a template", wrap)
-    return made
-
-
-def _per_dimension(given: Any, rank: int) -> list[Any]:
-    items = list(given) if isinstance(given, list | tuple) else [given]
-    return items if len(items) == rank else items * rank
-
-
 def library(reason: str) -> Callable[..., Any]:
     """A rule for an operator of the contraction family that stays one library call."""
 
@@ -214,8 +164,6 @@ RULES: dict[str, Callable[..., Any]] = {
     "aten.bmm": bmm,
     "aten.addmm": addmm,
     "aten.baddbmm": baddbmm,
-    "aten.convolution": convolution,
-    "aten.convolution_backward": library("contraction without a template"),
     "aten._scaled_mm": scaled_mm,
     "aten._int_mm": int_mm,
     "aten._weight_int8pack_mm": int8_pack_mm,

@@ -61,9 +61,10 @@ def extern(
     args: Any,
     kwargs: Mapping[str, Any],
     reason: str,
-    wrap: Callable[[ir.Extern], ir.Node] | None = None,
+    wrap: Callable[[ir.Extern], ir.Node | tuple[ir.Node, ...]] | None = None,
 ) -> Any:
-    """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...)."""
+    """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...), or
+    into several nodes that give its results."""
     if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
         raise errors.MissingLowering(
             operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line

@@ -7,6 +7,7 @@ from kgen.lowering import (
     attention,
     concat,
     contraction,
+    convolution,
     creation,
     embedding_bag,
     foreach,
@@ -30,7 +31,7 @@ from kgen.lowering import (
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, attention, concat, contraction, creation, embedding_bag, foreach, indexing, logic, mutation, norm, pointwise,
-    pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
+    activation, attention, concat, contraction, convolution, creation, embedding_bag, foreach, indexing, logic, mutation, norm,
+    pointwise, pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

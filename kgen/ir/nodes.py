@@ -47,7 +47,8 @@ computation; before it is multiplied it is rounded to `operands`, the type that 
 `addend` are values over `out_vars`; `rounded` is set under ``numerics="eager"``. `vendor` is the equivalent library call, used
 when no template takes the node; its operands are buffers of their own, computed before it. Where `operands` is None the call
 alone is the definition. `fused` is a library call that computes the contraction and what one later node makes of it: its result
-is that node's.
+is that node's. `shared_call` gives the results of several nodes, which it names: the library computes those of them in one call
+that no template takes. `vendor` is that call for one of them.
 
 *Operation.* A call of an operator that some template implements: to everybody else it is its `vendor`. Its operands are values
 over named axes, each rounded to its own type before the operator sees it; a result is rounded as the operator's is.
@@ -252,6 +253,22 @@ class Extern:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCall:
+    """A library call that gives the results of several nodes at once: `call.outs` names all of them. The argument at `mask`
+    tells it which ones to compute, a bool for each."""
+
+    call: Extern
+    mask: int
+
+    def giving(self, outs: Container[str | None]) -> Extern:
+        """The call for some of the results, of which somebody reads all."""
+        kept = tuple(out if out is not None and out in outs else None for out in self.call.outs)
+        wanted = tuple(out is not None for out in kept)
+        args = (*self.call.args[: self.mask], wanted, *self.call.args[self.mask + 1 :])
+        return replace(self.call, outs=kept, args=args)
+
+
+@dataclass(frozen=True, slots=True)
 class Contraction:
     """``out[out_vars] = scale * sum(lhs * rhs) + addend``, the sum over the axes in `reduced`; see the module docstring.
     Without a `vendor` it is a template's to compute."""
@@ -271,6 +288,7 @@ class Contraction:
     rounded: torch.dtype | None = None  # a type to which the result is rounded before anything reads it
     # of each operand whose scales have become part of `scale`: the number of contractions for which one kernel would scale it
     unscaled: tuple[int, int] = (0, 0)
+    shared_call: SharedCall | None = None  # a library call that gives this and results of other nodes
     windowed: bool = False  # whether `vendor` reads its operands as windows of tensors, as a convolution does, without a copy
 
 

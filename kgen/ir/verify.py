@@ -327,11 +327,16 @@ class _Verifier:
         if node.vendor is None:
             self.require(node.operands is not None, "nothing says how to compute it")
             return
-        self.require(node.vendor.outs == (node.out,), f"its library call defines {node.vendor.outs}")
+        named = tuple(out for out in node.vendor.outs if out is not None)
+        self.require(named == (node.out,), f"its library call defines {node.vendor.outs}")
         self.call(node.vendor)
         if node.fused is not None:
             self.require(len(node.fused.outs) == 1, f"its call for two nodes defines {node.fused.outs}")
             self.call(node.fused)
+        if node.shared_call is not None:
+            self.require(
+                node.out in node.shared_call.call.outs, f"its call for several nodes defines {node.shared_call.call.outs}"
+            )
 
     def operation(self, node: ir.Operation) -> None:
         self.values(list(node.operands), self.variables((*node.out_vars, *node.inner)))

@@ -275,7 +275,7 @@ class _Machine:
         return total if node.addend is None else total + points.value(node.addend)
 
     def _check_vendor(self, node: ir.Contraction, vendor: ir.Extern, ours: Tensor) -> None:
-        theirs = self._call(vendor)[0]
+        theirs = self._call(vendor)[vendor.outs.index(node.out)]
         tolerance = _VENDOR_TOLERANCE.get(ours.dtype if self.policy.float64 else theirs.dtype, 1e-3)
         scale = float(theirs.double().abs().nan_to_num(0, 0, 0).max()) if theirs.numel() else 0.0
         if not torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True):

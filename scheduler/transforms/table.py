@@ -15,6 +15,7 @@ from kgen.scheduler.transforms.recognition import Recognition, Untaken
 from kgen.scheduler.transforms.recompute_trial import Recompute
 from kgen.scheduler.transforms.scale_hoisting import ScaleHoisting
 from kgen.scheduler.transforms.scatter_epilogue import ScatterEpilogue
+from kgen.scheduler.transforms.shared_calls import SharedCalls
 from kgen.scheduler.transforms.split_k import SplitK
 from kgen.scheduler.transforms.split_reduction import SplitReduction
 from kgen.scheduler.transforms.split_softmax import SplitSoftmax
@@ -27,6 +28,7 @@ TRANSFORMS: tuple[Transform, ...] = (
     Offer(),
     ConcatSplit(),
     Prologues(),
+    SharedCalls(),
     ScaleHoisting(),
     GroupedMatmuls(),
     Measurements(),

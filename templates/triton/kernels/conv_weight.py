@@ -15,7 +15,7 @@ from kgen.templates.contract import Config, contraction, host_value, knob, opera
 from kgen.templates.problem import Problem
 from kgen.templates.triton.kernels import conv_estimate
 from kgen.templates.triton.kernels.conv import power_of_two, staged_bytes
-from kgen.templates.triton.kernels.matmul import LARGEST_EXACT, MIN_BLOCK, refuse_dot, refuse_empty
+from kgen.templates.triton.kernels.matmul import LARGEST_EXACT, MIN_BLOCK, refuse_dot, refuse_empty, sums_needs
 
 LEAST_ARCH = 80
 # The most filter taps: of more positions it is no gradient of filters.
@@ -34,6 +34,11 @@ def _counters(problem: Problem, config: Config) -> Expr:
     return problem.blocks(config) if config.SPLIT > 1 else ix.ZERO
 
 
+def _columns(problem: Problem, config: Config) -> Expr:
+    """Parts of sums of the gradient's columns, where somebody wants these."""
+    return _counters(problem, config) * (config.SPLIT * config.BLOCK_N) if problem.operand_reductions else ix.ZERO
+
+
 @template(
     implements=contraction("g,t+k,m", "g,k,n -> g,t,m,n"), device="cuda", source="conv_weight.py.jinja",
     name="triton_conv_weight",
@@ -41,11 +46,13 @@ def _counters(problem: Problem, config: Config) -> Expr:
 class ConvWeight(KernelTemplate):
     """W[g, t, m, n] = sum over positions k of X[g, t + k, m] D[g, k, n], of each group g, in parts added up in order."""
 
-    X, D, W = operand("g", "t+k", "m", access="predicated"), operand("g", "k", "n"), result("g", "t", "m", "n")
+    X, D = operand("g", "t+k", "m", access="predicated"), operand("g", "k", "n", sums=True)
+    W = result("g", "t", "m", "n")
     BLOCK_M, BLOCK_N, BLOCK_K = knob(128, 64, 32, 16), knob(128, 64, 32, 16, 256), knob(64, 32, 128)
     SPLIT, WARPS, STAGES = knob(*SPLITS), knob(4, 8), knob(3, 4, 2)
     longest: ClassVar = {"t": MOST_TAPS}
     SUMS = workspace(torch.float32, lambda p, c: _counters(p, c) * (c.SPLIT * c.BLOCK_M * c.BLOCK_N))
+    COLUMNS = workspace(torch.float32, _columns)
     DONE = workspace(torch.int32, _counters, zeroed=True)
     SHARE = host_value(lambda p, c: ix.ceildiv(ix.ceildiv(p.extent("k"), c.BLOCK_K), c.SPLIT) * c.BLOCK_K)
 
@@ -70,7 +77,8 @@ class ConvWeight(KernelTemplate):
     def resources(self, problem: Problem, config: Config) -> Resources:
         area = config.BLOCK_M * config.BLOCK_N
         staged = sum(staged_bytes(problem, config, one, config.STAGES) for one in problem.inputs.values())
-        return Resources(max(staged, 4 * area) + 1024, area // (config.WARPS * 32) + 80)
+        ones = sums_needs(problem, config)
+        return Resources(max(staged + ones.shared, 4 * area) + 1024, area // (config.WARPS * 32) + ones.registers + 80)
 
     def grid(self, problem: Problem, config: Config) -> Expr:
         return problem.blocks(config) * config.SPLIT

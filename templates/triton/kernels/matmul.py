@@ -89,9 +89,10 @@ def _tiles(one: Input, tile_axes: list[str]) -> list[vs.Value]:
 
 def sums_needs(problem: Problem, config: Config) -> Resources:
     """What sums of operands need besides: each a tile of ones, and as many columns of sums."""
-    block = {"A": config.BLOCK_M, "B": config.BLOCK_N}
     ones = config.BLOCK_K * ONES * problem.main_dtype.itemsize * len(problem.operand_reductions)
-    sums = sum(block[one.operand] * ONES for one in problem.operand_reductions)
+    results = problem.template.implements.results[0]
+    own = [next(a for a in problem.operand_axes(one.operand) if a in results) for one in problem.operand_reductions]
+    sums = sum(config.get(problem.template.block(axis) or "") * ONES for axis in own)
     return Resources(ones, sums // (config.WARPS * 32))
 
 
