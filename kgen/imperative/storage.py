@@ -1,0 +1,36 @@
+"""Which tensors share memory, as a question that a traced program may ask.
+
+Dynamo knows the sizes of results while it traces, but cannot look at storages. So an operator answers in the sizes of its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+__all__ = ["shared_storages"]
+
+_library = torch.library.Library("kgen", "FRAGMENT")
+_library.define("shared_storages(Tensor[] tensors) -> Tensor[]")
+
+
+def _answers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """For each tensor one of sizes (0, position of the first tensor with its storage, elements of that storage)."""
+    known = dict[int, int]()
+    made = []
+    for position, one in enumerate(tensors):
+        storage = one.untyped_storage()
+        first = known.setdefault(storage._cdata, position)
+        made.append(one.new_empty((0, first, storage.nbytes() // one.element_size()), requires_grad=False))
+    return made
+
+
+_library.impl("shared_storages", _answers, "CompositeExplicitAutograd")
+torch.library.register_fake("kgen::shared_storages", _answers, lib=_library)
+
+
+def shared_storages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """For each tensor, the first one in the same storage, and how many of its elements that storage has room for."""
+    found = torch.ops.kgen.shared_storages([one.detach() for one in tensors])
+    return [(one.shape[1], one.shape[2]) for one in found]
