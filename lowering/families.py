@@ -8,6 +8,7 @@ from kgen.lowering import (
     concat,
     contraction,
     creation,
+    donated,
     foreach,
     indexing,
     logic,
@@ -28,7 +29,7 @@ from kgen.lowering import (
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, attention, concat, contraction, creation, foreach, indexing, logic, mutation, norm, pointwise, pooling,
+    activation, attention, concat, contraction, creation, donated, foreach, indexing, logic, mutation, norm, pointwise, pooling,
     random, reduction, scan, scatter, sorting, special, symbolic, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

@@ -253,7 +253,7 @@ def branch_gradient(x):
 def row_gradient(x, n):
     y = x.sin()
     for i in range(n):
-        y[i] = y[i] * x[i] + i
+        y[i] = x[i] * x[i] + i
     return y
 
 
