@@ -19,8 +19,10 @@ from torch.fx import GraphModule, Node
 
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.higher_order import NoMeaning, expand
-from kgen.capture.notes import DONATED
+from kgen.capture.independent import over_rows
+from kgen.capture.notes import DONATED, note
 from kgen.capture.torch_adapter import batching_rules_only, is_too_large
+from kgen.verdict import Outcome, Reason, Verdict
 
 __all__ = ["OPERATORS", "Body", "compile_bodies", "direct", "is_traced", "with_batches"]
 
@@ -97,7 +99,14 @@ def compile_bodies(gm: GraphModule, compile_body: Compile, loops: Loops) -> Grap
 
 def with_batches(gm: GraphModule) -> GraphModule:
     """The graph with a batch for all that is one."""
-    return expand(gm, {map_impl: _over_all})
+    loops = [node.name for node in gm.graph.nodes if node.target is while_loop_op]
+    made = expand(gm, {map_impl: _over_all, while_loop_op: over_rows})
+    left = {node.name for node in made.graph.nodes if node.target is while_loop_op}
+    calls = [node for node in made.graph.nodes if node.op == "call_function"]
+    for name in loops:
+        if name not in left:
+            note(calls[-1], Verdict(name, "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own"))
+    return made
 
 
 def _graphs(gm: GraphModule, node: Node) -> Iterator[tuple[str, GraphModule]]:
