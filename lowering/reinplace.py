@@ -44,6 +44,8 @@ SUBJECTS = frozenset(
         *_WRITES,
         "embedding_dense_backward",  # of `accumulate`
         "auto_functionalized_v2",
+        "cond",  # which may write into operands, as `donated` notes
+        "while_loop",
         "triton_kernel_wrapper_functional",
     ]
 )

@@ -143,7 +143,7 @@ class _Loop:
         for node in self.body.graph.nodes:
             if node.op == "call_function" and node.target not in _CHECKS and not _is_check(node) and node is not self.results[0]:
                 env[node] = self._value(node, env)
-        return tuple(env[self.results[k]].clone() for k in sorted(parts) if k < self.carried)
+        return tuple(env[self.results[k]] for k in sorted(parts) if k < self.carried)
 
     def _value(self, node: Node, env: dict[Node, Any]) -> Any:
         source = node.args[0]
@@ -152,7 +152,8 @@ class _Loop:
             return env[written]
         args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
         if node.target is aten.copy.default:
-            return args[1].to(args[0].dtype).broadcast_to(args[0].shape)
+            given = args[1].to(args[0].dtype)
+            return given if given.shape == args[0].shape else given.broadcast_to(args[0].shape)
         value = node.target(*args, **kwargs)  # type: ignore[operator]
         known = node.meta["val"]
         if isinstance(known, torch.Tensor) and (value.dtype != known.dtype or value.dim() != known.dim()):
