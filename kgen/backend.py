@@ -85,9 +85,7 @@ def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphMod
         return made
 
     inner = configuration.of_bodies(config)
-    gm = control_flow.with_batches(gm)
-    donate(gm)
-    return control_flow.compile_bodies(gm, compiled, loops)
+    return control_flow.compile_bodies(donate(control_flow.with_batches(gm)), compiled, loops)
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:

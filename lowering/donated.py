@@ -1,8 +1,8 @@
 """Operands that a higher-order operator may overwrite: buffers that its bodies change and give back.
 
-A body that writes into a carried buffer gets it, copies it, writes into the copy and returns that. Where the result of a body is such
-a chain of writes, the body writes into its argument instead, and returns nothing for it. The operator as a whole then writes into its
-operand, if the old contents are dead; else into one copy in front of it.
+A body that writes into a carried buffer gets it, copies it, writes into the copy and returns that. Where the result of a body
+is such a chain of writes, the body writes into its argument instead, and returns nothing for it. The operator as a whole then
+writes into its operand, if the old contents are dead; else into one copy in front of it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,32 @@ aten = torch.ops.aten
 _BODIES: Mapping[Any, tuple[tuple[int, ...], int]] = {cond_op: ((1, 2), 3), while_loop_op: ((1,), 2)}
 
 
-def donate(gm: GraphModule) -> None:
-    """Lets the bodies of the graph's calls write into their arguments, in place, and notes it at the calls."""
+def donate(gm: GraphModule) -> GraphModule:
+    """A copy of the graph in which the bodies of calls write into their arguments, in place; each such call notes it."""
+    gm = _copied(gm)
     calls = [node for node in gm.graph.nodes if node.target in _BODIES]
     names = [str(arg.target) for node in calls for arg in node.all_input_nodes if arg.op == "get_attr"]
-    for node in (one for one in calls if DONATED not in one.meta):
-        bodies = list(_bodies(gm, node))
-        positions = _BODIES[node.target][0]
-        if len(bodies) == len(positions) and all(names.count(str(node.args[k].target)) == 1 for k in positions):  # type: ignore[union-attr]
-            donated = _positions(gm, node)
-            if donated:
-                node.meta[DONATED] = donated
-            for body in bodies:
+    for node in calls:
+        donated = _positions(gm, node)
+        bodies = [_target(node, k) for k in _BODIES[node.target][0]]
+        if donated and all(names.count(name) == 1 for name in bodies):
+            node.meta[DONATED] = donated
+            for name in bodies:
+                body = _copied(getattr(gm, name))
                 _write_arguments(body, donated)
+                setattr(gm, name, body)
+    return gm
+
+
+def _copied(gm: GraphModule) -> GraphModule:
+    graph, copies = torch.fx.Graph(), dict[Node, Node]()
+    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
+    return GraphModule(gm, graph)
+
+
+def _target(node: Node, position: int) -> str:
+    body: Any = node.args[position]
+    return str(body.target)
 
 
 def _bodies(gm: GraphModule, node: Node) -> Iterator[GraphModule]:
@@ -72,23 +85,25 @@ def _positions(gm: GraphModule, node: Node) -> dict[int, int]:
     if node.target is while_loop_op:
         found = {k: p for k, p in found.items() if k == p}
     arguments = bodies[0].graph.find_nodes(op="placeholder")
-    once = [p for p in found.values() if list(found.values()).count(p) == 1 and isinstance(given[p], Node)]
-    once = [p for p in once if _same_strides(given[p], arguments[p])]
-    return {k: p for k, p in found.items() if p in once}
+    single = [p for p in found.values() if list(found.values()).count(p) == 1 and isinstance(given[p], Node)]
+    single = [p for p in single if _same_strides(given[p], arguments[p])]
+    return {k: p for k, p in found.items() if p in single}
 
 
 def _origins(body: GraphModule) -> dict[int, int]:
     """Results of a body -> positions of the arguments that they are, with some elements changed."""
-    order = {node: k for k, node in enumerate(body.graph.find_nodes(op="placeholder"))}
+    order: dict[Node | None, int] = {node: k for k, node in enumerate(body.graph.find_nodes(op="placeholder"))}
     found = {k: _origin(body, node) for k, node in enumerate(_results(body)) if isinstance(node, Node)}
-    made = {k: node for k, node in found.items() if node in order and isinstance(node.meta.get("val"), torch.Tensor)}
-    return {k: order[node] for k, node in made.items() if node is not None and _same_strides(_results(body)[k], node)}
+    return {k: order[node] for k, node in found.items() if node in order and _same_strides(_results(body)[k], node)}
 
 
-def _same_strides(result: Node, argument: Node) -> bool:
-    value, given = result.meta["val"], argument.meta["val"]
-    pairs = [*zip(value.shape, given.shape, strict=False), *zip(value.stride(), given.stride(), strict=False)]
-    return value.dim() == given.dim() and value.dtype == given.dtype and all(statically_known_true(one == other) for one, other in pairs)
+def _same_strides(one: Node | None, other: Node | None) -> bool:
+    """Whether two nodes are tensors of one type, with the same sizes and strides whatever the sizes are."""
+    x, y = (None if node is None else node.meta.get("val") for node in (one, other))
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or x.dtype != y.dtype or x.dim() != y.dim():
+        return False
+    pairs = [*zip(x.shape, y.shape, strict=True), *zip(x.stride(), y.stride(), strict=True)]
+    return all(statically_known_true(a == b) for a, b in pairs)
 
 
 def _origin(body: GraphModule, node: Node) -> Node | None:
@@ -124,18 +139,23 @@ def _write_arguments(body: GraphModule, donated: Mapping[int, int]) -> None:
     results = list(_results(body))
     for k, position in donated.items():
         argument = arguments[position]
-        for user in list(argument.users):
-            if user.target is aten.clone.default and _same_strides(user, argument):
-                user.replace_all_uses_with(argument)
-                body.graph.erase_node(user)
-        result = body.graph.output_node().args[0][k]  # type: ignore[index]
-        if result is not argument:
+        for user in [one for one in argument.users if one.target is aten.clone.default and _same_strides(one, argument)]:
+            if any(one is user for j, one in enumerate(results) if j != k):
+                continue  # another result is what the buffer was
+            results[k] = argument if results[k] is user else results[k]
+            user.replace_all_uses_with(argument)
+            body.graph.erase_node(user)
+        if _origin_of_copy(results[k]) is not argument:
             with body.graph.inserting_before(output):
-                write = body.graph.call_function(aten.copy_.default, (argument, result))
+                write = body.graph.call_function(aten.copy_.default, (argument, results[k]))
                 write.meta = {**output.meta, "val": argument.meta["val"]}
         results[k] = None
     output.args = (tuple(results),)
     body.recompile()
+
+
+def _origin_of_copy(node: Node) -> Any:
+    return node.args[0] if node.target is aten.clone.default else node
 
 
 # ---- lowering ----------------------------------------------------------------------------------------------------------
@@ -146,10 +166,11 @@ def call(b: Builder, *args: Any, **kwargs: Any) -> Any:
     node = b.current
     donated: Mapping[int, int] = node.meta.get(DONATED, {})
     place = _BODIES[node.target][1]
-    given, nodes = list(args[place]), node.args[place]
+    given: list[Any] = list(args[place])
+    nodes: Any = node.args[place]
     written: dict[int, Tensor] = {}
     for k, position in donated.items():
-        written[k] = given[position] = to_write(b, nodes[position], given[position])  # type: ignore[index]
+        written[k] = given[position] = to_write(b, nodes[position], given[position])
     names = [name for one in written.values() if (name := plain_load(one)) is not None]
     whole = (*args[:place], tuple(given), *args[place + 1 :])
     results = list(fallback.extern(b, node, whole, kwargs, "a higher-order operator", written=names, skipped=donated))

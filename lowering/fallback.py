@@ -62,8 +62,8 @@ def extern(
     written: Sequence[str] = (),
     skipped: Container[int] = (),
 ) -> Any:
-    """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...). `written` are
-    buffers that it writes besides those which its schema names, `skipped` results that it does not give."""
+    """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...).
+    `written` are buffers that it writes besides those which its schema names, `skipped` results that it does not give."""
     if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
         raise errors.MissingLowering(
             operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line
@@ -83,7 +83,9 @@ def extern(
     mutates = [*_mutations(builder, node, args, kwargs), *((name, builder.new_version(name).name) for name in written)]
     binds = bindings(builder, node, flat)
     target, args, kwargs = _flat_call(node.target, builder.extern_tree(args), kwargs)
-    results: list[Any] = list(builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node) or bool(written), wrap, binds))
+    results: list[Any] = list(
+        builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node) or bool(written), wrap, binds)
+    )
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
             results[position] = symbolic(symbols, item)

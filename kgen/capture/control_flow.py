@@ -105,7 +105,10 @@ def with_batches(gm: GraphModule) -> GraphModule:
     calls = [node for node in made.graph.nodes if node.op == "call_function"]
     for name in loops:
         if name not in left:
-            note(calls[-1], Verdict(name, "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own"))
+            note(
+                calls[-1],
+                Verdict(name, "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own"),
+            )
     return made
 
 

@@ -1,7 +1,8 @@
 """A `while_loop` whose iterations are independent, as one iteration over a batch.
 
-The loop counts an integer up to a bound. An iteration touches row i of the buffers that it writes, and no other part of them: then no
-iteration sees what another one has written, and all of them are a map over rows. `torch.vmap` says what the body means for rows.
+The loop counts an integer up to a bound. An iteration touches row i of the buffers that it writes, and no other part of them.
+Then no iteration sees what another one has written, and all of them are a map over rows. `torch.vmap` says what the body means
+for rows.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Loop:
         self.results: Any = body.graph.output_node().args[0]
         self.rows: dict[Node, Node] = {}  # what stands for the rows of a buffer -> the buffer, as an argument
         self.buffers: set[int] = set()
-        values = [node.meta["val"] for node in self.arguments[1:]]
+        values = [node.meta.get("val") for node in self.arguments[1:]]
         self.rank = max((one.dim() - 1 for one in values if isinstance(one, torch.Tensor)), default=0)
 
     def bound(self, given: Sequence[Any]) -> Any:
@@ -88,9 +89,9 @@ class _Loop:
         self.buffers.add(position)
         for node in self.body.graph.nodes:
             source = node.args[0] if node.args else None
-            if node.op == "call_function" and isinstance(source, Node) and self.rows.get(source) is argument:
-                if node.target is aten.clone.default or self._is_row_write(node):
-                    self.rows[node] = argument
+            is_state = node.op == "call_function" and isinstance(source, Node) and self.rows.get(source) is argument
+            if is_state and (node.target is aten.clone.default or self._is_row_write(node)):
+                self.rows[node] = argument
 
     def _is_row_write(self, node: Node) -> bool:
         return node.target is aten.select_scatter.default and tuple(node.args[2:]) == (0, self.index)
@@ -112,7 +113,9 @@ class _Loop:
         """All iterations at once."""
         positions = sorted(self.buffers)
         rows = [given[k].narrow(0, 0, stop) for k in positions]
-        own = [k for k, one in enumerate(given) if k >= self.carried and isinstance(one, torch.Tensor) and self._is_read_by_row(k)]
+        own = [
+            k for k, one in enumerate(given) if k >= self.carried and isinstance(one, torch.Tensor) and self._is_read_by_row(k)
+        ]
         for k in own:
             if not bool(stop <= given[k].shape[0]):
                 raise NoMeaning
@@ -141,7 +144,12 @@ class _Loop:
         env: dict[Node, Any] = {node: parts.get(k, given[k]) for k, node in enumerate(self.arguments)}
         env[self.index] = i
         for node in self.body.graph.nodes:
-            if node.op == "call_function" and node.target not in _CHECKS and not _is_check(node) and node is not self.results[0]:
+            if (
+                node.op == "call_function"
+                and node.target not in _CHECKS
+                and not _is_check(node)
+                and node is not self.results[0]
+            ):
                 env[node] = self._value(node, env)
         return tuple(env[self.results[k]] for k in sorted(parts) if k < self.carried)
 
@@ -150,12 +158,13 @@ class _Loop:
         if node in self.rows or (node.target is aten.select.int and self._is_row(node, source)):
             written: Any = node.args[1] if node.target is aten.select_scatter.default else source
             return env[written]
+        args: Any
         args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
         if node.target is aten.copy.default:
             given = args[1].to(args[0].dtype)
             return given if given.shape == args[0].shape else given.broadcast_to(args[0].shape)
         value = node.target(*args, **kwargs)  # type: ignore[operator]
-        known = node.meta["val"]
+        known = node.meta.get("val")
         if isinstance(known, torch.Tensor) and (value.dtype != known.dtype or value.dim() != known.dim()):
             raise NoMeaning  # a number is weaker than a tensor that stands for it
         return value

@@ -1,9 +1,9 @@
 """What converted functions call: blocks that Python can decide run as they are, others become higher-order operators.
 
-Dynamo traces these functions. The algorithm is that of TensorSSA (FuncTs): a block that may write into a buffer gets it as a
-parameter (block propagation), works on a copy of its own, in which views are accesses and writes are assignments (AOTAutograd's
-functionalisation makes them that), and gives the copy back (pass up). Behind the block it is written into the buffer once, so that
-every view of it sees the change (pass down, rename). Lowering drops the copies where the old contents are dead.
+Dynamo traces these functions. The algorithm is that of TensorSSA (FuncTs). A block that may write into a buffer gets it as a
+parameter (block propagation). It works on a copy of its own: AOTAutograd's functionalisation makes accesses of views in it, and
+assignments of writes. The block gives the copy back (pass up). Behind the block that is written into the buffer, and every
+view of the buffer sees the change (pass down, rename). Lowering drops the copies where the old contents are dead.
 """
 
 from __future__ import annotations
@@ -16,12 +16,38 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
-from kgen.imperative.forms import UNDEFINED, Form, Refusal, as_number, form_of, in_form, is_carried, joined, leaves, rebuilt, widened
+from kgen.imperative.forms import (
+    UNDEFINED,
+    Form,
+    Refusal,
+    as_number,
+    form_of,
+    in_form,
+    is_carried,
+    joined,
+    leaves,
+    rebuilt,
+    widened,
+)
 from kgen.imperative.indices import item, part, put
 from kgen.imperative.memory import Memory, enter
 from kgen.imperative.problems import report
 
-__all__ = ["UNDEFINED", "Site", "both", "branch", "choice", "count", "each", "either", "item", "negated", "part", "put", "repeat"]
+__all__ = [
+    "UNDEFINED",
+    "Site",
+    "both",
+    "branch",
+    "choice",
+    "count",
+    "each",
+    "either",
+    "item",
+    "negated",
+    "part",
+    "put",
+    "repeat",
+]
 
 # Loops with a known number of iterations up to this one stay Python: Dynamo unrolls them, and equal iterations become batches.
 UNROLLED = 64
@@ -185,35 +211,39 @@ def count(site: Site, over: Values, body: Block, stop: int, state: Values, buffe
         _refuse(site, "a range begins at, or advances by, a number that data decide")
     if not _is_constant(step > 0) or step == 0:
         _refuse(site, "a range advances by a number whose sign is not known")
-    if not isinstance(end, torch.Tensor):
-        trips = (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
-        if statically_known_true(trips <= UNROLLED):
-            for k in range(trips):
-                if stop >= 0 and not _is_constant(state[stop]):
-                    start = start + k * step
-                    break
-                if stop >= 0 and state[stop]:
-                    return state
-                state = body(start + k * step, *state, *buffers, *reads)
-            else:
-                return state
+    if not isinstance(end, torch.Tensor) and statically_known_true(_trips(start, end, step) <= UNROLLED):
+        start, state = _unrolled(range(start, end, step), body, stop, state, (*buffers, *reads))
+        if start is None:
+            return state
 
     def holds(i: Any, values: Values, memory: Values, others: Values) -> Any:
-        if isinstance(end, torch.Tensor) or isinstance(i, torch.Tensor):
-            at = i if isinstance(i, torch.Tensor) else torch.full((), i, dtype=torch.int64)
-            going = at < end if step > 0 else at > end
-        else:
-            going = i < end if step > 0 else i > end
+        at = torch.full((), i, dtype=torch.int64) if isinstance(end, torch.Tensor) and not isinstance(i, torch.Tensor) else i
+        going = at < end if step > 0 else at > end
         return going if stop < 0 or values[stop] is False else _flag(going).logical_and(_flag(values[stop]).logical_not())
 
-    def once(i: Any, *given: Any) -> Any:
+    def iteration(i: Any, *given: Any) -> Any:
         if not isinstance(i, torch.Tensor):
             torch._check(i >= start if step > 0 else i <= start)
         return body(i, *given)
 
     if stop < 0 and _differentiable((*state, *buffers, *reads)):
         return _scan(site, torch.arange(start, end, step), body, state, buffers, reads)
-    return _while(site, holds, once, start, step, state, buffers, reads)
+    return _while(site, holds, iteration, start, step, state, buffers, reads)
+
+
+def _trips(start: Any, end: Any, step: Any) -> Any:
+    return (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
+
+
+def _unrolled(indices: Sequence[int], body: Block, stop: int, state: Values, rest: Values) -> tuple[int | None, Values]:
+    """Iterations by Python, up to one that data may have ended: gives its index, or None behind the last one."""
+    for i in indices:
+        if stop >= 0 and not _is_constant(state[stop]):
+            return i, state
+        if stop >= 0 and state[stop]:
+            break
+        state = body(i, *state, *rest)
+    return None, state
 
 
 def each(site: Site, over: Any, body: Block, stop: int, state: Values, buffers: Values, reads: Values) -> Any:
@@ -221,19 +251,20 @@ def each(site: Site, over: Any, body: Block, stop: int, state: Values, buffers: 
     if isinstance(over, torch.Tensor):
         rows = lambda i, *given: body(given[-1][i], *given[:-1])  # noqa: E731
         return count(site, (over.shape[0],), rows, stop, state, buffers, (*reads, over))
-    for item in over:
+    iteration = lambda *given: body(given[-1], *given[:-1])  # noqa: E731
+    same = lambda *given: given[: len(site.state)]  # noqa: E731
+    for one in over:
         if stop >= 0 and _decided(state[stop]) is None:
-            once = lambda *given: body(given[-1], *given[:-1])  # noqa: E731
-            state = branch(site, negated(state[stop]), once, lambda *given: given[: len(state)], state, buffers, (*reads, item))
+            state = branch(site, negated(state[stop]), iteration, same, state, buffers, (*reads, one))
         elif stop >= 0 and state[stop]:
             return state
         else:
-            state = body(item, *state, *buffers, *reads)
+            state = body(one, *state, *buffers, *reads)
     return state
 
 
 class _Loop:
-    """A loop that data, or sizes that are not known, end, as a body of what it carries. A variable keeps its sizes and its type."""
+    """A loop that data, or unknown sizes, end, as a body of what it carries. Variables keep their sizes and types."""
 
     def __init__(self, site: Site, memory: Memory, body: Block, state: Values, forms: list[Any], numbers: list[int]) -> None:
         self.site, self.memory, self.body, self.state, self.forms, self.numbers = site, memory, body, state, forms, numbers
@@ -253,7 +284,7 @@ class _Loop:
         made = tuple([rebuilt(form, rest) if k in self.carried else form for k, form in enumerate(self.forms)])
         return made, rest
 
-    def once(self, i: Any, flat: Sequence[Any]) -> Values:
+    def iteration(self, i: Any, flat: Sequence[Any]) -> Values:
         """An iteration, from what is carried to what is carried."""
         values, buffers = self.variables(flat)
         copies, results = self.memory.run(lambda *given: self.body(i, *given), buffers, values)
@@ -279,7 +310,9 @@ def _while(
 ) -> Any:  # fmt: skip
     """A loop of iterations as long as a condition holds."""
     if _differentiable((*state, *buffers, *reads)):
-        _refuse(site, "data decide when the loop ends, and gradients are asked for; use torch.no_grad(), or a range without break")
+        _refuse(
+            site, "data decide when the loop ends, and gradients are asked for; use torch.no_grad(), or a range without break"
+        )
     index = torch.full((), start, dtype=torch.int64) if site.inner and start is not None else start
     loop = _loop(site, enter(site, state, buffers, reads), body, index, state, not site.inner)
     counts = [] if start is None else [index]
@@ -289,11 +322,11 @@ def _while(
         test = holds(*flat[: len(counts)], *loop.memory.split(memory, values))
         return _flag(test) if isinstance(test, torch.Tensor) else test
 
-    def once(*flat: Any) -> Values:
+    def iteration(*flat: Any) -> Values:
         i = flat[0] if counts else None
-        return (*[i + step for _ in counts], *loop.once(i, flat[len(counts) :]))
+        return (*[i + step for _ in counts], *loop.iteration(i, flat[len(counts) :]))
 
-    results = while_loop(going, once, (*counts, *loop.first()))
+    results = while_loop(going, iteration, (*counts, *loop.first()))
     return loop.leave(results[len(counts) :])
 
 
@@ -303,7 +336,7 @@ def _scan(site: Site, indices: torch.Tensor, body: Block, state: Values, buffers
     first = loop.first()
     if not first:
         return loop.leave(())
-    results, _ = scan(lambda flat, i: (loop.once(i, flat), ()), tuple(first), indices)
+    results, _ = scan(lambda flat, i: (loop.iteration(i, flat), ()), tuple(first), indices)
     return loop.leave(results)
 
 

@@ -77,7 +77,7 @@ def _code_named(code: types.CodeType, name: str) -> types.CodeType:
     return next(one for one in code.co_consts if isinstance(one, types.CodeType) and one.co_name == name)
 
 
-# ---- pieces of syntax --------------------------------------------------------------------------------------------------
+# ---- parts of the syntax --------------------------------------------------------------------------------------------------
 
 
 def _name(name: str) -> ast.expr:
@@ -145,7 +145,9 @@ class _Expressions(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         self.generic_visit(node)
-        call = ast.Call(_of_blocks("choice"), [node.test, _later(node.body), _later(node.orelse), ast.Constant(node.lineno)], [])
+        call = ast.Call(
+            _of_blocks("choice"), [node.test, _later(node.body), _later(node.orelse), ast.Constant(node.lineno)], []
+        )
         return ast.copy_location(call, node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
@@ -206,7 +208,8 @@ class _Block:
 
     def call(self, what: str, first: Sequence[ast.expr]) -> ast.stmt:
         """The statement that runs it, and assigns what it changes."""
-        site = ast.Call(_of_blocks("Site"), [ast.Constant(one) for one in self.site], [])
+        parts: list[Any] = list(self.site)
+        site = ast.Call(_of_blocks("Site"), [ast.Constant(one) for one in parts], [])
         given = [site, *first, _names(self.site.state), _tuple(map(_path, self.site.buffers)), _names(self.reads)]
         call = ast.Call(_of_blocks(what), given, [])
         if not self.site.state:
@@ -271,8 +274,8 @@ class _Converter:
             value = self._fresh("value")
             made: list[ast.stmt] = [ast.Assign([ast.Name(value, ast.Store())], stmt.value)]
             for target in stmt.targets:
-                subscript = isinstance(target, ast.Subscript)
-                made.append(_put(target, _name(value)) if subscript else ast.Assign([target], _name(value)))
+                given = _name(value)
+                made.append(_put(target, given) if isinstance(target, ast.Subscript) else ast.Assign([target], given))
             return [_at(one, stmt) for one in made]
         if isinstance(stmt, ast.AugAssign) and isinstance(stmt.target, ast.Subscript):
             return [_at(one, stmt) for one in self._update(stmt, stmt.target)]
@@ -355,7 +358,9 @@ class _Converter:
         changed = sorted(updated(*body) & set(state) - rebound)
         later = self.aliases.closure(written(*self.tree.body))
         fragile = tuple(name for name in state if self.aliases.closure(frozenset((name,))) & later)
-        site = blocks.Site(self.tree.name, self.filename, stmt.lineno, tuple(state), tuple(buffers), tuple(changed), fragile, self.depth > 0)
+        site = blocks.Site(
+            self.tree.name, self.filename, stmt.lineno, tuple(state), tuple(buffers), tuple(changed), fragile, self.depth > 0
+        )
         return _Block(site, reads, stmt)
 
     def _no_captures(self, stmt: ast.stmt, stores: frozenset[str]) -> None:

@@ -1,7 +1,7 @@
 """Early exits as structure: no `break`, `continue` or inner `return` is left.
 
-What follows an `if` that may exit moves into its branches. A `break` becomes a flag that the loop's condition reads; a `return` in a
-loop becomes a flag, a value and a `break`.
+What follows an `if` that may exit moves into its branches. A `break` becomes a flag that the loop's condition reads. A `return`
+in a loop becomes a flag, a value and a `break`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Exits:
     def _loop(self, stmt: ast.For | ast.While) -> Statements:
         """The loop with its flags, if some exit needs them."""
         if stmt.orelse:
-            raise self.refused(stmt.orelse[0], "a loop has an `else` part; set a flag before `break` and test it behind the loop")
+            raise self.refused(
+                stmt.orelse[0], "a loop has an `else` part; set a flag before `break` and test it behind the loop"
+            )
         stop = f"{STOP}_{self.loops}"
         self.loops += 1
         flags: Statements = []

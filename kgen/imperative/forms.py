@@ -1,4 +1,4 @@
-"""What a variable is behind a block: a tensor of some sizes and type, a tuple of such, or a Python value that stays the same."""
+"""What a variable is behind a block: a tensor of some sizes and type, a tuple of such, or a Python value that stays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,20 @@ from typing import Any
 
 import torch
 
-__all__ = ["UNDEFINED", "Form", "as_number", "Refusal", "form_of", "in_form", "is_carried", "joined", "leaves", "number_type", "rebuilt", "widened"]
+__all__ = [
+    "UNDEFINED",
+    "Form",
+    "as_number",
+    "Refusal",
+    "form_of",
+    "in_form",
+    "is_carried",
+    "joined",
+    "leaves",
+    "number_type",
+    "rebuilt",
+    "widened",
+]
 
 
 class _Undefined:

@@ -39,17 +39,17 @@ def put(x: Any, index: Any, value: Any) -> None:
         x[index] = value
         return
     view, dim = x, 0
-    places: list[Any] = []
+    spots: list[Any] = []
     for one in steps:
         if isinstance(one, torch.Tensor):
-            places.append((dim, _wrapped(one, view.shape[dim])))
+            spots.append((dim, _wrapped(one, view.shape[dim])))
             dim += 1
         else:
             view, dim = _step(view, dim, one)
-    if not places:
+    if not spots:
         _write(view, value)
         return
-    _write_at(view, places, value)
+    _write_at(view, spots, value)
 
 
 def _step(view: torch.Tensor, dim: int, one: Any) -> tuple[torch.Tensor, int]:
@@ -69,18 +69,18 @@ def _write(view: torch.Tensor, value: Any) -> None:
         view.fill_(value)
 
 
-def _write_at(view: torch.Tensor, places: list[Any], value: Any) -> None:
+def _write_at(view: torch.Tensor, spots: list[Any], value: Any) -> None:
     """A write at indices that are tensors, in a view that still has their dimensions."""
-    sizes = [size for k, size in enumerate(view.shape) if k not in [dim for dim, _ in places]]
+    sizes = [size for k, size in enumerate(view.shape) if k not in [dim for dim, _ in spots]]
     given = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=view.dtype, device=view.device)
     given = given.to(view.dtype).expand(sizes)
-    for dim, _ in places:
+    for dim, _ in spots:
         given = given.unsqueeze(dim)
-    if len(places) == 1:
-        view.index_copy_(places[0][0], places[0][1], given)
+    if len(spots) == 1:
+        view.index_copy_(spots[0][0], spots[0][1], given)
         return
     spread = [torch.arange(size, device=view.device) for size in view.shape]
-    for dim, place in places:
+    for dim, place in spots:
         spread[dim] = place
     view.index_put_(tuple(torch.meshgrid(*spread, indexing="ij")), given)
 

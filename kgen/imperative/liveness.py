@@ -38,5 +38,5 @@ def around(loop: ast.For | ast.While, live: Names) -> Names:
     head = loaded(loop.test) if isinstance(loop, ast.While) else frozenset()
     stop = getattr(loop, STOP, None)
     head |= frozenset((stop,)) if stop else frozenset()
-    once = needed(loop.body, live | head) - bound
-    return head | (needed(loop.body, live | head | once) - bound)
+    first = needed(loop.body, live | head) - bound
+    return head | (needed(loop.body, live | head | first) - bound)

@@ -18,25 +18,27 @@ Values = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Memory:
-    """`carried` are the buffers. `places` says of each state variable, buffer and read tensor whether it is one of them (its
+    """`carried` are the buffers. `locations` says of each state variable, buffer and read tensor whether it is one of them (its
     position), a view of one (position, sizes, strides, offset), or neither (None)."""
 
     site: Any
     buffers: Values
     reads: Values
     carried: list[torch.Tensor]
-    places: list[Any]
+    locations: list[Any]
     given: Values
     updated: list[int]
 
     def split(self, memory: Sequence[torch.Tensor], state: Values) -> tuple[Values, Values, Values]:
         """What a block gets, on given contents of the buffers."""
         given = (*state, *self.buffers, *self.reads)
-        values = tuple([_placed(one, place, memory) for one, place in zip(given, self.places, strict=True)])
+        values = tuple([_placed(one, place, memory) for one, place in zip(given, self.locations, strict=True)])
         first, second = len(state), len(state) + len(self.buffers)
         return values[:first], values[first:second], values[second:]
 
-    def run(self, block: Callable[..., Any], memory: Sequence[torch.Tensor], state: Values) -> tuple[list[torch.Tensor], Values]:
+    def run(
+        self, block: Callable[..., Any], memory: Sequence[torch.Tensor], state: Values
+    ) -> tuple[list[torch.Tensor], Values]:
         """Runs a block on copies of the buffers: gives the copies and the block's results."""
         copies = [one.clone() for one in memory]
         values, buffers, reads = self.split(copies, state)
@@ -118,7 +120,7 @@ def _carry(memory: Memory, given: Values, group: Sequence[int], room: int) -> No
     first = given[group[0]]
     if len(group) == 1:
         memory.carried.append(first)
-        memory.places[group[0]] = position
+        memory.locations[group[0]] = position
         return
     if any([given[k].dtype != first.dtype for k in group]):
         problem = "tensors of different types share memory that the block writes"
@@ -127,4 +129,4 @@ def _carry(memory: Memory, given: Values, group: Sequence[int], room: int) -> No
     memory.carried.append(first.as_strided((room,), (1,), 0))
     for k in group:
         one = given[k]
-        memory.places[k] = (position, one.shape, one.stride(), one.storage_offset())
+        memory.locations[k] = (position, one.shape, one.stride(), one.storage_offset())

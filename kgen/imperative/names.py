@@ -69,12 +69,14 @@ def only_updated(*nodes: ast.AST) -> frozenset[str]:
     for node in nodes:
         for one in same_scope(node):
             targets = [one.target] if isinstance(one, ast.AugAssign) else []
-            other.update(a.id for a in ast.iter_child_nodes(one) if a not in targets and _is_bound(a))
+            other.update(
+                a.id for a in ast.iter_child_nodes(one) if isinstance(a, ast.Name) and a not in targets and _is_bound(a)
+            )
     return updated(*nodes) - other
 
 
-def _is_bound(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _is_bound(node: ast.Name) -> bool:
+    return isinstance(node.ctx, ast.Store)
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Which tensors share memory, as a question that a traced program may ask.
 
-Dynamo knows the sizes of results while it traces, but cannot look at storages. So an operator answers in the sizes of its results.
+Dynamo knows the sizes of results while it traces, but cannot look at storages. So an operator answers in sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _library = torch.library.Library("kgen", "FRAGMENT")
 _library.define("shared_storages(Tensor[] tensors) -> Tensor[]")
 
 
-def _answers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _encoded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """For each tensor one of sizes (0, position of the first tensor with its storage, elements of that storage)."""
     known = dict[int, int]()
     made = []
@@ -26,8 +26,8 @@ def _answers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return made
 
 
-_library.impl("shared_storages", _answers, "CompositeExplicitAutograd")
-torch.library.register_fake("kgen::shared_storages", _answers, lib=_library)
+_library.impl("shared_storages", _encoded, "CompositeExplicitAutograd")
+torch.library.register_fake("kgen::shared_storages", _encoded, lib=_library)
 
 
 def shared_storages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
