@@ -122,7 +122,7 @@ PyMethodDef module_methods[] = {{"create", create, METH_O, "Make a Runner of the
                                 {"repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(repeat)), METH_FASTCALL,
                                  "Runs a compiled body as long as a compiled condition holds (kgen/host/loops.py)."},
                                 {"scan", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(scan)), METH_FASTCALL,
-                                 "Runs a compiled body once for each row (kgen/host/loops.py)."},
+                                 "Runs a compiled body for each row (kgen/host/loops.py)."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {
