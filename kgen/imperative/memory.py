@@ -54,7 +54,7 @@ class Memory:
         if not fragile or not others:
             return
         shared = shared_storages([*others, *[results[k] for k in fragile]])
-        for k, (first, _) in zip(fragile, shared[len(others) :], strict=True):
+        for k, (first, _, _) in zip(fragile, shared[len(others) :], strict=True):
             if first < len(others):
                 name = self.site.state[k]
                 problem = f"{name} is a view of a tensor, which is written somewhere, when it leaves the block; use .clone()"
@@ -105,28 +105,28 @@ def enter(site: Any, state: Values, buffers: Values, reads: Values) -> Memory:
     if not writes:
         return memory
     shared = shared_storages([given[k] for k in tensors])
-    for position, (owner, room) in enumerate(shared):
+    for position, (owner, room, _) in enumerate(shared):
         if owner != position:
             continue
-        group = [tensors[p] for p, (one, _) in enumerate(shared) if one == owner]
-        if any([k in writes for k in group]):
+        group = [(tensors[p], offset) for p, (one, _, offset) in enumerate(shared) if one == owner]
+        if any([k in writes for k, _ in group]):
             _carry(memory, given, group, room)
     return memory
 
 
-def _carry(memory: Memory, given: Values, group: Sequence[int], room: int) -> None:
+def _carry(memory: Memory, given: Values, group: Sequence[tuple[int, int]], room: int) -> None:
     """Adds the memory of tensors that share one storage."""
     position = len(memory.carried)
-    first = given[group[0]]
+    first = given[group[0][0]]
     if len(group) == 1:
         memory.carried.append(first)
-        memory.locations[group[0]] = position
+        memory.locations[group[0][0]] = position
         return
-    if any([given[k].dtype != first.dtype for k in group]):
+    if any([given[k].dtype != first.dtype for k, _ in group]):
         problem = "tensors of different types share memory that the block writes"
         report(memory.site.function, memory.site.file, memory.site.line, problem)
         raise RuntimeError(problem)
     memory.carried.append(first.as_strided((room,), (1,), 0))
-    for k in group:
+    for k, offset in group:
         one = given[k]
-        memory.locations[k] = (position, one.shape, one.stride(), one.storage_offset())
+        memory.locations[k] = (position, one.shape, one.stride(), offset)

@@ -16,13 +16,15 @@ _library.define("shared_storages(Tensor[] tensors) -> Tensor[]")
 
 
 def _encoded(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """For each tensor one of sizes (0, position of the first tensor with its storage, elements of that storage)."""
+    """For each tensor one of sizes (0, position of the first tensor with its storage, elements of that storage, offset)."""
     known = dict[int, int]()
     made = []
     for position, one in enumerate(tensors):
         storage = one.untyped_storage()
         first = known.setdefault(storage._cdata, position)
-        made.append(one.new_empty((0, first, storage.nbytes() // one.element_size()), requires_grad=False))
+        made.append(
+            one.new_empty((0, first, storage.nbytes() // one.element_size(), one.storage_offset()), requires_grad=False)
+        )
     return made
 
 
@@ -30,7 +32,7 @@ _library.impl("shared_storages", _encoded, "CompositeExplicitAutograd")
 torch.library.register_fake("kgen::shared_storages", _encoded, lib=_library)
 
 
-def shared_storages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """For each tensor, the first one in the same storage, and how many of its elements that storage has room for."""
+def shared_storages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """For each tensor: the first one in its storage, how many of its elements that has room for, and its offset there."""
     found = torch.ops.kgen.shared_storages([one.detach() for one in tensors])
-    return [(one.shape[1], one.shape[2]) for one in found]
+    return [(one.shape[1], one.shape[2], one.shape[3]) for one in found]
