@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen.commands.explain import explain as explain
     from kgen.ir import plan as _plan
     from kgen.option_list import list_options as list_options
+    from kgen.imperative.door import control_flow as control_flow
     from kgen.report.coverage import coverage as coverage
     from kgen.report.coverage import coverage_reset as coverage_reset
     from kgen.templates.base import KernelTemplate as KernelTemplate
@@ -78,6 +79,7 @@ _PUBLIC = {
     "compile": "kgen.backend:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.pattern:contraction",
+    "control_flow": "kgen.imperative.door:control_flow",
     "coverage": "kgen.report.coverage:coverage",
     "coverage_reset": "kgen.report.coverage:coverage_reset",
     "elementwise": "kgen.templates.pattern:elementwise",

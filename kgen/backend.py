@@ -96,6 +96,8 @@ def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphMod
     if not any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in gm.graph.nodes):
         return gm
     from kgen.capture import control_flow  # noqa: PLC0415  most graphs have none
+    from kgen.host import loops  # noqa: PLC0415
+    from kgen.lowering.donated import donate  # noqa: PLC0415
 
     def compiled(name: str, body: GraphModule) -> CompiledGraph:
         results = frozenset(range(len(torch_adapter.output_values(body))))
@@ -104,7 +106,7 @@ def compile_bodies(gm: GraphModule, info: GraphInfo, config: Config) -> GraphMod
         return made
 
     inner = configuration.of_bodies(config)
-    return control_flow.compile_bodies(gm, compiled)
+    return control_flow.compile_bodies(donate(control_flow.with_batches(gm)), compiled, loops)
 
 
 def replace_random(gm: GraphModule, info: GraphInfo, _config: Config) -> GraphModule:

@@ -305,3 +305,13 @@ class InvalidTuningEntry(InternalError):
 
 class UnhashableKey(InternalError):
     template = "a cache key cannot hold {kind}: {value}"
+
+
+class NotConvertible(UserError):
+    template = "kgen.control_flow cannot convert {function}: {problem}\n  in {file}, line {line}"
+    hint = "write the loop or branch over tensors of fixed sizes and types, without Python objects that change (docs/loops.md)"
+
+
+class NoSource(UserError):
+    template = "kgen.control_flow needs the source of {function}: {cause}"
+    hint = "define it with `def` in a file"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,9 +62,12 @@ def extern(
     kwargs: Mapping[str, Any],
     reason: str,
     wrap: Callable[[ir.Extern], ir.Node | tuple[ir.Node, ...]] | None = None,
+    written: Sequence[str] = (),
+    skipped: Container[int] = (),
 ) -> Any:
     """Adds the node as a call of its own operator. `wrap` turns the call into a richer node (`ir.Attention`, ...), or
-    into several nodes that give its results."""
+    into several nodes that give its results. `written` are buffers that it writes besides those which its schema names,
+    `skipped` results that it does not give."""
     if not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
         raise errors.MissingLowering(
             operator=operator_name(node.target), cause="not a torch operator", line=builder.origin.line
@@ -75,16 +78,18 @@ def extern(
     used = _used_results(node, tree_unflatten(range(len(flat)), spec))
     specs: list[Any] = []
     for position, item in enumerate(flat):
-        if isinstance(item, torch.Tensor) and position in used:
+        if isinstance(item, torch.Tensor) and position in used and position not in skipped:
             strides = symbols.sizes(item.stride()) if item.layout == torch.strided else None
             specs.append((symbols.sizes(item.shape), item.dtype, item.device, strides))
         else:
             specs.append(None)
     args, kwargs = as_traced(builder, node, args, kwargs)
-    mutates = _mutations(builder, node, args, kwargs)
+    mutates = [*_mutations(builder, node, args, kwargs), *((name, builder.new_version(name).name) for name in written)]
     binds = bindings(builder, node, flat)
     target, args, kwargs = _flat_call(node.target, builder.extern_tree(args), kwargs)
-    results: list[Any] = list(builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node), wrap, binds))
+    results: list[Any] = list(
+        builder.extern(target, args, kwargs, specs, reason, mutates, _has_effect(node) or bool(written), wrap, binds)
+    )
     for position, item in enumerate(flat):
         if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
             results[position] = symbolic(symbols, item)

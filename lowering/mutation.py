@@ -218,7 +218,7 @@ def _wanted_later(node: Node, current: Node) -> bool:
 def _overwrites(user: Node, node: Node) -> bool:
     """Whether `user` takes `node` only as the place to write to."""
     if user.args and user.args[0] is node and node not in user.args[1:] and node not in user.kwargs.values():
-        return WRITE_BACK in user.meta or operator_name(user.target) == "aten.copy_.default"
+        return WRITE_BACK in user.meta or operator_name(user.target) in ("aten.copy_.default", "aten.copy.default")
     return False
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from kgen.capture.notes import DONATED
 from kgen.capture.operators import is_view
 from kgen.lowering.accumulate import accumulate
 from kgen.lowering.mutation import INPLACE, INPLACE_BASES, WRITE_BACK
@@ -43,6 +44,8 @@ SUBJECTS = frozenset(
         *_WRITES,
         "embedding_dense_backward",  # of `accumulate`
         "auto_functionalized_v2",
+        "cond",  # which may write into operands, as `donated` notes
+        "while_loop",
         "triton_kernel_wrapper_functional",
     ]
 )
@@ -117,7 +120,7 @@ def _dead_after(storage: _Storage, at: int, allowed: set[Node], order: dict[Node
         return False
     storage.members = [m for m in storage.members if m is owner or any(order[u] >= at for u in m.users)]
     return not any(
-        order[user] > at and user not in allowed and not _is_copy_to(user, owner) and not _is_size(user)
+        order[user] > at and user not in allowed and not _is_copy_to(user, owner) and not _asks_size(user, member)
         for member in storage.members
         for user in member.users
     )
@@ -130,6 +133,8 @@ _TRITON_KERNEL = "triton_kernel_wrapper_functional"
 
 
 def _is_mutable_call(node: Any) -> bool:
+    if DONATED in getattr(node, "meta", ()):
+        return True
     return getattr(node, "op", "") == "call_function" and _target(node) in ("auto_functionalized_v2", _TRITON_KERNEL)
 
 
@@ -139,18 +144,27 @@ def _target(node: Node) -> str:
 
 def _bases(node: Node) -> list[Node]:
     """The tensors that the operator, or a user's Triton kernel, writes to."""
+    if DONATED in node.meta:
+        return [_operands(node)[position] for position in node.meta[DONATED].values()]
     if _target(node) != _TRITON_KERNEL:
         return list(node.kwargs["_all_bases"])  # type: ignore[arg-type]
     given: Any = node.kwargs
     return list(dict.fromkeys(given["kwargs"][name] for name in given["tensors_to_clone"]))
 
 
+def _operands(node: Node) -> Any:
+    """What a higher-order operator may write into."""
+    return node.args[3 if _target(node) == "cond" else 2]
+
+
 def _try_bases(node: Node, storages: dict[Node, _Storage], order: dict[Node, int]) -> None:
     bases = _bases(node)
     owners = [storages[base].owner for base in bases]
+    if DONATED in node.meta:  # its other operands are read while it writes
+        owners = [storages[base].owner for base in node.all_input_nodes if base in storages]
     node.meta[INPLACE_BASES] = {
         base: owner
-        for base, owner in zip(bases, owners, strict=True)
+        for base, owner in ((base, storages[base].owner) for base in bases)
         if owners.count(owner) == 1 and _dead_after(storages[base], order[node], {node}, order)
     }
 
@@ -159,7 +173,10 @@ def _written_base(call: Node, position: Any) -> Node | None:
     """The base that a result of the call is the new version of: they stand after the operator's own results, or have the
     names of a Triton kernel's arguments."""
     base: Any = None
-    if _target(call) == _TRITON_KERNEL:
+    if DONATED in call.meta:
+        found = call.meta[DONATED].get(position)
+        base = None if found is None else _operands(call)[found]
+    elif _target(call) == _TRITON_KERNEL:
         base = call.kwargs["kwargs"][position]  # type: ignore[index]
     else:
         first = max(len(call.args[0]._schema.returns), 1)  # type: ignore[union-attr]
@@ -210,7 +227,10 @@ def _is_copy_to(user: Node, owner: Node) -> bool:
     return _name(user) == "aten::copy_" and user.args[0] is owner and user.args[1] is not owner
 
 
-def _is_size(user: Node) -> bool:
+def _asks_size(user: Node, member: Node) -> bool:
+    """Whether a call needs no elements of its argument."""
+    if _name(user) == "aten::copy" and user.args[0] is member and user.args[1] is not member:
+        return True  # all of them are replaced
     return _name(user) in ("aten::sym_size", "aten::sym_stride", "aten::sym_storage_offset", "aten::sym_numel")
 
 

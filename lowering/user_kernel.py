@@ -25,7 +25,7 @@ from kgen.lowering.tensor import Tensor
 def functional(b: Builder, *, kwargs: Mapping[str, Any], tensors_to_clone: Sequence[str], **settings: Any) -> dict[str, Tensor]:
     """The kernel, which writes to copies of `tensors_to_clone`, or to themselves where nobody reads their old contents."""
     nodes: Mapping[str, Any] = b.current.kwargs["kwargs"]
-    written = {nodes[name]: _to_write(b, nodes[name], kwargs[name]) for name in dict.fromkeys(tensors_to_clone)}
+    written = {nodes[name]: to_write(b, nodes[name], kwargs[name]) for name in dict.fromkeys(tensors_to_clone)}
     given = {
         name: b.extern_tree(written[nodes[name]] if nodes[name] in written else _to_read(b, nodes[name], value))
         for name, value in kwargs.items()
@@ -52,7 +52,7 @@ def _name_of(tensor: Tensor) -> str:
     return name
 
 
-def _to_write(b: Builder, source: Node, given: Tensor) -> Tensor:
+def to_write(b: Builder, source: Node, given: Tensor) -> Tensor:
     wanted = b.symbols.sizes(source.meta["val"].stride())
     free = base_in_place(b, given, source)
     view = None if free is None else b.as_view(free)

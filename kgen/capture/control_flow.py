@@ -7,7 +7,7 @@ program: it runs the compiled bodies without torch's dispatcher in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._higher_order_ops.cond import cond_op
@@ -19,22 +19,58 @@ from torch.fx import GraphModule, Node
 
 from kgen.capture.aot_cache import CompiledGraph
 from kgen.capture.higher_order import NoMeaning, expand
+from kgen.capture.independent import over_rows
+from kgen.capture.notes import DONATED, note
 from kgen.capture.torch_adapter import batching_rules_only, is_too_large
+from kgen.verdict import Outcome, Reason, Verdict
 
-__all__ = ["OPERATORS", "Body", "compile_bodies", "direct"]
+__all__ = ["OPERATORS", "Body", "compile_bodies", "direct", "is_traced", "with_batches"]
 
 Compile = Callable[[str, GraphModule], CompiledGraph]
 
 
-class Body(torch.nn.Module):
-    """A compiled body, called with its arguments as the graph was."""
+class Loops(Protocol):
+    """What steps through iterations of compiled bodies: `kgen.host.loops`."""
 
-    def __init__(self, compiled: CompiledGraph, strides: Sequence[tuple[int, ...] | None], kind: Callable[[Any], Any]) -> None:
+    def repeat(self, condition: Any, body: Any, given: list[Any], kept: tuple[bool, ...], /) -> Sequence[Any]: ...
+
+    def scan(self, body: Any, carried: list[Any], rows: list[Any], others: list[Any], /) -> Sequence[Any]: ...
+
+
+class Body(torch.nn.Module):
+    """A compiled body, called with its arguments as the graph was.
+
+    It writes into the arguments `donated.values()`, which are the results `donated`, in the place of which it gives None."""
+
+    def __init__(
+        self,
+        compiled: CompiledGraph,
+        strides: Sequence[tuple[int, ...] | None],
+        kind: Callable[[Any], Any],
+        donated: Mapping[int, int],
+        loops: Loops,
+    ) -> None:
         super().__init__()
-        self.run, self.strides, self.kind = compiled, strides, kind
+        self.run, self.strides, self.kind, self.donated = getattr(compiled, "run", compiled), strides, kind, donated
+        self.loops = loops
 
     def forward(self, *args: Any) -> Any:
-        return self.kind(self.run([_restrided(arg, strides) for arg, strides in zip(args, self.strides, strict=True)]))
+        """All results, as the graph has them."""
+        given = list(args)
+        for position in self.donated.values():
+            given[position] = given[position].clone()
+        results = list(self.run(self.placed(given)))
+        for k, position in self.donated.items():
+            results[k] = given[position]
+        return self.kind(results)
+
+    def written(self, *args: Any) -> Any:
+        """The results, with None for those that are arguments now."""
+        return self.kind(self.run(self.placed(args)))
+
+    def placed(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments with the strides that the body was compiled for."""
+        return [_restrided(arg, strides) for arg, strides in zip(args, self.strides, strict=True)]
 
     __call__ = forward
 
@@ -50,15 +86,30 @@ def _only(results: Any) -> Any:
     return results[0]
 
 
-def compile_bodies(gm: GraphModule, compile_body: Compile) -> GraphModule:
-    """Puts compiled bodies in the place of graphs, for all that is no batch. Calls may share a body, which is compiled once."""
-    gm = expand(gm, {map_impl: _over_all})
+def compile_bodies(gm: GraphModule, compile_body: Compile, loops: Loops) -> GraphModule:
+    """Puts compiled bodies in the place of graphs. Calls may share a body, which is compiled once."""
     for node in list(gm.graph.nodes):
         if node.target in OPERATORS:
             for name, graph in _graphs(gm, node):
                 compiled = compile_body(name, _with_list_of_results(graph))
-                setattr(gm, name, Body(compiled, _known_strides(graph), _kind_of_results(graph)))
+                donated = node.meta.get(DONATED, {}) if isinstance(_results(graph), tuple | list) else {}
+                setattr(gm, name, Body(compiled, _known_strides(graph), _kind_of_results(graph), donated, loops))
     return gm
+
+
+def with_batches(gm: GraphModule) -> GraphModule:
+    """The graph with a batch for all that is one."""
+    loops = [node.name for node in gm.graph.nodes if node.target is while_loop_op]
+    made = expand(gm, {map_impl: _over_all, while_loop_op: over_rows})
+    left = {node.name for node in made.graph.nodes if node.target is while_loop_op}
+    calls = [node for node in made.graph.nodes if node.op == "call_function"]
+    for name in loops:
+        if name not in left:
+            note(
+                calls[-1],
+                Verdict(name, "", Outcome.BATCHED, Reason.INDEPENDENT_ITERATIONS, detail="each touches a row of its own"),
+            )
+    return made
 
 
 def _graphs(gm: GraphModule, node: Node) -> Iterator[tuple[str, GraphModule]]:
@@ -66,12 +117,14 @@ def _graphs(gm: GraphModule, node: Node) -> Iterator[tuple[str, GraphModule]]:
     for arg in node.all_input_nodes:
         if arg.op == "get_attr":
             graph = getattr(gm, str(arg.target), None)
-            if isinstance(graph, GraphModule) and _is_traced(graph):
+            if isinstance(graph, GraphModule) and is_traced(graph):
                 yield str(arg.target), graph
 
 
-def _is_traced(graph: GraphModule) -> bool:
-    return all("val" in node.meta for node in graph.graph.nodes if node.op in ("placeholder", "call_function"))
+def is_traced(graph: GraphModule) -> bool:
+    """Whether each node that gives something has a value. Checks give nothing."""
+    nodes = (node for node in graph.graph.nodes if node.op in ("placeholder", "call_function"))
+    return all("val" in node.meta or not node.users for node in nodes)
 
 
 def _results(graph: GraphModule) -> Any:
@@ -137,7 +190,17 @@ def _dense(operator: Any) -> Callable[..., Any]:
 
 
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
-    return (true_fn if pred else false_fn)(*operands)
+    chosen = true_fn if pred else false_fn
+    return chosen.written(*operands) if isinstance(chosen, Body) else chosen(*operands)
+
+
+def _while(cond_fn: Any, body_fn: Any, carried: Sequence[Any], additional: Sequence[Any], **more: Any) -> Any:
+    """Steps in the native runtime. Results that the body writes into carried buffers are None."""
+    if more.get("mutated_arg_indices") or not isinstance(cond_fn, Body) or not isinstance(body_fn, Body):
+        return _dense(while_loop_op)(cond_fn, body_fn, carried, additional, **more)
+    kept = tuple(k in body_fn.donated for k in range(len(carried)))
+    given = body_fn.placed([*carried, *additional])
+    return body_fn.loops.repeat(cond_fn, body_fn, given, kept)
 
 
 def _invoke(subgraph: Any, _identifier: Any, *operands: Any) -> Any:
@@ -150,6 +213,8 @@ def _scan(combine_fn: Any, init: Sequence[Any], xs: Sequence[Any], additional_in
     if not count:
         result: Sequence[Any] = generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
         return result
+    if isinstance(combine_fn, Body):
+        return combine_fn.loops.scan(combine_fn, list(init), list(xs), list(additional_inputs))
     carry, rows = list(init), list[Any]()
     for k in range(count):
         made = combine_fn(*carry, *(x[k] for x in xs), *additional_inputs)
@@ -166,7 +231,7 @@ OPERATORS: Mapping[Any, Callable[..., Any]] = {
     invoke_subgraph: _invoke,
     map_impl: _dense(map_impl),
     scan_op: _scan,
-    while_loop_op: _dense(while_loop_op),
+    while_loop_op: _while,
     while_loop_stack_output_op: _dense(while_loop_stack_output_op),
 }
 

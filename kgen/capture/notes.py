@@ -6,9 +6,11 @@ from torch.fx import GraphModule, Node
 
 from kgen.verdict import Verdict
 
-__all__ = ["NOTES", "note", "notes"]
+__all__ = ["DONATED", "NOTES", "note", "notes"]
 
 NOTES = "kgen_verdicts"
+# Of a call of a higher-order operator: its results -> the operands that its bodies turn into them, by writing into them.
+DONATED = "kgen_donated"
 
 
 def note(node: Node, verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kgen import errors
+from kgen.capture.check_index import check_index
 from kgen.host import program as hp
 from kgen.host.interpret import Interpreted
 from kgen.host.registers import Registers
@@ -40,6 +41,10 @@ def assemble(schedule: Schedule, kernels: Mapping[str, KernelCall], interpret: b
 
 # Library calls that take their result's memory from the plan.
 _OUT_VARIANTS = ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+
+
+# Calls that raise an error where their first argument is false.
+_CHECKS = (check_index, torch.ops.aten._assert_scalar.default)
 
 
 class _Assembler:
@@ -277,6 +282,9 @@ class _Assembler:
         node = step.node
         args = tuple(self._arg(a) for a in node.args)
         kwargs = tuple((k, self._arg(v)) for k, v in node.kwargs)
+        if node.target in _CHECKS and isinstance(node.args[0], Expr):
+            self.code.append(hp.Check(self._reg(node.args[0]), str(node.args[1]), node.target is check_index))
+            return
         if str(node.target) in _OUT_VARIANTS and node.outs[0] is not None:
             self._out_variant(node, args, kwargs)
             return

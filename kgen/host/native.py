@@ -28,6 +28,7 @@ from kgen.host.program import (
     ArgList,
     ArgTensor,
     BindSize,
+    Check,
     Compute,
     Extern,
     Free,
@@ -62,7 +63,7 @@ Encoded = tuple[Any, ...]
 
 # The orders of the enums in runtime.cpp.
 _KINDS: tuple[type[Instruction], ...] = (
-    Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick,
+    Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick, Check,
 )  # fmt: skip
 
 
@@ -130,7 +131,7 @@ class Encoder:
         # Slots that something else than a kernel touches, so that they may have to be tensors.
         self.tensors = {out.slot for out in program.outputs if isinstance(out, OutTensor)}
         for item in each(program.code):
-            if not isinstance(item, Kernel | Launch | Free):
+            if not isinstance(item, Kernel | Launch | Free | Check):
                 self.tensors.update(slots_read(item), slots_defined(item))
         self.passed_on = passed_on(program)
 
@@ -211,6 +212,8 @@ class Encoder:
             return item.slot, item.source, slots[item.slot] == slots[item.source]
         if isinstance(item, BindSize):
             return item.reg, item.slot, item.dim, item.what == "stride"
+        if isinstance(item, Check):
+            return item.reg, item.message, item.index
         return _compute(item) if isinstance(item, Compute) else (item.slot,)
 
     def launch(self, item: Launch) -> Encoded:

@@ -27,7 +27,7 @@ import torch
 from kgen.errors import InvalidProgram
 
 __all__ = [
-    "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Compute", "Extern", "Free",
+    "Alias", "Alloc", "Arg", "ArgConst", "ArgInt", "ArgList", "ArgTensor", "BindSize", "Check", "Compute", "Extern", "Free",
     "InputIgnored", "InputInt", "InputTensor", "Instruction", "Kernel", "Launch", "OutArgument", "OutConst", "OutInt",
     "OutTensor", "Pick",
     "Program", "PythonCall", "Regs", "Reuse", "SlotSpec", "accept_saved", "each", "is_own", "passed_on", "verify",
@@ -237,7 +237,16 @@ class Pick:
     items: tuple[Kernel | Launch | PythonCall, ...]
 
 
-Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick]
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Raises an error with the message where the register is 0: IndexError if `index`, else RuntimeError."""
+
+    reg: int
+    message: str
+    index: bool
+
+
+Instruction = Union[Alloc, Free, Reuse, Alias, Kernel, Extern, PythonCall, BindSize, Compute, Launch, Pick, Check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +464,7 @@ class Verifier:
             self.read(where, slot)
         if isinstance(item, Compute):
             self.compute(where, item)
-        elif isinstance(item, BindSize):
+        elif isinstance(item, BindSize | Check):
             self.registers(where, (item.reg,))
         elif isinstance(item, Kernel | Launch):
             self.kernel(where, item)

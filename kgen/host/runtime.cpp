@@ -6,23 +6,15 @@
 // is in its Frame, so one Runner may run in several threads at once and inside itself.
 //
 // Memory that only kernels touch never becomes a Storage or a Tensor: a small graph costs one call, its allocations and its
-// kernels. Read runtime_program.h, runtime_blocks.h, runtime_frame.h, runtime_device.h, runtime_calls.h: one translation unit,
+// kernels. Read runtime_program.h, runtime_blocks.h, runtime_frame.h, runtime_device.h, runtime_calls.h, runtime_loops.h: one translation unit,
 // split for readers. GPUs are reached through torch's device-neutral headers and addresses that Python hands over, so the same
 // source builds against a torch without CUDA.
 
-#include "runtime_calls.h"
+#include "runtime_loops.h"
 
 #include <structmember.h>
 
 namespace {
-
-struct Runner {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
-  Program* program;
-  PyObject* dict;
-  PyObject* weakrefs;
-};
 
 PyObject* runner_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   HANDLE_TH_ERRORS
@@ -85,8 +77,6 @@ constexpr unsigned kRunnerFlags =
 
 PyType_Spec runner_spec = {"kgen_runtime.Runner", sizeof(Runner), 0, kRunnerFlags, runner_slots};
 
-PyTypeObject* runner_type = nullptr;
-
 PyObject* create(PyObject*, PyObject* spec) {
   HANDLE_TH_ERRORS
   std::unique_ptr<Program> program = parse_program(spec);
@@ -129,6 +119,10 @@ PyObject* identities(PyObject*, PyObject* const* args, Py_ssize_t count) {
 PyMethodDef module_methods[] = {{"create", create, METH_O, "Make a Runner of the tuples that kgen/host/native.py encodes."},
                                 {"identities", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(identities)), METH_FASTCALL,
                                  "Of a list's tensors at some positions, as bytes: equal while these are what they were."},
+                                {"repeat", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(repeat)), METH_FASTCALL,
+                                 "Runs a compiled body as long as a compiled condition holds (kgen/host/loops.py)."},
+                                {"scan", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(scan)), METH_FASTCALL,
+                                 "Runs a compiled body for each row (kgen/host/loops.py)."},
                                 {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module_def = {

@@ -188,6 +188,10 @@ void Frame::execute(Gil& gil) {
       }
       case Instruction::Calculate: compute(item.compute, regs_.data()); break;
       case Instruction::Launch: launch(item, ptrs.data(), ints.data()); break;
+      case Instruction::Check:
+        TORCH_CHECK_INDEX(regs_[item.reg] || !item.flag, item.message);
+        TORCH_CHECK(regs_[item.reg], item.message);
+        break;
       case Instruction::Pick: break;  // what is picked is a kernel, never another pick
     }
   }

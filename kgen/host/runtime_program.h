@@ -228,9 +228,9 @@ struct MapRefused {  // descriptor `map` of a launch cannot be encoded
 };
 
 struct Instruction {
-  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate, Launch, Pick } kind;
+  enum Kind { Alloc, Free, Reuse, Alias, Kernel, Extern, Python, BindSize, Calculate, Launch, Pick, Check } kind;
   int32_t slot = -1, source = -1, reg = -1, dim = -1;
-  bool flag = false;  // Alias: same geometry as the source; BindSize: a stride
+  bool flag = false;  // Alias: same geometry as the source; BindSize: a stride; Check: of an index
   KernelFn kernel = nullptr;
   std::string name;  // of a kernel's region in a profiler's timeline; empty where it has none
   Regs slots, registers;
@@ -239,6 +239,7 @@ struct Instruction {
   std::unique_ptr<struct Launch> launch;
   std::vector<int64_t> limits;     // Pick: one fewer than items
   std::vector<Instruction> items;  // Pick: of which one runs
+  std::string message;             // Check
 };
 
 struct Output {
@@ -479,6 +480,11 @@ Instruction parse_instruction(PyObject* tuple) {
       made.slots = numbers(item(tuple, 1));
       made.registers = numbers(item(tuple, 2));
       made.launch = parse_launch(tuple);
+      break;
+    case Instruction::Check:
+      made.reg = field(1);
+      made.message = text(item(tuple, 2));
+      made.flag = integer(tuple, 3) != 0;
       break;
     case Instruction::Pick: {
       made.reg = field(1);

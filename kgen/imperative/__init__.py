@@ -1,0 +1,1 @@
+"""Python control flow over tensors as higher-order operators: `@kgen.control_flow`."""

@@ -1,0 +1,378 @@
+"""A function's source as a function whose loops and branches are calls.
+
+`if`, `while` and `for` become functions of what they change, which `kgen/imperative/blocks.py` calls. That is the block
+propagation of TensorSSA (FuncTs, "Holistic functionalization of imperative tensor programs"): a block gets each variable and
+each buffer that it changes as a parameter, and gives the new one back.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kgen import errors
+from kgen.imperative import blocks
+from kgen.imperative.exits import STOP, Exits, Refuse, refuse, same_scope
+from kgen.imperative.liveness import around, needed
+from kgen.imperative.names import Aliases, assigned, loaded, only_updated, path_of, updated, written
+
+__all__ = ["converted"]
+
+_BLOCKS, _ITEM, _OURS = "__kgen_blocks", "__kgen_item", "kgen_made_it"
+_REFUSED: dict[type[ast.AST], str] = {
+    ast.Yield: "it is a generator", ast.YieldFrom: "it is a generator", ast.Await: "it awaits", ast.AsyncFor: "it awaits",
+    ast.AsyncWith: "it awaits", ast.Global: "it assigns globals", ast.Nonlocal: "it assigns variables of another function",
+}  # fmt: skip
+Node = TypeVar("Node", bound=ast.AST)
+_FUNCTIONS = ast.FunctionDef | ast.Lambda
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with control flow as calls, and with its own globals, closure and defaults.
+
+    Raises NoSource, and NotConvertible with the line of what has no such form."""
+    if not isinstance(function, types.FunctionType):
+        raise errors.NoSource(function=repr(function), cause="it is no plain Python function")
+    tree, filename = _source(function)
+    free = function.__code__.co_freevars
+    _Converter(tree, refuse(filename, function.__qualname__), free, filename).run()
+    made = _compiled(tree, filename, free)
+    cells = dict(zip(free, function.__closure__ or (), strict=True)) | {_BLOCKS: types.CellType(blocks)}
+    closure = tuple(cells[name] for name in made.co_freevars)
+    result = types.FunctionType(made, function.__globals__, function.__name__, function.__defaults__, closure)
+    result.__kwdefaults__ = function.__kwdefaults__
+    return result
+
+
+def _source(function: types.FunctionType) -> tuple[ast.FunctionDef, str]:
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, TypeError, SyntaxError) as cause:
+        raise errors.NoSource(function=function.__qualname__, cause=str(cause)) from cause
+    if not isinstance(tree, ast.FunctionDef):
+        raise errors.NoSource(function=function.__qualname__, cause="it is no `def`")
+    ast.increment_lineno(tree, first - 1)
+    tree.decorator_list = []
+    return tree, function.__code__.co_filename
+
+
+def _compiled(tree: ast.FunctionDef, filename: str, free: Sequence[str]) -> types.CodeType:
+    """The code of the function, as an inner one of a function that has its free variables."""
+    names = [ast.arg(name) for name in (*free, _BLOCKS)]
+    inner = ast.Return(_name(tree.name))
+    outer = ast.FunctionDef("__kgen_outer", ast.arguments([], names, None, [], [], None, []), [tree, inner], [])
+    module = ast.fix_missing_locations(ast.Module([_at(outer, tree)], []))
+    code = compile(module, filename, "exec", dont_inherit=True)
+    return _code_named(_code_named(code, "__kgen_outer"), tree.name)
+
+
+def _code_named(code: types.CodeType, name: str) -> types.CodeType:
+    return next(one for one in code.co_consts if isinstance(one, types.CodeType) and one.co_name == name)
+
+
+# ---- parts of the syntax --------------------------------------------------------------------------------------------------
+
+
+def _name(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _tuple(items: Iterable[ast.expr]) -> ast.expr:
+    return ast.Tuple(list(items), ast.Load())
+
+
+def _names(names: Iterable[str]) -> ast.expr:
+    return _tuple(map(_name, names))
+
+
+def _path(path: str) -> ast.expr:
+    first, *rest = path.split(".")
+    made = _name(first)
+    for one in rest:
+        made = ast.Attribute(made, one, ast.Load())
+    return made
+
+
+def _of_blocks(name: str) -> ast.expr:
+    return ast.Attribute(_name(_BLOCKS), name, ast.Load())
+
+
+def _at(made: ast.stmt, like: ast.AST) -> ast.stmt:
+    return ast.fix_missing_locations(ast.copy_location(made, like))
+
+
+def _parameter(path: str) -> str:
+    """The name of a block's parameter for a buffer."""
+    return path if "." not in path else f"__kgen_{path.replace('.', '_')}"
+
+
+class _Paths(ast.NodeTransformer):
+    """Buffers that are attributes, as parameters of the block."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = frozenset(path for path in paths if "." in path)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        path = path_of(node)
+        if path in self.paths and path.endswith(f".{node.attr}"):
+            return ast.copy_location(ast.Name(_parameter(path), node.ctx), node)
+        return node
+
+
+class _Expressions(ast.NodeTransformer):
+    """`and`, `or`, `not` and `a if c else b`, which ask their operands for a Python bool, as calls."""
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        name = "both" if isinstance(node.op, ast.And) else "either"
+        made = node.values[-1]
+        for one in reversed(node.values[:-1]):
+            made = ast.Call(_of_blocks(name), [one, _later(made)], [])
+        return ast.copy_location(made, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        is_not = isinstance(node.op, ast.Not)
+        return ast.copy_location(ast.Call(_of_blocks("negated"), [node.operand], []), node) if is_not else node
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        call = ast.Call(
+            _of_blocks("choice"), [node.test, _later(node.body), _later(node.orelse), ast.Constant(node.lineno)], []
+        )
+        return ast.copy_location(call, node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.copy_location(ast.Call(_of_blocks("item"), [node.value, _index(node.slice)], []), node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return node
+
+
+def _visited(node: Node) -> Node:
+    """A copy with its expressions converted: what has been analysed stays as it was."""
+    made: Node = _Expressions().visit(copy.deepcopy(node))
+    return made
+
+
+def _index(node: ast.expr) -> ast.expr:
+    """What stands between brackets, as an expression."""
+    if isinstance(node, ast.Tuple):
+        return _tuple(_index(one) for one in node.elts)
+    if not isinstance(node, ast.Slice):
+        return node
+    parts = (node.lower, node.upper, node.step)
+    return ast.Call(_of_blocks("part"), [one if one is not None else ast.Constant(None) for one in parts], [])
+
+
+def _put(target: ast.Subscript, value: ast.expr) -> ast.stmt:
+    return ast.Expr(ast.Call(_of_blocks("put"), [target.value, _index(target.slice), value], []))
+
+
+def _later(value: ast.expr) -> ast.expr:
+    made = ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+    setattr(made, _OURS, True)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What a block changes and reads, in the order of its parameters."""
+
+    site: blocks.Site
+    reads: Sequence[str]
+    at: ast.stmt
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*self.site.state, *map(_parameter, self.site.buffers), *self.reads]
+
+    def function(self, name: str, body: Sequence[ast.stmt], first: Sequence[str], returns: ast.expr | None = None) -> ast.stmt:
+        """The block as a function of `first` and its parameters."""
+        given = [ast.arg(one) for one in (*first, *self.parameters)]
+        paths = _Paths(self.site.buffers)
+        end = ast.Return(returns if returns is not None else _names(self.site.state))
+        whole = [*(paths.visit(one) for one in body), paths.visit(_at(end, self.at))]
+        return _at(ast.FunctionDef(name, ast.arguments([], given, None, [], [], None, []), whole, []), self.at)
+
+    def call(self, what: str, first: Sequence[ast.expr]) -> ast.stmt:
+        """The statement that runs it, and assigns what it changes."""
+        parts: list[Any] = list(self.site)
+        site = ast.Call(_of_blocks("Site"), [ast.Constant(one) for one in parts], [])
+        given = [site, *first, _names(self.site.state), _tuple(map(_path, self.site.buffers)), _names(self.reads)]
+        call = ast.Call(_of_blocks(what), given, [])
+        if not self.site.state:
+            return _at(ast.Expr(call), self.at)
+        target = ast.Tuple([ast.Name(one, ast.Store()) for one in self.site.state], ast.Store())
+        return _at(ast.Assign([target], call), self.at)
+
+
+# ---- the function ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Converter:
+    """Rewrites one function in place."""
+
+    tree: ast.FunctionDef
+    refused: Refuse
+    free: Sequence[str]
+    filename: str
+    locals: frozenset[str] = frozenset()
+    arguments: frozenset[str] = frozenset()
+    aliases: Aliases = field(default_factory=Aliases)
+    count: int = 0
+    depth: int = 0  # of the loops around
+    early: set[str] = field(default_factory=set)  # names that a block may meet before they are bound
+
+    def run(self) -> None:
+        for node in (one for stmt in self.tree.body for one in same_scope(stmt)):
+            if type(node) in _REFUSED:
+                raise self.refused(node, _REFUSED[type(node)])
+        given = self.tree.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        self.arguments = frozenset(one.arg for one in every if one is not None)
+        body = Exits(self.refused).function(self.tree.body)
+        self.locals = self.arguments | assigned(*body)
+        self.aliases = Aliases.of(body)
+        self.tree.body = body
+        body = self._block(body, frozenset())
+        unbound = [ast.Assign([ast.Name(one, ast.Store())], _of_blocks("UNDEFINED")) for one in sorted(self.early)]
+        self.tree.body = [*(_at(one, self.tree) for one in unbound), *body]
+
+    def _block(self, body: Sequence[ast.stmt], live: frozenset[str]) -> list[ast.stmt]:
+        """The statements converted, from the last one on: what is read behind a statement decides what a block gives back."""
+        made: list[ast.stmt] = []
+        for position in range(len(body) - 1, -1, -1):
+            made[:0] = self._statement(body[position], needed(body[position + 1 :], live))
+        return made
+
+    def _statement(self, stmt: ast.stmt, live: frozenset[str]) -> list[ast.stmt]:
+        if isinstance(stmt, ast.If):
+            return self._if(stmt, live)
+        if isinstance(stmt, ast.For | ast.While):
+            return self._loop(stmt, live)
+        if isinstance(stmt, ast.With | ast.Try):
+            return [self._nested(stmt, live | loaded(stmt))]
+        return self._plain(stmt)
+
+    def _plain(self, stmt: ast.stmt) -> list[ast.stmt]:
+        """A statement without blocks; writes at an index are calls."""
+        stmt = _visited(stmt)
+        if isinstance(stmt, ast.Assign) and any(isinstance(one, ast.Subscript) for one in stmt.targets):
+            value = self._fresh("value")
+            made: list[ast.stmt] = [ast.Assign([ast.Name(value, ast.Store())], stmt.value)]
+            for target in stmt.targets:
+                given = _name(value)
+                made.append(_put(target, given) if isinstance(target, ast.Subscript) else ast.Assign([target], given))
+            return [_at(one, stmt) for one in made]
+        if isinstance(stmt, ast.AugAssign) and isinstance(stmt.target, ast.Subscript):
+            return [_at(one, stmt) for one in self._update(stmt, stmt.target)]
+        return [stmt]
+
+    def _update(self, stmt: ast.AugAssign, target: ast.Subscript) -> list[ast.stmt]:
+        """`b[i] += v`, with each part of it evaluated once."""
+        names = base, index, view = self._fresh("base"), self._fresh("index"), self._fresh("view")
+        stores = [ast.Name(one, ast.Store()) for one in names]
+        parts = [target.value, _index(target.slice), ast.Call(_of_blocks("item"), [_name(base), _name(index)], [])]
+        reads: list[ast.stmt] = [ast.Assign([store], part) for store, part in zip(stores, parts, strict=True)]
+        written = ast.AugAssign(ast.Name(view, ast.Store()), stmt.op, stmt.value)
+        return [*reads, written, ast.Expr(ast.Call(_of_blocks("put"), [_name(base), _name(index), _name(view)], []))]
+
+    def _nested(self, stmt: ast.With | ast.Try, live: frozenset[str]) -> ast.stmt:
+        """A statement whose blocks are part of the one around it."""
+        for part in [stmt, *stmt.handlers] if isinstance(stmt, ast.Try) else [stmt]:
+            for name in ("body", "orelse", "finalbody"):
+                if getattr(part, name, None):
+                    setattr(part, name, self._block(getattr(part, name), live))
+        return stmt
+
+    def _if(self, stmt: ast.If, live: frozenset[str]) -> list[ast.stmt]:
+        whole = [*stmt.body, *stmt.orelse]
+        block = self._described(stmt, whole, live, needed(stmt.body, live) | needed(stmt.orelse, live))
+        names = [self._fresh("then"), self._fresh("orelse")]
+        parts = [self._block(body, live) for body in (stmt.body, stmt.orelse)]
+        functions = [block.function(name, body, ()) for name, body in zip(names, parts, strict=True)]
+        test = _visited(stmt.test)
+        return [*functions, block.call("branch", [test, *map(_name, names)])]
+
+    def _loop(self, stmt: ast.For | ast.While, live: frozenset[str]) -> list[ast.stmt]:
+        again = live | around(stmt, live)
+        bound = assigned(stmt.target) if isinstance(stmt, ast.For) else frozenset()
+        if left := sorted(bound & live):
+            raise self.refused(stmt, f"{left[0]} is read behind its loop; assign it to another name in the loop")
+        heads = [stmt.test] if isinstance(stmt, ast.While) else []
+        block = self._described(stmt, stmt.body, again, again, bound, heads)
+        stop = getattr(stmt, STOP, None)
+        flag = ast.Constant(block.site.state.index(stop) if stop else -1)
+        self.depth += 1
+        body, name = self._block(stmt.body, again), self._fresh("body")
+        self.depth -= 1
+        if isinstance(stmt, ast.While):
+            test = self._fresh("test")
+            asks = block.function(test, [], (), _visited(stmt.test))
+            return [asks, block.function(name, body, ()), block.call("repeat", [_name(test), _name(name), flag])]
+        function = block.function(name, [_at(ast.Assign([stmt.target], _name(_ITEM)), stmt), *body], (_ITEM,))
+        what, over = self._iterated(stmt.iter)
+        return [function, block.call(what, [over, _name(name), flag])]
+
+    def _iterated(self, over: ast.expr) -> tuple[str, ast.expr]:
+        """What runs a loop, and over what."""
+        is_range = isinstance(over, ast.Call) and path_of(over.func) == "range" and "range" not in self.locals
+        if isinstance(over, ast.Call) and is_range and not over.keywords:
+            return "count", _tuple(_visited(one) for one in over.args)
+        return "each", _visited(over)
+
+    def _fresh(self, what: str) -> str:
+        self.count += 1
+        return f"__kgen_{what}_{self.count}"
+
+    def _described(
+        self, stmt: ast.stmt, body: Sequence[ast.stmt], live: frozenset[str], entering: frozenset[str],
+        bound: frozenset[str] = frozenset(), heads: Sequence[ast.AST] = (),
+    ) -> _Block:  # fmt: skip
+        """A block; `live` are names that are read behind it, or in its next iteration, `entering` those that it gets."""
+        stores = assigned(*body) - bound
+        writes = written(*body)
+        rebound = stores - only_updated(*body)
+        reach = self.aliases.closure(writes, stores | bound)
+        for path in sorted(writes & rebound & entering):
+            raise self.refused(stmt, f"{path} is both written in place and assigned anew; use one of the two ways")
+        buffers = sorted(path for path in reach - stores - bound if path.partition(".")[0] not in stores | bound)
+        state = sorted(stores & live)
+        known = (self.locals | set(self.free)) - stores - bound - set(buffers)
+        reads = sorted(loaded(*body, *heads) & known)
+        self._no_captures(stmt, stores)
+        self.early |= ({*state, *reads} & self.locals) - self.arguments
+        changed = sorted(updated(*body) & set(state) - rebound)
+        later = self.aliases.closure(written(*self.tree.body))
+        fragile = tuple(name for name in state if self.aliases.closure(frozenset((name,))) & later)
+        site = blocks.Site(
+            self.tree.name, self.filename, stmt.lineno, tuple(state), tuple(buffers), tuple(changed), fragile, self.depth > 0
+        )
+        return _Block(site, reads, stmt)
+
+    def _no_captures(self, stmt: ast.stmt, stores: frozenset[str]) -> None:
+        """A function made outside of a block would go on reading the variables as they were in front of it."""
+        inside = set(ast.walk(stmt))
+        for node in ast.walk(self.tree):
+            ours = hasattr(node, _OURS) or node is self.tree or node in inside
+            if isinstance(node, _FUNCTIONS) and not ours:
+                for name in sorted(loaded(node) & stores - _own_names(node)):
+                    raise self.refused(stmt, f"{name} is assigned here, and read by a function that is made elsewhere")
+
+
+def _own_names(node: ast.FunctionDef | ast.Lambda) -> frozenset[str]:
+    own = frozenset(one.arg for one in ast.walk(node) if isinstance(one, ast.arg))
+    return own | (assigned(*node.body) if isinstance(node, ast.FunctionDef) else frozenset())
