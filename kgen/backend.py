@@ -142,9 +142,7 @@ STAGES: tuple[
 ] = (compile_bodies, replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
 
 
-def compile_graph(
-    gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()
-) -> CompiledGraph:
+def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """One functional aten graph through every stage, again and again without what turns out not to work (docs/failures.md).
     `known` are failures of passes before.
 
@@ -215,7 +213,7 @@ def kgen_backend(
             gm,
             example_inputs,
             compile_graph=partial(passes.compile_graph, verdicts),
-            joint_pass=passes.on_joint_graph,
+            joint_pass=passes.before_partitioning,
             cache_key=_cache_key(config) if config.cache and not config.debug and only.current() is None else None,
         )
 
@@ -241,7 +239,7 @@ class _Passes:
             self.failures += (failed_pass(one.__name__, cause, gm),)
             return otherwise
 
-    def on_joint_graph(self, gm: GraphModule) -> GraphModule:
+    def before_partitioning(self, gm: GraphModule) -> GraphModule:
         """The joint graph of forward and backward, as it is split."""
         gm = rng.replace_random(gm)
         if _may_lay_out(gm, self.config):

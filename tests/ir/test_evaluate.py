@@ -496,7 +496,7 @@ def test_a_bias_makes_the_library_call_the_definition() -> None:
     torch.testing.assert_close(m.run([a, b, bias], "c"), bias + 2 * (a @ b))
 
 
-def test_a_sum_of_no_products_has_its_addend() -> None:
+def test_an_empty_contraction_has_its_addend() -> None:
     m = matmul_graph()
     m.input("bias", F32, 6)
     node = m.graph.nodes[0]

@@ -51,7 +51,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=900, help="seconds that a model may take")
     parser.add_argument("--json", default="", help="a file of one row a line, written as they come")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    unknown = set(args.models.split(",")) - MODELS.keys()
+    if unknown:
+        parser.error(f"no such models: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    return args
 
 
 # ---- one model, in its own process ----------------------------------------------------------------------------------------
@@ -181,9 +185,8 @@ def _line(row: Row) -> str:
         if one and "failed" in one:
             cells.append(f"{name} FAILED {one['failed'].strip().splitlines()[-1][:80]}")
         elif one:
-            cells.append(
-                f"{name} {one['ms']:9.3f} ms, compile {one['compile_s']:6.1f} s, breaks {one['graph_breaks']}, error {one['error']:.2g}"
-            )
+            cells.append(f"{name} {one['ms']:9.3f} ms, compile {one['compile_s']:6.1f} s")
+            cells.append(f"breaks {one['graph_breaks']}, error {one['error']:.2g}")
             cells += [f"WRONG {one['wrong']}"] if one["wrong"] else []
     return " | ".join(cells)
 

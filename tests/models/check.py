@@ -21,7 +21,7 @@ Run = Callable[..., Any]
 Results = dict[str, Tensor]
 # A compiled model may be this much less exact than eager, plus some units in the last place of the largest element.
 FACTOR, UNITS = 4.0, 24.0
-# Gradients that cancel out, such as that of a key's bias, are nothing but rounding: beside the largest gradient they count as 0.
+# Gradients that cancel out, such as that of a key's bias, are nothing but rounding: errors count beside the largest gradient.
 NOTHING = 1e-2
 
 
@@ -66,9 +66,13 @@ def cast(arguments: Arguments, dtype: torch.dtype, device: str = "cpu") -> Argum
 
 
 def run(
-    call: Run, module: nn.Module, arguments: Arguments, train: bool, autocast: AbstractContextManager[Any] | None = None
+    call: Run,
+    module: nn.Module,
+    arguments: Arguments,
+    train: bool,
+    autocast: AbstractContextManager[Any] | None = None,
 ) -> Results:
-    """Outputs, and in training the gradients of parameters and the buffers after the step. `call` computes what `module` does."""
+    """Outputs, and in training gradients of parameters and buffers after the step. `call` computes what `module` does."""
     module.train(train)
     module.zero_grad(set_to_none=True)
     with torch.set_grad_enabled(train), autocast or contextlib.nullcontext():

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 # "operator kind" or "operator dtype kind" -> the reason
 KNOWN: dict[str, str] = {
     "nn.functional.interpolate.bicubic uint8 forward": "eager computes in fixed point, which is one unit off in some pixels",
-    "polygamma.polygamma_n_0 inplace": "torch's functionalisation refuses polygamma_ before any back end sees it",
 }
 
 

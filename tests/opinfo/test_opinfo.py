@@ -62,6 +62,12 @@ def test_a_wrong_rule_is_found(checker: Checker, monkeypatch: pytest.MonkeyPatch
     assert (found.status, found.bad) == ("values", True)
 
 
+def test_what_torch_gets_wrong_is_not_counted(checker: Checker) -> None:
+    """Its functionalisation refuses the operator."""
+    found = checker.check(Task("polygamma.polygamma_n_0", "float32", "inplace"))
+    assert (found.status, found.bad) == ("torch", False)
+
+
 def test_known_failures_have_reasons_and_tasks() -> None:
     """An entry for an operator, dtype or kind that the database does not have could never go away."""
     all_tasks = tasks("cpu", DTYPES, KINDS)

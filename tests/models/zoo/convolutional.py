@@ -79,13 +79,23 @@ class InvertedBottleneck(nn.Module):
 
 
 # expansion, channels, blocks, stride and kernel of each stage of B0
-STAGES_B0 = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))  # fmt: skip
+STAGES_B0 = (
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 40, 2, 2, 5),
+    (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5),
+    (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)
 
 
 class EfficientNet(nn.Module):
     """float[n, 3, h, w] -> float[n, classes]."""
 
-    def __init__(self, stages: Sequence[tuple[int, int, int, int, int]], stem: int = 32, head: int = 1280, classes: int = 1000) -> None:  # fmt: skip
+    def __init__(
+        self, stages: Sequence[tuple[int, int, int, int, int]], stem: int = 32, head: int = 1280, classes: int = 1000
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = [conv_norm(3, stem, 3, 2), nn.SiLU()]
         cin = stem
