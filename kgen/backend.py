@@ -208,7 +208,8 @@ def kgen_backend(
     cpp.prepare()
     with _without_collections():
         passes = _Passes(config)
-        verdicts = passes.attempt(rewrite, gm, ())
+        nothing: tuple[Verdict, ...] = ()
+        verdicts = passes.attempt(rewrite, gm, nothing)
         return torch_adapter.capture(
             gm,
             example_inputs,

@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from tests.opinfo.tasks import Task
 
 # "operator kind" or "operator dtype kind" -> the reason
-KNOWN: dict[str, str] = {
-    "nn.functional.interpolate.bicubic uint8 forward": "eager computes in fixed point, which is one unit off in some pixels",
-}
+KNOWN: dict[str, str] = {}
 
 
 def reason(task: Task) -> str:
