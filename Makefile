@@ -1,7 +1,7 @@
 # The verbs of development; CI runs the same ones. Each does whatever set-up it needs, once.
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-gpu fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
+.PHONY: help setup demo test test-full test-gpu opinfo models fuzz fuzz-gpu fuzz-programs fuzz-gpu-programs bench bench-gpu ablation lint format clean tree
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,8 @@ JOBS ?= 16
 SHARD ?= 1/1
 FUZZ_MINUTES ?= 9
 FUZZ_ARGS ?=
+OPINFO_ARGS ?=
+MODELS_ARGS ?=
 # A GPU machine may have no virtual environment, only kgen installed for its own Python.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
@@ -32,6 +34,8 @@ help:
 	@echo "make fuzz-gpu   contractions by every candidate kernel on a GPU, against float64 (SHARD=1/4, FUZZ_MINUTES=9, FUZZ_ARGS=...)"
 	@echo "make fuzz-programs      5,000 random programs and 1,000 with gradients on the CPU (FUZZ_ARGS=...)"
 	@echo "make fuzz-gpu-programs  500 random programs on a GPU, half with gradients (JOBS=$(JOBS), FUZZ_ARGS=...)"
+	@echo "make opinfo     operators of torch's test database against eager, forward, gradient, in-place, out= (SHARD=1/8, OPINFO_ARGS=...)"
+	@echo "make models     whole models: eager, Inductor, kgen; errors, times, compile seconds (MODELS_ARGS='--device cuda --size base')"
 	@echo "make bench      memory-bound CPU patterns: eager, Inductor, kgen (BENCH_ARGS=...)"
 	@echo "make bench-gpu  matmuls on a GPU: eager, cuBLAS, Inductor, kgen; then a report in out/bench (BENCH_ARGS=...)"
 	@echo "make ablation   what each optimisation is worth (BENCH_ARGS=...)"
@@ -75,6 +79,12 @@ fuzz-programs: $(STAMP)
 fuzz-gpu-programs:
 	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
 	$(GPU_PYTHON) -m tests.fuzz_programs --device cuda --gradients --programs 250 --jobs $(JOBS) $(FUZZ_ARGS)
+
+opinfo: $(STAMP)
+	$(BIN)/python -m tests.opinfo --jobs $(WORKERS) --shard $(SHARD) $(OPINFO_ARGS)
+
+models:
+	$(GPU_PYTHON) -m tests.models $(MODELS_ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.compare $(BENCH_ARGS)

@@ -15,14 +15,14 @@ import torch
 from torch.fx import GraphModule
 
 from kgen import config as configuration
-from kgen import errors, only, unusable
+from kgen import errors, failures, only, unusable
 from kgen.build import cpp, toolchain
 from kgen.capture import decompositions, higher_order, rng, torch_adapter
 from kgen.capture.aot_cache import CompiledGraph, count_coverage
 from kgen.capture.eager_graph import EagerGraph
 from kgen.capture.freeze import freeze, frozen_inputs
 from kgen.capture.operators import check_names
-from kgen.capture.torch_adapter import GraphInfo
+from kgen.capture.torch_adapter import GraphInfo, copied_graph
 from kgen.config import Config
 from kgen.failures import Attempt
 from kgen.templates import registry
@@ -31,6 +31,7 @@ from kgen.verdict import DEMANDS
 
 if TYPE_CHECKING:
     from kgen.build.unit import UnitPlan
+    from kgen.failures import Failure
     from kgen.ir import nodes as ir
     from kgen.ir.plan import Schedule
     from kgen.verdict import Verdict
@@ -164,11 +165,12 @@ STAGES: tuple[
 ] = (compile_bodies, replace_random, reinplace, lower, schedule, render, build)  # fmt: skip
 
 
-def compile_graph(gm: GraphModule, info: GraphInfo, config: Config) -> CompiledGraph:
+def compile_graph(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
     """One functional aten graph through every stage, again and again without what turns out not to work (docs/failures.md).
+    `known` are failures of passes before.
 
     Raises what the first attempt raises where the user can help it, and where `strict` says so."""
-    attempt, frozen = Attempt(eager="all" in config.fallback), None
+    attempt, frozen = Attempt(known, eager="all" in config.fallback), None
     while True:
         try:
             with unusable.without(attempt.unusable) if attempt.unusable else nullcontext():
@@ -236,12 +238,14 @@ def kgen_backend(
         registry.load_packages()
     cpp.prepare()
     with _without_collections():
-        verdicts = rewrite(gm, config)
+        passes = _Passes(config)
+        nothing: tuple[Verdict, ...] = ()
+        verdicts = passes.attempt(rewrite, gm, nothing)
         return torch_adapter.capture(
             gm,
             example_inputs,
-            compile_graph=partial(_compile_graph_with, config, verdicts),
-            joint_pass=partial(_before_partitioning, config),
+            compile_graph=partial(passes.compile_graph, verdicts),
+            joint_pass=passes.before_partitioning,
             cache_key=_cache_key(config) if _is_cached(config, verdicts) else None,
         )
 
@@ -263,12 +267,45 @@ def _is_cached(config: Config, verdicts: Sequence[Verdict]) -> bool:
     return not any(one.outcome is Outcome.SHARED for one in verdicts)
 
 
-def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
-    """The joint graph of forward and backward, as it is split."""
-    gm = higher_order.expand(_laid_out(rng.replace_random(gm), config), decompositions.TRAINED)
-    gm = _in_runs(gm, config)
-    if config.recompute_scores == "off" or not any(node.target is torch.ops.aten.exp.default for node in gm.graph.nodes):
+@dataclass
+class _Passes:
+    """The passes in front of the stages. They only make graphs faster, so one that raises is left out, with a warning."""
+
+    config: Config
+    failures: tuple[Failure, ...] = ()
+
+    def attempt(self, one: Callable[[GraphModule, Config], Out], gm: GraphModule, otherwise: Out) -> Out:
+        """What a pass gives; `otherwise`, and the graph as it was, where it raises."""
+        before = copied_graph(gm)
+        try:
+            return one(gm, self.config)
+        except Exception as cause:
+            if failures.is_strict(self.config) or not failures.may_replace(cause):
+                raise
+            from kgen.recovery import failed_pass  # noqa: PLC0415  only where something has failed
+
+            gm.graph = before
+            self.failures += (failed_pass(one.__name__, cause, gm),)
+            return otherwise
+
+    def before_partitioning(self, gm: GraphModule) -> GraphModule:
+        """The joint graph of forward and backward, as it is split."""
+        gm = rng.replace_random(gm)
+        if _may_lay_out(gm, self.config):
+            gm = self.attempt(laid_out, gm, gm)
+        gm = higher_order.expand(gm, decompositions.TRAINED)
+        if _has_large_logits(gm, self.config):
+            gm = self.attempt(in_runs, gm, gm)
+        if self.config.recompute_scores != "off" and any(n.target is torch.ops.aten.exp.default for n in gm.graph.nodes):
+            gm = self.attempt(recomputed_scores, gm, gm)
         return gm
+
+    def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
+        with _toolchain_of(self.config), _without_collections():
+            return compile_graph(gm, replace(info, rewrites=rewrites), self.config, self.failures)
+
+
+def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
     from kgen.capture.recompute_scores import recompute_scores  # noqa: PLC0415  only where something is a softmax
 
     return recompute_scores(gm, partial(_takes_recomputed, config))
@@ -278,16 +315,22 @@ def _before_partitioning(config: Config, gm: GraphModule) -> GraphModule:
 _LARGE_LOGITS = 128 << 20
 
 
-def _in_runs(gm: GraphModule, config: Config) -> GraphModule:
-    """The joint graph with gradients of large logits in runs of columns."""
+def _has_large_logits(gm: GraphModule, config: Config) -> bool:
+    """Whether gradients of logits may be made in runs."""
     if config.chunked_logits == "off" or config.numerics != "fast":
-        return gm
-    least = 1 if config.chunked_logits == "on" else _LARGE_LOGITS
-    if not any(_bytes_of_matmul(node) >= least for node in gm.graph.nodes):
-        return gm
+        return False
+    return any(_bytes_of_matmul(node) >= _least_logits(config) for node in gm.graph.nodes)
+
+
+def _least_logits(config: Config) -> int:
+    return 1 if config.chunked_logits == "on" else _LARGE_LOGITS
+
+
+def in_runs(gm: GraphModule, config: Config) -> GraphModule:
+    """The joint graph with gradients of large logits in runs of columns."""
     from kgen.capture.chunked_logits import chunk_logits  # noqa: PLC0415  only where a matmul makes much
 
-    return chunk_logits(gm, lambda size: size >= least)
+    return chunk_logits(gm, lambda size: size >= _least_logits(config))
 
 
 def _bytes_of_matmul(node: torch.fx.Node) -> int:
@@ -310,9 +353,9 @@ def _takes_recomputed(config: Config, device: torch.device) -> bool:
     return any(one.seconds for one in programs) and any(one.joins for one in programs)
 
 
-def _laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:
+def laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozenset()) -> GraphModule:
     """The graph with a layout chosen for each tensor around its convolutions."""
-    if config.layouts == "off" or not _has_convolutions(gm):
+    if not _may_lay_out(gm, config):
         return gm
     from kgen.capture.layouts import choose_layouts  # noqa: PLC0415  only where something is a convolution
     from kgen.cost import layouts  # noqa: PLC0415
@@ -320,13 +363,12 @@ def _laid_out(gm: GraphModule, config: Config, frozen: frozenset[str] = frozense
     return choose_layouts(gm, layouts, frozen)
 
 
+def _may_lay_out(gm: GraphModule, config: Config) -> bool:
+    return config.layouts != "off" and _has_convolutions(gm)
+
+
 def _has_convolutions(gm: GraphModule) -> bool:
     return any(node.target is torch.ops.aten.convolution.default for node in gm.graph.nodes)
-
-
-def _compile_graph_with(config: Config, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-    with _toolchain_of(config), _without_collections():
-        return compile_graph(gm, replace(info, rewrites=rewrites), config)
 
 
 def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModule, GraphInfo]:
@@ -334,10 +376,10 @@ def _frozen(gm: GraphModule, info: GraphInfo, config: Config) -> tuple[GraphModu
 
     Raises FreezingInTraining."""
     if not config.freezing:
-        return (_laid_out(gm, config) if info.role == "inference" else gm), info
+        return (laid_out(gm, config) if info.role == "inference" else gm), info
     if info.role != "inference":
         raise errors.FreezingInTraining()
-    gm = _laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
+    gm = laid_out(_folded(gm, info, config), config, frozen_inputs(gm, info.static_inputs))
     gm, freezing = freeze(gm, info.static_inputs, config.numerics == "fast")
     return gm, replace(info, freezing=freezing, static_inputs=info.static_inputs | freezing.inputs)
 

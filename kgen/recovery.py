@@ -19,7 +19,7 @@ from kgen.failures import Attempt, Failure, KernelsFailed
 from kgen.unusable import Unusable
 from kgen.verdict import DEMANDS, Reason
 
-__all__ = ["attempt_after"]
+__all__ = ["attempt_after", "failed_pass"]
 
 # Failures of kernels and operators that are worked around one by one.
 MAX_FAILURES = 16
@@ -109,6 +109,18 @@ class _Recovery:
             failures.keep_report(f"{self.attempt.stage}_{self.info.role}", cause, self.gm),
             switches=() if switch is None else (switch,),
         )  # fmt: skip
+
+
+def failed_pass(name: str, cause: Exception, gm: GraphModule) -> Failure:
+    """A pass in front of the stages, which only makes the graph faster, has failed: with a warning."""
+    calls = _calls(gm)
+    failure = Failure(
+        f"pass {name}", failures.reason_of(cause), "the graph is compiled without it", Reason.INTERNAL_ERROR,
+        tuple(dict.fromkeys(operator_name(n.target) for n in calls)), next(filter(None, map(source_line, calls)), ""),
+        failures.keep_report(f"pass_{name}", cause, gm),
+    )  # fmt: skip
+    failures.warn(failure)
+    return failure
 
 
 def _calls(gm: GraphModule) -> list[Node]:

@@ -32,7 +32,7 @@ from kgen.lowering import (
 from kgen.lowering.table import merge
 
 FAMILIES = (
-    activation, attention, concat, contraction, convolution, creation, donated, embedding_bag, foreach, indexing, logic, mutation,
-    norm, pointwise, pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
+    activation, attention, concat, contraction, convolution, creation, donated, embedding_bag, foreach, indexing, logic,
+    mutation, norm, pointwise, pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)

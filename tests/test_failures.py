@@ -365,6 +365,54 @@ def test_a_frozen_graph(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     assert f"stage {fails}" in messages[-1]
 
 
+# ---- passes in front of the stages --------------------------------------------------------------------------------------
+
+
+def half_done(name: str) -> Callable[..., Any]:
+    """A pass that has changed the graph when it raises."""
+
+    def fails(gm: torch.fx.GraphModule, *_: Any) -> Any:
+        for node in list(gm.graph.nodes):
+            if node.op == "call_function" and node.all_input_nodes:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+        raise KeyError(name)
+
+    return fails
+
+
+PASSES = {
+    "rewrite": ("kgen.capture.batching.batch_repeats", lambda x, w: torch.stack([row.sin() @ w for row in x]).sum(0)),
+    "recomputed_scores": ("kgen.capture.recompute_scores.recompute_scores", lambda x, w: torch.softmax(x @ w, -1)),
+    "laid_out": ("kgen.capture.layouts.choose_layouts", lambda x, w: torch.conv2d(x[None, :1, :, None], w[:1, None, :1, None])),
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_a_pass_that_raises_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, f = PASSES[name]
+    monkeypatch.setattr(place, half_done(name))
+    x, w = (torch.randn(6, 6, requires_grad=True) for _ in range(2))
+    got, messages, report = call(f, x, w)
+    expected = f(x, w)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), [x, w]) for r in (got, expected)))
+    assert len(messages) == 1
+    assert f"pass {name} failed, so the graph is compiled without it" in messages[0]
+    assert "test_failures.py" in messages[0]
+    assert kgen.coverage()["replacements"] >= 1
+    assert [v.producer for v in replaced(report)][:1] == [f"pass {name}"]
+    with pytest.raises(Exception, match=name):
+        call(f, x, w, strict=True)
+
+
+def test_a_scalar_has_a_softmax() -> None:
+    x = torch.randn((), requires_grad=True)
+    got, messages, _ = call(lambda x: torch.softmax(x, 0), x)
+    assert not messages
+    torch.testing.assert_close(got, torch.tensor(1.0))
+    torch.testing.assert_close(torch.autograd.grad(got, x)[0], torch.tensor(0.0))
+
+
 # ---- what still raises --------------------------------------------------------------------------------------------------
 
 

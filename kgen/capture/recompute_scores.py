@@ -143,7 +143,7 @@ def _is_last(reduction: Node) -> bool:
     """Whether a reduction goes along the last axis and keeps it."""
     _, axes, keep = (*_args(reduction), None, None)[:3]
     rank = reduction.meta["val"].dim()
-    return keep is True and [axis % rank for axis in axes or ()] == [rank - 1]
+    return keep is True and rank > 0 and [axis % rank for axis in axes or ()] == [rank - 1]
 
 
 def _followed(softmax: Softmax, backward: set[Node]) -> Attention | None:

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from kgen.failures import Failure
     from kgen.verdict import Verdict
 
-__all__ = ["GraphInfo", "capture", "fake_like", "fake_result", "output_strides", "output_values", "stride_order"]
+__all__ = [
+    "GraphInfo", "capture", "copied_graph", "fake_like", "fake_result", "output_strides", "output_values", "stride_order",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,16 @@ def _viewed(node: torch.fx.Node) -> torch.fx.Node:
     while getattr(node.target, "is_view", False) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node
+
+
+def copied_graph(gm: GraphModule) -> torch.fx.Graph:
+    """The same nodes with the same names; meta values are shared, the dictionaries that hold them are not."""
+    copy, made = torch.fx.Graph(), dict[torch.fx.Node, torch.fx.Node]()
+    for node in gm.graph.nodes:
+        made[node] = new = copy.node_copy(node, made.__getitem__)
+        if hasattr(node, "_dynamo_source"):  # AOTAutograd asks for it
+            new._dynamo_source = node._dynamo_source
+    return copy
 
 
 # ---- writing nodes -----------------------------------------------------------------------------------------------------

@@ -253,8 +253,9 @@ class _Machine:
         variables = (*node.out_vars, *node.reduced)
         points = self.points(variables, [node.lhs, node.rhs])
         kept, count = len(node.out_vars), len(variables)
-        if points.empty:
-            return torch.zeros(points.extents[:kept], dtype=points.value(node.lhs).dtype)
+        if points.empty:  # a sum of nothing still has its addend
+            nothing = torch.zeros(points.extents[:kept], dtype=points.value(node.lhs).dtype)
+            return self._finished(node, nothing) if nothing.numel() else nothing
         assert node.operands is not None
         lhs, rhs = (points.value(vs.cast(v, node.operands)) for v in (node.lhs, node.rhs))
         if lhs.dtype.itemsize == 1 or not lhs.dtype.is_floating_point:  # torch multiplies no 8-bit floats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -493,6 +494,15 @@ def test_a_bias_makes_the_library_call_the_definition() -> None:
     m.graph.nodes = [ir.Contraction("c", node.out_vars, node.reduced, node.lhs, node.rhs, call)]
     a, b, bias = torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)
     torch.testing.assert_close(m.run([a, b, bias], "c"), bias + 2 * (a @ b))
+
+
+def test_an_empty_contraction_has_its_addend() -> None:
+    m = matmul_graph()
+    m.input("bias", F32, 6)
+    node = m.graph.nodes[0]
+    m.graph.nodes = [replace(node, vendor=None, addend=load("bias", node.out_vars[1]))]
+    bias = torch.randn(6)
+    torch.testing.assert_close(m.run([torch.empty(6, 0), torch.empty(0, 6), bias], "c"), bias.expand(6, 6))
 
 
 def test_attention_is_its_operator() -> None:

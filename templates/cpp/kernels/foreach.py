@@ -17,6 +17,7 @@ from kgen.templates.cpp.kernels.loops import (
     WAKE,
     FunctionHead,
     loops_line,
+    one_step_lines,
     outer_loops,
     point_cost,
     pointers_of,
@@ -79,7 +80,7 @@ def _body(form: Form, graph: ir.Graph, number: int) -> _Body:
     known = Sizes({**graph.size_hints, **hints})
     outer = outer_loops(nest, known)
     tasks, body = with_prefetches(task_loops(outer, nest, emitter, known), body, sections, nest, emitter, known)
-    body = [*body, *row_passes(sections, nest, emitter)]
+    body = [*one_step_lines(nest), *body, *row_passes(sections, nest, emitter)]
     parameters = read_pointers(pointers_of(emitter))
     parameters += [f"const int64_t {size} = sizes[{k}];" for k, size in enumerate(emitter.sizes)]
     slot = CppForm(number, f"form{number}", loops_line(nest), lines(parameters), nest.lanes, tasks, lines(body))

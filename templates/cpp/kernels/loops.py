@@ -326,6 +326,14 @@ def _one_step(nest: Nest) -> OneStep:
     return OneStep(nest.vector.name, "Full<L> w{}" if extent == nest.lanes else f"Tail<L> w{{{extent}}}")
 
 
+def one_step_lines(nest: Nest) -> list[str]:
+    """The vector loop's variable and width where rows are one vector; nothing where they have a loop."""
+    if not nest.one_step:
+        return []
+    step = _one_step(nest)
+    return [f"constexpr int64_t {step.name} = 0;", f"constexpr {step.width};"]
+
+
 def row_passes(sections: list[Section], nest: Nest, emitter: Emitter) -> list[str]:
     """All walks over a row as one text."""
     passes = [_section_slot(one, nest, _Text(emitter)) for one in sections]

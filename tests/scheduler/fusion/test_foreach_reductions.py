@@ -277,3 +277,18 @@ def test_cat_of_500_on_a_gpu() -> None:
     parts = [r(1000 + k % 9, device="cuda") for k in range(500)]
     compiled = torch.compile(torch.cat, backend="kgen", fullgraph=True)
     assert torch.equal(compiled(parts), torch.cat(parts))
+
+
+@pytest.mark.cpu
+def test_rows_of_one_vector_share_a_kernel() -> None:
+    """Such rows have no loop: the body of a combo kernel must say so as a kernel of its own does."""
+
+    def f(tables: list[Tensor], rows: list[Tensor]) -> list[Tensor]:
+        return [torch.rsqrt(t[i].square().mean(-1, keepdim=True) + 1e-6) for t, i in zip(tables, rows, strict=True)]
+
+    def make() -> tuple[list[Tensor], list[Tensor]]:
+        torch.manual_seed(0)
+        return [r(40, 32), r(40, 32), r(40, 11), r(40, 11)], [torch.randint(0, 40, (2, 16)) for _ in range(4)]
+
+    assert [len(members(step)) for step in plan(f, *make(), options=Options()).kernels] == [2, 2]
+    check(f, make, interpreted=False)

@@ -1,0 +1,102 @@
+"""Whole models, tiny, on the CPU: inference and a training step against eager in float64, and graph breaks counted.
+
+A few are compiled to C++ in every run. Most are lowered and scheduled, and the evaluator runs what comes out: that finds
+wrong rules and wrong fusion, and needs no compiler. The slow tests compile all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import kgen
+from kgen import backend
+from tests.models.catalogue import MODELS
+from tests.models.check import Subject, breaks_without_kgen, graph_breaks, worst
+from tests.opinfo import evaluated
+
+OPTIONS = {"cache": False}
+# The evaluator is slow where a loop has many points.
+QUICK = ("bert", "gnn", "mixtral")
+COMPILED = ("dlrm",)
+
+
+def subject(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Subject:
+    model = MODELS[name]
+    if model.package != "torch":
+        pytest.importorskip(model.package)
+    return Subject(model, "tiny", dtype, **settings)
+
+
+@pytest.fixture(autouse=True)
+def _recurrent_modules() -> Iterator[None]:
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield
+
+
+@pytest.fixture
+def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "STAGES", evaluated.STAGES)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_counts() -> Iterator[None]:
+    kgen.coverage_reset()
+    yield
+    kgen.coverage_reset()
+
+
+def check(name: str, train: bool, dtype: torch.dtype = torch.float32, **settings: Any) -> None:
+    """Right twice, with the graphs and breaks that Dynamo has for any back end, and nothing replaced."""
+    made = subject(name, dtype, **settings)
+    expected = None if made.amp else breaks_without_kgen(copy.deepcopy(made.eager), made.arguments(), train)
+    compiled = torch.compile(made.ours, backend="kgen", options=OPTIONS)
+    for _ in range(2):
+        found = made.check(compiled, train)
+        assert found
+        assert not worst(found)
+    assert expected in (None, (graph_breaks(), torch._dynamo.utils.counters["stats"]["unique_graphs"]))
+    assert not kgen.coverage()["replaced"]
+
+
+@pytest.mark.none
+@pytest.mark.parametrize("name", QUICK)
+def test_training_in_the_evaluator(name: str, without_compilers: None) -> None:
+    check(name, train=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", COMPILED)
+def test_training_compiled(name: str) -> None:
+    check(name, train=True)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", MODELS)
+def test_all(name: str, train: bool) -> None:
+    check(name, train)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("amp", [False, True], ids=["bfloat16", "amp"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "convnext", "resnet50", "unet", "dit", "mamba", "gru"])
+def test_bfloat16(name: str, amp: bool) -> None:
+    check(name, train=True, dtype=torch.bfloat16, amp=amp)
+
+
+@pytest.mark.none
+def test_a_wrong_result_is_found(without_compilers: None) -> None:
+    """The comparison itself: a gradient that is off by a thousandth."""
+    made = subject("dlrm")
+    compiled = torch.compile(made.ours, backend="kgen", options=OPTIONS)
+    assert not worst(made.check(compiled, train=True))
+    with torch.no_grad():
+        next(made.ours.parameters()).mul_(1.001)
+    assert "gradient of" in worst(made.check(compiled, train=True))
