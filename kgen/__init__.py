@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen import testing as testing
     from kgen.backend import compile as compile
     from kgen.commands.explain import explain as explain
+    from kgen.imperative.door import control_flow as control_flow
     from kgen.ir import plan as _plan
     from kgen.option_list import list_options as list_options
-    from kgen.imperative.door import control_flow as control_flow
     from kgen.report.coverage import coverage as coverage
     from kgen.report.coverage import coverage_reset as coverage_reset
     from kgen.templates.base import KernelTemplate as KernelTemplate

@@ -110,7 +110,7 @@ def int8_pack_mm(b: Builder, x: Tensor, y: Tensor, scales: Tensor) -> Tensor:
         stored = loaded(call.args[0], left), vs.cast(loaded(call.args[1], right), kind)
         return ir.Contraction(
             out, (m, n), (k,), at(x, left), vs.cast(at(y, right), kind), call, b.origin, x.dtype, at(scales, [n.expr()]), None,
-            stored, rounded=_rounded(b, out),
+            stored, rounded=result_rounding(b, out),
         )  # fmt: skip
 
     result: Tensor = fallback.extern(b, b.current, (x, y, scales), {}, "contraction without a template", wrap)
