@@ -70,7 +70,7 @@ def jobs(blocks: int, device: str) -> dict[str, Job]:
 
     @contextmanager
     def collecting(rewrite: Rewrite) -> Iterator[None]:
-        def keep(gm: GraphModule, info: Any, config: Any) -> Any:
+        def keep(gm: GraphModule, info: Any, config: Any, *_failures: Any) -> Any:
             made = STAGES["replace_random"](rewrite(gm), info, config)
             found[info.role] = Job(STAGES["reinplace"](made, info, config), info, config)
             return backend.run_eagerly(gm, info, config)

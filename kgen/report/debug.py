@@ -189,11 +189,17 @@ def _memory_lines(plan: Schedule) -> list[str]:
         elif buffer.alias_of is not None:
             lines.append(f"  {name}: in {buffer.alias_of}")
         else:
-            bytes_ = sizes.of(storage_size(buffer)) * buffer.dtype.itemsize
             origin = f"takes over {plan.reuses[name]}" if name in plan.reuses else buffer.kind
             shape = f"{dtype_name(buffer.dtype)}[{', '.join(map(str, buffer.sizes))}]"
-            lines.append(f"  {name}: {shape}, {bytes_:,} bytes, {origin}")
+            lines.append(f"  {name}: {shape}, {_bytes_of(buffer, sizes)}, {origin}")
     return lines
+
+
+def _bytes_of(buffer: ir.Buffer, sizes: Sizes) -> str:
+    """What a buffer takes. A library's own form of a tensor, such as packed weights, has no strides."""
+    if buffer.strides is None:
+        return "in a form of the library's"
+    return f"{sizes.of(storage_size(buffer)) * buffer.dtype.itemsize:,} bytes"
 
 
 # ---- what the script is checked against -------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ f(torch.randn(4, 8))
 """
 
 
-def run(folder: Path, **variables: str) -> str:
+def run(folder: Path, script: str = SCRIPT, **variables: str) -> str:
     """The script in a process of its own; what it writes to standard error."""
-    (folder / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(script)
     environment = os.environ | variables
     done = subprocess.run(
         [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -119,3 +119,19 @@ def test_the_logger_of_tuning_says_what_won(caplog: pytest.LogCaptureFixture, tm
         f(torch.randn(64, 64), torch.randn(64, 64))
     text = "\n".join(record.getMessage() for record in caplog.records if record.name == "kgen.tuning")
     assert re.search(r"is the fastest of \d+, [\d.]+ us", text)
+
+
+FROZEN = """
+import torch
+
+layers = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+with torch.no_grad():
+    torch.compile(layers, backend="kgen", options={"cache": False, "freezing": True, "strict": True})(torch.randn(2, 8, 16, 16))
+"""
+
+
+def test_a_trace_shows_weights_in_a_form_of_the_librarys(tmp_path: Path) -> None:
+    """They have no strides, and so no bytes that could be counted: with a trace, the compilation failed."""
+    run(tmp_path, FROZEN, TORCH_TRACE=str(tmp_path / "trace"))
+    [log] = (tmp_path / "trace").glob("*.log")
+    assert "in a form of the library's" in log.read_text()
