@@ -367,10 +367,11 @@ def _device(question: TuningQuery) -> str:
 
 def _versions(device: str, programs: bool = False) -> dict[str, str]:
     """Those of the templates of a device; under "" what stands for all that the library was compared with. A program has others
-    against it than a contraction has."""
+    against it than a contraction has, and templates of an operator have no contraction."""
     known = [t for t in registry.every(device) if programs or t.implements.program is None]
     versions = {t.name: t.version for t in known}
-    everything = entry.digest({**versions, LIBRARY: "with and without what follows"})
+    compared = {t.name: t.version for t in known if programs or not t.implements.operator}
+    everything = entry.digest({**compared, LIBRARY: "with and without what follows"})
     return {**versions, "": everything, APART: everything}
 
 
