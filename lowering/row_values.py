@@ -66,7 +66,7 @@ def _row_values(tensor: Tensor) -> set[Value]:
 
 
 def _repeats(tensor: Tensor, value: Value) -> bool:
-    """Whether it is of a row: one number for the whole tensor is computed where it is read, by many tensors' kernels at once."""
+    """Whether it is of a row: one number of the whole tensor is computed where it is read, by many kernels at once."""
     varies = value.variables()
     rows = any(v in varies and v.extent != 1 for v in tensor.axes)
     return rows and any(v not in varies and ix.lower_bound(v.extent) >= MIN_REPEATS for v in tensor.axes)
