@@ -20,7 +20,7 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, GraphInput
-from kgen.lowering import fallback, unbacked
+from kgen.lowering import contraction, convolution, fallback, unbacked, views
 from kgen.lowering.builder import Builder
 from kgen.lowering.families import RULES
 from kgen.lowering.fused_calls import note_fused_calls
@@ -281,7 +281,7 @@ class _Lowering:
             result = result.with_value(vs.cast(result.value, result.dtype))
         if result.value.op == "load" or not self._should_store(node, result):
             return result
-        if self.context.inlining and remaining_cost(result) <= CHEAP:
+        if self.context.inlining and remaining_cost(result) <= CHEAP and not _is_multiplied(node):
             thin = with_row_values_stored(self.builder, result)
             if not self._should_store(node, thin):
                 return thin
@@ -416,6 +416,19 @@ _VIEWS = frozenset(
         "unfold",
     ]
 )
+
+
+_MULTIPLIERS = contraction.RULES.keys() | convolution.RULES.keys()
+
+
+def _is_multiplied(node: Node) -> bool:
+    """Whether a contraction reads the result, as it is or by way of views: it reads what is stored sooner than what it computes
+    for each of its tiles."""
+    for user in node.users:
+        name = operator_name(user.target).rpartition(".")[0]
+        if name in _MULTIPLIERS or (name in views.RULES and _is_multiplied(user)):
+            return True
+    return False
 
 
 def _is_conversion(node: Node) -> bool:

@@ -129,7 +129,8 @@ def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[lis
 
 
 def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
-    """Steps of a GPU whose matmuls have so few tiles that most SMs are idle, whatever they read."""
+    """Steps of a GPU whose matmuls have so few tiles that most SMs are idle, whatever they read. Of those that nobody has measured
+    the library has the ones that it may have."""
     found: list[int] = []
     for k, step in enumerate(plan.steps):
         if isinstance(step, Kernel) and step.contracts and k not in taken and _operands(step):
@@ -137,6 +138,7 @@ def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
             best = how.best(step) if device.kind == "cuda" else None
             if (
                 best is not None
+                and not best.problem.uncalibrated
                 and Sizes(plan.graph.size_hints).of(best.problem.programs(best.config)) <= device.compute_units // 2
             ):
                 found.append(k)
