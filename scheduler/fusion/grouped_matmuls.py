@@ -129,8 +129,8 @@ def _gather(plan: Schedule, steps: Sequence[int], how: Joining, groups: list[lis
 
 
 def _small(plan: Schedule, how: Joining, taken: set[int]) -> list[int]:
-    """Steps of a GPU whose matmuls have so few tiles that most SMs are idle, whatever they read. Of those that nobody has measured
-    the library has the ones that it may have."""
+    """Steps of a GPU whose matmuls have so few tiles that most SMs are idle, whatever they read; not those that
+    nobody has measured, which the library has where it may."""
     found: list[int] = []
     for k, step in enumerate(plan.steps):
         if isinstance(step, Kernel) and step.contracts and k not in taken and _operands(step):
