@@ -36,3 +36,5 @@ FAMILIES = (
     mutation, norm, pointwise, pooling, random, reduction, scan, scatter, sorting, special, symbolic, top_k, user_kernel, views,
 )  # fmt: skip
 RULES = merge(FAMILIES)
+# Rules of operators that multiply and add up, and of those that only look at a tensor otherwise.
+CONTRACTIONS, VIEWS = merge((contraction, convolution)), merge((views,))

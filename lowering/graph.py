@@ -20,13 +20,14 @@ from kgen.ir import ops
 from kgen.ir import values as vs
 from kgen.ir.index import Expr
 from kgen.ir.nodes import Buffer, GraphInput
-from kgen.lowering import contraction, convolution, fallback, unbacked, views
+from kgen.lowering import fallback, unbacked
 from kgen.lowering.builder import Builder
-from kgen.lowering.families import RULES
+from kgen.lowering.families import CONTRACTIONS, RULES, VIEWS
 from kgen.lowering.fused_calls import note_fused_calls
 from kgen.lowering.operation import OperatorAxes, lower_operator
 from kgen.lowering.results import Results, owners_of_results
 from kgen.lowering.row_values import remaining_cost, with_row_values_stored
+from kgen.lowering.table import rule_of
 from kgen.lowering.tensor import Tensor, number_of, rounded, unsupported
 from kgen.lowering.unbacked import UNBACKED
 
@@ -193,7 +194,7 @@ class _Lowering:
 
     def _apply(self, node: Node, args: Any, kwargs: Mapping[str, Any]) -> Any:
         name = operator_name(node.target)
-        rule = RULES.get(name) or RULES.get(name.rpartition(".")[0]) or self._template_rule(node)
+        rule = rule_of(RULES, name) or self._template_rule(node)
         forced = name in self.context.forced or name.rpartition(".")[0] in self.context.forced
         reason = "forced by options" if forced else "no lowering" if rule is None else _unsupported(node)
         reason = self.context.failed.get(node.name, reason)
@@ -418,15 +419,12 @@ _VIEWS = frozenset(
 )
 
 
-_MULTIPLIERS = contraction.RULES.keys() | convolution.RULES.keys()
-
-
 def _is_multiplied(node: Node) -> bool:
     """Whether a contraction reads the result, as it is or by way of views: it reads what is stored sooner than what it computes
     for each of its tiles."""
     for user in node.users:
-        name = operator_name(user.target).rpartition(".")[0]
-        if name in _MULTIPLIERS or (name in views.RULES and _is_multiplied(user)):
+        name = operator_name(user.target)
+        if rule_of(CONTRACTIONS, name) or (rule_of(VIEWS, name) and _is_multiplied(user)):
             return True
     return False
 

@@ -21,6 +21,8 @@ from kgen.templates.problem import Input, Problem
 
 # Bytes of a load of the matrix units' operands, and the most channels of a window that were measured.
 LOAD, FEW_CHANNELS = 16, 4
+# The first digit of that compute capability, and bytes of such numbers.
+HOPPER, HALF = 9, 2
 
 
 def of_matrices(problem: Problem) -> str | None:
@@ -32,6 +34,13 @@ def of_matrices(problem: Problem) -> str | None:
 def of_matrices_on_cpus(problem: Problem) -> str | None:
     """The same on a CPU, whose library is good at few channels as well: a stem of three took 8.5 times its time."""
     return _unknown_window(problem, lambda one: _is_read_once(problem, one))
+
+
+def of_half_on_hopper(problem: Problem) -> str | None:
+    """Why estimates that were fitted to numbers of 16 bits on GPUs of compute capability 9.0 say nothing of a problem."""
+    if problem.device.arch // 10 == HOPPER and all(one.dtype.itemsize == HALF for one in problem.inputs.values()):
+        return None
+    return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
 
 
 def _unknown_window(problem: Problem, known: Callable[[Input], bool]) -> str | None:

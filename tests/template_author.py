@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from kgen.commands.templates_command import JINJA as SKELETON
+
 MODULE = '''
 import kgen
 
@@ -21,22 +23,7 @@ class Matmul(kgen.KernelTemplate):
 {methods}
 '''
 
-JINJA = """
-{{ kernel() }}
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    b = tl.program_id(0) // (tiles_m * tiles_n)
-    tile = tl.program_id(0) % (tiles_m * tiles_n)
-    rm = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
-    rn = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], ACCUMULATOR)
-    for start in range(0, K, BLOCK_K):
-        rk = start + tl.arange(0, BLOCK_K)
-        {{ A.tile("left", "b", "rm", "rk") }}
-        {{ B.tile("right", "b", "rk", "rn") }}
-        acc = lib.dot(left, right, acc, PRECISION)
-    {{ C.store("acc", "b", "rm", "rn") }}
-"""
+JINJA = f"\n{SKELETON}"
 
 METHODS = {
     "nothing more": "",

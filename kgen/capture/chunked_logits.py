@@ -27,6 +27,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.tangents import of_tangents
 
 __all__ = ["chunk_logits"]
 
@@ -43,7 +44,7 @@ COLUMNS, MOST_RUNS = 2048, 32
 
 def chunk_logits(gm: GraphModule, is_worth_it: Callable[[int], bool]) -> GraphModule:
     """The joint graph, before it is split. `is_worth_it` is asked for the bytes of logits to which this applies."""
-    backward = _of_tangents(gm)
+    backward = of_tangents(gm)
     candidates = [node for node in gm.graph.nodes if node not in backward and _is_matmul(node) and is_worth_it(_bytes(node))]
     done = [_in_runs(gm, node, backward) for node in candidates]
     if any(done):
@@ -82,16 +83,6 @@ class _Gradient:
     rows: int
     columns: int
     readers: tuple[_Matmul, ...]
-
-
-def _of_tangents(gm: GraphModule) -> set[Node]:
-    """What depends on the gradients of results."""
-    found: set[Node] = set()
-    for node in gm.graph.nodes:
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        if is_tangent or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _gradient_of(logits: Node, backward: set[Node]) -> _Gradient | None:

@@ -30,6 +30,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from kgen.capture import torch_adapter
+from kgen.capture.tangents import of_tangents
 
 __all__ = ["recompute_scores"]
 
@@ -53,7 +54,7 @@ FILLED = -(2.0**27)
 
 def recompute_scores(gm: GraphModule, is_worth_it: Callable[[torch.device], bool]) -> GraphModule:
     """The joint graph, before it is split. `is_worth_it` is asked where there is a softmax to which this applies."""
-    backward = _of_tangents(gm)
+    backward = of_tangents(gm)
     found = [made for node in gm.graph.nodes if (made := _attention_of(node, backward)) is not None]
     done = [one for one in found if is_worth_it(one.softmax.scores.meta["val"].device)]
     for one in done:
@@ -84,16 +85,6 @@ class Attention:
     softmax: Softmax
     after: tuple[Node, ...]
     contractions: tuple[Node, ...]
-
-
-def _of_tangents(gm: GraphModule) -> set[Node]:
-    """What depends on the gradients of results."""
-    found: set[Node] = set()
-    for node in gm.graph.nodes:
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        if is_tangent or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _attention_of(node: Node, backward: set[Node]) -> Attention | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from examples.gpt import GPT, TINY, random_batch
 from kgen import backend, pipeline
 from kgen.backend import kgen_backend
-from kgen.capture import torch_adapter
 from kgen.cost import model
 from kgen.counters import counters
 from kgen.host import program as hp
@@ -26,8 +25,8 @@ from kgen.host.native import load
 from kgen.ir import index as ix
 from kgen.ir.plan import Schedule
 from kgen.lowering import families
-from kgen.reference.evaluate import evaluate_graph
 from tests.dynamic_cases import MORE_CALLS, MORE_KERNELS, SPECIALISED, Case, cases, inputs
+from tests.opinfo.evaluated import Evaluated
 
 stats = torch._dynamo.utils.counters
 
@@ -64,20 +63,6 @@ def check_call(run: Callable[..., Any], case: Case, shapes: Sequence[tuple[int, 
 
 
 # ---- every family, in the evaluator ------------------------------------------------------------------------------------
-
-
-class Evaluated:
-    """A scheduled graph that the oracle runs: symbolic sizes are right or wrong before any code is made."""
-
-    coverage: Mapping[str, int] = {}
-
-    def __init__(self, gm: torch.fx.GraphModule, plan: Schedule) -> None:
-        self.plan, self.output_strides = plan, torch_adapter.output_strides(gm)
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        given = list(args)
-        args.clear()
-        return evaluate_graph(self.plan.graph, given)
 
 
 @pytest.fixture

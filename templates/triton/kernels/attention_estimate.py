@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kgen.device import L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.templates import calibration
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem, memoised, memoised_at_sizes
@@ -45,8 +46,9 @@ class Counts:
 
 def unmeasured(problem: Problem, head: int) -> str | None:
     """Why nothing is known of a problem with heads padded to so many elements."""
-    if problem.device.arch // 10 != HOPPER // 10 or any(one.dtype.itemsize != 2 for one in problem.inputs.values()):
-        return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
+    unlike = calibration.of_half_on_hopper(problem)
+    if unlike is not None:
+        return unlike
     if head not in MEASURED or (min(problem.size("m"), problem.size("n")) < FEWEST and not _streams(problem)):
         return f"no GPU has measured it on other heads than {MEASURED}, or on fewer than {FEWEST} rows or keys"
     if any(one.load is None for one in problem.inputs.values()):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from kgen.device import L2_RATE
 from kgen.ir import index as ix
 from kgen.ir import values as vs
+from kgen.templates import calibration
 from kgen.templates.base import Resources
 from kgen.templates.contract import Config
 from kgen.templates.problem import Problem
@@ -35,16 +36,14 @@ LANES, CLOCK, LOAD, BUSY_WARPS, RUN = 128, 1.7e9, 10, 16, 64
 
 # What depthwise convolutions along one axis take of the estimate; the library's take 7 times as long as the template's (H100,
 # 2026-11-25, bench.gpu_convs: causal conv1d, channels last, 1.5 to 1.9). Those along two axes were slower than the library's.
-ALONG_ONE, HOPPER, HALF = 1.75, 9, 2
+ALONG_ONE = 1.75
 
 
 def direct_unmeasured(problem: Problem) -> str | None:
     """Why nothing is known of a direct convolution."""
     if not _runs_along_one_axis(problem):
         return "no GPU has measured it but depthwise along one axis, with channels side by side"
-    if problem.device.arch // 10 != HOPPER or problem.main_dtype.itemsize != HALF:
-        return "no GPU but one of compute capability 9.0 has measured it, on numbers of 16 bits"
-    return None
+    return calibration.of_half_on_hopper(problem)
 
 
 def _runs_along_one_axis(problem: Problem) -> bool:
