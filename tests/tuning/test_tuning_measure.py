@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -131,6 +133,23 @@ def test_a_graph_without_calls_is_an_error(warning: str, monkeypatch: pytest.Mon
     else:
         graph_of_calls(lambda: calls.append(1))
     assert len(calls) == 2  # once before
+
+
+def test_what_a_recorded_graph_reads_lives_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled FlexAttention owns its table of blocks: freed, other tensors lay there, and it computed next to nothing."""
+
+    class Owner:
+        def __call__(self) -> None: ...
+
+    for name in ("Stream", "current_stream", "stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    owner = Owner()
+    alive = weakref.ref(owner)
+    replay = graph_of_calls(owner)
+    del owner
+    gc.collect()
+    replay()
+    assert alive() is not None
 
 
 def test_the_process_lasts_from_job_to_job() -> None:
