@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen import config as config
     from kgen import errors as errors
     from kgen import testing as testing
-    from kgen.backend import compile as compile
     from kgen.commands.explain import explain as explain
-    from kgen.imperative.door import control_flow as control_flow
+    from kgen.door import compile as compile
+    from kgen.door import control_flow as control_flow
     from kgen.ir import plan as _plan
     from kgen.option_list import list_options as list_options
     from kgen.report.coverage import coverage as coverage
@@ -76,10 +76,10 @@ _PUBLIC = {
     "LoopProblem": "kgen.templates.loop_contract:LoopProblem",
     "Problem": "kgen.templates.problem:Problem",
     "Resources": "kgen.templates.base:Resources",
-    "compile": "kgen.backend:compile",
+    "compile": "kgen.door:compile",
     "config": "kgen.config",
     "contraction": "kgen.templates.pattern:contraction",
-    "control_flow": "kgen.imperative.door:control_flow",
+    "control_flow": "kgen.door:control_flow",
     "coverage": "kgen.report.coverage:coverage",
     "coverage_reset": "kgen.report.coverage:coverage_reset",
     "elementwise": "kgen.templates.pattern:elementwise",

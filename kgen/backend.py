@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.fx import GraphModule
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Rendered = tuple[GraphModule, Schedule, UnitPlan]
 
 __all__ = [
-    "STAGES", "Stage", "build", "compile", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace", "render",
+    "STAGES", "Stage", "build", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace", "render",
     "replace_random", "rewrite", "run_eagerly", "schedule",
 ]  # fmt: skip
 
@@ -420,18 +420,3 @@ def _cache_key(config: Config) -> tuple[Any, ...]:
     tuned = () if config.autotune else stores(config).fingerprint()
     with _toolchain_of(config):
         return (*configuration.code_key(config), toolchain.isa().name, registry.fingerprint(), tuned)
-
-
-def compile(  # noqa: A001
-    model: Callable[..., Any] | None = None,
-    *,
-    mode: configuration.Mode | None = None,
-    options: configuration.Options | None = None,
-    dynamic: bool | None = None,
-    fullgraph: bool = False,
-) -> Any:
-    """torch.compile(model, backend="kgen", ...) by another door: it works without an installed entry point, takes mode and
-    options together, and refuses wrong ones at once instead of at the first call. Without `model`, a decorator."""
-    configuration.from_call(mode, options)
-    given: Any = {**(options or {}), **({"mode": mode} if mode is not None else {})}
-    return torch.compile(cast("Any", model), backend=kgen_backend, options=given, dynamic=dynamic, fullgraph=fullgraph)

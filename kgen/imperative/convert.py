@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from kgen import errors
 from kgen.imperative import blocks
 from kgen.imperative.exits import STOP, Exits, Refuse, refuse, same_scope
@@ -38,7 +40,9 @@ def converted(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises NoSource, and NotConvertible with the line of what has no such form."""
     if not isinstance(function, types.FunctionType):
-        raise errors.NoSource(function=repr(function), cause="it is no plain Python function")
+        module = isinstance(function, torch.nn.Module)
+        cause = "it is a module; decorate its `forward`" if module else "it is no plain Python function"
+        raise errors.NoSource(function=repr(function), cause=cause)
     tree, filename = _source(function)
     free = function.__code__.co_freevars
     _Converter(tree, refuse(filename, function.__qualname__), free, filename).run()

@@ -211,3 +211,25 @@ def test_functions_made_outside_of_a_block_are_refused() -> None:
         return x
 
     assert "read by a function" in refused(captured)
+
+
+class Counter:
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def up_to(self, x: Tensor, most: int) -> Tensor:
+        while x.sum() < most:
+            x = x + self.step
+        return x
+
+
+def test_methods_by_way_of_compile() -> None:
+    x = torch.zeros(4)
+    compiled = kgen.compile(Counter(2).up_to, control_flow=True, options={"cache": False})
+    assert torch.equal(compiled(x, 20), Counter(2).up_to(x, 20))
+    assert torch.equal(kgen.compile(control_flow=True)(Counter(3).up_to)(x, 20), Counter(3).up_to(x, 20))
+
+
+def test_modules_are_told_what_to_decorate() -> None:
+    with pytest.raises(errors.NoSource, match="decorate its `forward`"):
+        kgen.compile(torch.nn.Linear(2, 2), control_flow=True)
