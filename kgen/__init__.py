@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the same names, for type checkers
     from kgen import config as config
     from kgen import errors as errors
     from kgen import testing as testing
+    from kgen.background import wait_for_tuning as wait_for_tuning
     from kgen.commands.explain import explain as explain
     from kgen.door import compile as compile
     from kgen.door import control_flow as control_flow
@@ -98,6 +99,7 @@ _PUBLIC = {
     "softmax": "kgen.templates.pattern:softmax",
     "template": "kgen.templates.contract:template",
     "testing": "kgen.testing",
+    "wait_for_tuning": "kgen.background:wait_for_tuning",
     "workspace": "kgen.templates.contract:workspace",
 }
 

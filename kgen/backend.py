@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     Rendered = tuple[GraphModule, Schedule, UnitPlan]
 
 __all__ = [
-    "STAGES", "Stage", "build", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace", "render",
-    "replace_random", "rewrite", "run_eagerly", "schedule",
+    "STAGES", "Stage", "build", "compile_again", "compile_bodies", "compile_graph", "kgen_backend", "lower", "reinplace",
+    "render", "replace_random", "rewrite", "run_eagerly", "schedule",
 ]  # fmt: skip
 
 In_contra = TypeVar("In_contra", contravariant=True)
@@ -301,8 +302,22 @@ class _Passes:
         return gm
 
     def compile_graph(self, rewrites: tuple[Verdict, ...], gm: GraphModule, info: GraphInfo) -> CompiledGraph:
-        with _toolchain_of(self.config), _without_collections():
-            return compile_graph(gm, replace(info, rewrites=rewrites), self.config, self.failures)
+        info = replace(info, rewrites=rewrites)
+        if self.config.tuning == "background" and not self.failures:
+            from kgen.background import improving  # noqa: PLC0415  only where it is asked for
+
+            return improving(gm, info, self.config, torch.get_num_threads(), compile_again)
+        return compile_again(gm, info, self.config, self.failures)
+
+
+# Graphs that are compiled in the background wait for those that somebody waits for, and the other way round.
+_COMPILING = threading.RLock()
+
+
+def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:
+    """`compile_graph` with the compiler that the configuration names, one graph at a time."""
+    with _COMPILING, _toolchain_of(config), _without_collections():
+        return compile_graph(gm, info, config, known)
 
 
 def recomputed_scores(gm: GraphModule, config: Config) -> GraphModule:
@@ -408,8 +423,11 @@ def _without_collections() -> Iterator[None]:
 
 
 def _toolchain_of(config: Config) -> AbstractContextManager[object]:
-    """The compiler and the instruction set that this call names, for the stages that ask for the current ones."""
-    named: dict[str, Any] = {"compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds}
+    """The compiler, the instruction set and the caches' folder that this call names, for stages that ask for them."""
+    named: dict[str, Any] = {
+        "compiler": config.compiler, "isa": config.isa, "compile_seconds": config.compile_seconds,
+        "cache_dir": config.cache_dir,
+    }  # fmt: skip
     return configuration.override(**{name: value for name, value in named.items() if value is not None})
 
 

@@ -27,8 +27,10 @@ Recompute = Literal["auto", "on", "off"]
 Layouts = Literal["auto", "off"]
 TopK = Literal["auto", "kernels", "library"]
 Chunks = Literal["auto", "on", "off"]
+Tuning = Literal["before", "background"]
 MODES, NUMERICS, ISAS = get_args(Mode), get_args(Numerics), get_args(Isa)
 RECOMPUTE, LAYOUTS, TOP_K, CHUNKS = get_args(Recompute), get_args(Layouts), get_args(TopK), get_args(Chunks)
+TUNING = get_args(Tuning)
 
 
 class Options(TypedDict, total=False):
@@ -60,6 +62,7 @@ class Options(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     compiler: str | None
     isa: Isa | None
+    tuning: Tuning
     tuning_seconds: float
     tuning_file: str | os.PathLike[str] | None
     gpu_interpreter: bool
@@ -107,8 +110,13 @@ class Config:
     and packs the weights of matmuls once (docs/runtime.md, Freezing).
 
     `debug` is a folder for graphs, verdicts and code. `cache` switches every cache on disk.
-    `compiler` names the C++ compiler and `isa` the instruction set; by default both are found. `tuning_seconds` is the time
-    that one graph may spend measuring in the max-autotune modes. `gpu_interpreter` makes GPU kernels for the CPU's tensors and
+    `compiler` names the C++ compiler and `isa` the instruction set; by default both are found.
+
+    `tuning` says when candidates are measured: `before` a graph runs, in the max-autotune modes alone; or in the `background`,
+    in the default mode, while a graph runs with the default choices (docs/tuning.md). `tuning_seconds` is the time that one
+    graph may spend measuring.
+
+    `gpu_interpreter` makes GPU kernels for the CPU's tensors and
     runs them in Triton's interpreter: slow, for tests on machines without a GPU. `poison` fills memory with NaNs before kernels
     write it, so that what they forget shows: for tests, too.
 
@@ -145,6 +153,7 @@ class Config:
     cache_dir: str | None = None
     compiler: str | None = None
     isa: str | None = None
+    tuning: str = "before"
     tuning_seconds: float = 60.0
     tuning_file: str | None = None
     gpu_interpreter: bool = False
@@ -186,6 +195,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layouts": LAYOUTS,
     "top_k": TOP_K,
     "chunked_logits": CHUNKS,
+    "tuning": TUNING,
 }
 VARIABLES = {
     "KGEN_DEBUG": "debug",
@@ -263,7 +273,22 @@ def from_call(mode: str | None = None, options: Mapping[str, Any] | None = None)
     if mode is not None and given.setdefault("mode", mode) != mode:
         raise errors.BadOptionValue(option="mode", value=given["mode"], expected=f"give one mode: mode= says {mode!r}")
     _refuse_unknown_variables()
-    return dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
+    found = dataclasses.replace(current(), **{**_checked(given), **(_insisted.get() or {})})
+    _refuse_conflicts(found)
+    return found
+
+
+def _refuse_conflicts(config: Config) -> None:
+    """Raises BadOptionValue."""
+    if config.tuning == "background":
+        wrong = [
+            text for text, given in (
+                ("the default mode", config.mode != "default"), ("freezing=False", config.freezing),
+                ("measurements=True", not config.measurements), ("gpu_interpreter=False", config.gpu_interpreter),
+            ) if given
+        ]  # fmt: skip
+        if wrong:
+            raise errors.BadOptionValue(option="tuning", value="background", expected=f"it needs {', '.join(wrong)}")
 
 
 def of_bodies(config: Config) -> Config:

@@ -36,7 +36,7 @@ class CompiledGraph(Protocol):
 
     `output_strides` has, for each output, the strides it will have (integers or SymInts), or None for what is no tensor.
     `coverage` counts what the graph runs by the names that `kgen.coverage` reports ("kernels", "extern.aten.mm"). A graph may
-    have `run`, which does the same as calling it.
+    have `run`, which does the same as calling it, and `follow`, which takes what to tell of graphs that take its place.
     """
 
     output_strides: Strides
@@ -61,6 +61,15 @@ class CachedGraph(OutputCode):
         self.run: Callable[[list[Any]], Sequence[Any]] | None = _entry(graph)
         self.data = b""
         count_coverage(graph)
+        follow = getattr(graph, "follow", None)
+        if follow is not None:
+            follow(self.change_over)
+
+    def change_over(self, graph: CompiledGraph, *, is_final: bool) -> None:
+        """Calls `graph` from the next call on. Until it is the final one, this is not it for AOTAutograd's cache."""
+        if is_final:
+            self.graph = graph
+        self.run = _entry(graph)
 
     def __call__(self, inputs: Any) -> Any:
         return self.run(inputs)  # type: ignore[misc]

@@ -23,7 +23,7 @@ def tune(options: argparse.Namespace) -> int:
     chosen = {"tuning_file": options.file and options.file.absolute(), "tuning_seconds": options.seconds}
     given = {name: value for name, value in chosen.items() if value is not None}
     # no graph from the cache, which would measure nothing; no CUDA graphs, whose recording would only take time
-    with config.insist(mode="max-autotune-no-cudagraphs", cache=False, **given):
+    with config.insist(mode="max-autotune-no-cudagraphs", tuning="before", cache=False, **given):
         file = users_file()
         file.write([])  # raises now, not after minutes of measuring
         before, found = file.entries(), counters["tuning.hit"]

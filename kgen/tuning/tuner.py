@@ -45,9 +45,12 @@ from kgen.tuning.progress import Say, progress
 from kgen.verdict import Outcome as Decision
 from kgen.verdict import Reason, Verdict
 
-__all__ = ["Candidate", "CandidateCompiler", "Tuner"]
+__all__ = ["UNANSWERED", "Candidate", "CandidateCompiler", "Tuner"]
 
 LOG = logging.getLogger("kgen.tuning")
+
+# Questions that nobody has measured, of the graphs that are compiled meanwhile.
+UNANSWERED: contextvars.ContextVar[set[Key] | None] = contextvars.ContextVar("kgen_unanswered", default=None)
 
 # Candidates of a benchmark job: the model's favourites, but some of each template; none that the model thinks so much slower.
 CANDIDATES, OF_EACH, HOPELESS = 14, 3, 4.0
@@ -131,7 +134,7 @@ class Tuner:
     @cached_property
     def is_worth_asking(self) -> bool:
         """Whether anything was measured on this machine, or may be now."""
-        if self.config.autotune and not self.config.gpu_interpreter:
+        if (self.config.autotune and not self.config.gpu_interpreter) or UNANSWERED.get() is not None:
             return True
         names = {self.compiler.name(kind) for kind in ("cpu", "cuda")} if self.config.measurements else set()
         return any(e.key.device in names for file in self.chain.files for e in file.entries())
@@ -146,6 +149,9 @@ class Tuner:
             asked = {q.step.name: q for q in questions if q.step.name in keys}
             requests = [(key, q, hints) for name, q in asked.items() for key, hints in zip(keys[name], q.hints, strict=True)]
             self._measure({key: (q, hints) for key, q, hints in requests if self.known[key] is None}, graph)
+        unanswered = UNANSWERED.get()
+        if unanswered is not None:
+            unanswered.update(key for own in keys.values() for key in own if self.known[key] is None)
         return {q.step.name: self._known(keys[q.step.name], q.hints) for q in questions if q.step.name in keys}
 
     def _known(self, keys: Sequence[Key], hints: Sequence[Hints]) -> dict[Place, TuningResult]:

@@ -1,0 +1,237 @@
+"""The option tuning="background": who answers first, what takes over, and what stays as it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import kgen
+from kgen import background, errors
+from kgen.capture.packed_graph import NotPackable, packed, unpacked
+from kgen.config import Config, from_call
+from kgen.counters import counters
+from kgen.tuning.entry import Entry, Key, now
+from kgen.tuning.store import stores
+
+pytestmark = pytest.mark.cpu
+
+SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def fresh(fresh_cache: Path) -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def f(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w).sum(1)
+
+
+def operands() -> tuple[Tensor, Tensor]:
+    return torch.randn(24, 40), torch.randn(40, 16)
+
+
+def compiled(function: Any = f, **how: Any) -> Any:
+    return torch.compile(function, backend="kgen", options={"tuning": "background", **how.pop("options", {})}, **how)
+
+
+def measures(config: Config) -> None:
+    """As if something had been measured."""
+    stores(config).add([Entry(Key("GPU 1", "form", (("m", 1),), title="mm"), "t", "1", (), 1e-3, 1e-3, 2, now(), "test")])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[background.Job]:
+    """The jobs that another process would get; it finds something for each."""
+    found: list[background.Job] = []
+
+    def ask(_: Any, job: background.Job) -> dict[str, Any]:
+        found.append(job)
+        measures(job.config)
+        return {}
+
+    monkeypatch.setattr(background._Thread, "ask", ask)
+    return found
+
+
+# ---- what takes over ----------------------------------------------------------------------------------------------------
+
+
+def test_a_better_graph_takes_over(asked: list[background.Job]) -> None:
+    args, g = operands(), compiled()
+    torch.testing.assert_close(g(*args), f(*args))
+    assert kgen.wait_for_tuning(SECONDS)
+    assert (counters["background.tuned"], counters["lowered"], len(asked)) == (1, 2, 1)
+    assert asked[0].config.mode == "max-autotune-no-cudagraphs"
+    torch.testing.assert_close(g(*args), f(*args))
+    assert counters["lowered"] == 2, "once for each graph"
+
+
+def test_forward_and_backward(asked: list[background.Job]) -> None:
+    x, w = (one.requires_grad_() for one in operands())
+    g = compiled()
+    wanted = torch.autograd.grad(f(x, w).square().sum(), (x, w))
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(g(x, w).square().sum(), (x, w)), wanted, rtol=1e-4, atol=1e-3)
+        assert kgen.wait_for_tuning(SECONDS)
+    assert {job.info.role for job in asked} == {"forward", "backward"}
+    assert counters["background.tuned"] == 2
+
+
+def test_writes_into_inputs_are_those_of_eager(asked: list[background.Job]) -> None:
+    def step(state: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        state.add_(x @ w)
+        return state.sum(1)
+
+    (x, w), g = operands(), compiled(step)
+    mine, theirs = torch.zeros(24, 16), torch.zeros(24, 16)
+    for _ in range(3):
+        torch.testing.assert_close(g(mine, x, w), step(theirs, x, w))
+        torch.testing.assert_close(mine, theirs)
+        assert kgen.wait_for_tuning(SECONDS)
+    assert counters["background.tuned"] == 1
+
+
+def test_threads_call_meanwhile(asked: list[background.Job]) -> None:
+    args, g, wrong = operands(), compiled(), []
+    wanted, done = f(*args), threading.Event()
+    g(*args)
+
+    def call() -> None:
+        while not done.is_set():
+            if not torch.allclose(g(*args), wanted, atol=1e-4):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for one in threads:
+        one.start()
+    assert kgen.wait_for_tuning(SECONDS)
+    done.set()
+    for one in threads:
+        one.join()
+    assert counters["background.tuned"] == 1
+    assert not wrong
+
+
+# ---- what stays ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["unchanged", "failed", "failed at once", "refused"])
+def test_graphs_that_stay(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(_: Any, job: background.Job) -> dict[str, Any]:
+        if why == "refused":
+            measures(job.config)
+        if why == "failed at once":
+            raise OSError("no process")
+        return {"failed": "no GPU"} if why == "failed" else {}
+
+    monkeypatch.setattr(background._Thread, "ask", ask)
+    args, g = operands(), compiled()
+    if why == "refused":
+        take_over = background.Improving._take_over
+        monkeypatch.setattr(background.Improving, "_take_over", lambda self, better: take_over(self, _Restrided(better)))
+    g(*args)
+    assert kgen.wait_for_tuning(SECONDS)
+    assert counters[f"background.{why.split(' ')[0]}"] == 1
+    assert counters["background.tuned"] == 0
+    torch.testing.assert_close(g(*args), f(*args))
+
+
+class _Restrided:
+    """A graph whose results lie otherwise in memory."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.output_strides = graph, ((7,),)
+
+
+def test_what_is_not_tuned(asked: list[background.Job]) -> None:
+    args = operands()
+    compiled(dynamic=True)(*args)  # sizes are not numbers
+    assert counters["background.refused"] == 1
+    compiled(lambda x: x + 1)(*args[:1])  # nothing to measure
+    with kgen.forbid_fused("aten.mm", "aten.relu"):
+        compiled(lambda x, w: torch.relu(x @ w))(*args)
+    assert kgen.wait_for_tuning(SECONDS)
+    assert asked == []
+
+
+def test_a_graph_that_is_tuned_is_not_kept_on_disk(asked: list[background.Job]) -> None:
+    """Another process would find it untuned, and stay so."""
+    args = operands()
+    for _ in range(2):
+        compiled()(*args)
+        assert kgen.wait_for_tuning(SECONDS)
+        torch._dynamo.reset()
+    assert counters["aot_cache_hit"] == 0
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "wanted"), [({"mode": "max-autotune"}, "default mode"), ({"freezing": True}, "freezing=False"),
+                          ({"measurements": False}, "measurements=True"), ({"gpu_interpreter": True}, "gpu_interpreter=False")],
+)  # fmt: skip
+def test_options_that_contradict(other: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(errors.BadOptionValue, match=wanted):
+        from_call(None, {"tuning": "background", **other})
+
+
+# ---- packed graphs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_packed_graph_is_the_same() -> None:
+    def traced(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.aten.max.dim(x.t() @ x, 1)
+
+    gm, x = make_fx(traced, tracing_mode="fake")(torch.empty(5, 3)), torch.randn(5, 3)
+    again = unpacked(packed(gm))
+    assert [node.target for node in again.graph.nodes] == [node.target for node in gm.graph.nodes]
+    assert [tuple(node.meta["val"].stride()) for node in again.graph.nodes if isinstance(node.meta.get("val"), Tensor)] == [
+        tuple(node.meta["val"].stride()) for node in gm.graph.nodes if isinstance(node.meta.get("val"), Tensor)
+    ]
+    torch.testing.assert_close(again(x), traced(x))
+
+
+def test_symbolic_sizes_are_not_packed() -> None:
+    gm: GraphModule = make_fx(lambda x: x + 1, tracing_mode="symbolic")(torch.empty(5, 3))
+    with pytest.raises(NotPackable, match="not numbers"):
+        packed(gm)
+
+
+# ---- the other process --------------------------------------------------------------------------------------------------
+
+
+def test_the_process_answers_and_ends(tmp_path: Path) -> None:
+    from kgen.build import child
+
+    process = child.start(background.CHILD, without=())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{tmp_path / 'nothing'}\n".encode())
+    process.stdin.flush()
+    assert b"FileNotFoundError" in process.stdout.readline()
+    process.stdin.close()
+    assert process.wait(SECONDS) == 0
+    process.stdout.close()
+
+
+@pytest.mark.slow
+def test_choices_are_measured_meanwhile() -> None:
+    args = torch.randn(300, 257), torch.randn(257, 130)
+    g = compiled(options={"tuning_seconds": 120.0})
+    torch.testing.assert_close(g(*args), f(*args))
+    assert kgen.wait_for_tuning(600)
+    torch.testing.assert_close(g(*args), f(*args))
+    assert counters["background.tuned"] == 1
+    assert stores(from_call()).files[0].entries()
