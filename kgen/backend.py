@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -312,6 +313,15 @@ class _Passes:
 
 # Graphs that are compiled in the background wait for those that somebody waits for, and the other way round.
 _COMPILING = threading.RLock()
+
+
+def _unlock() -> None:
+    """In a fork, which has no such thread."""
+    global _COMPILING  # noqa: PLW0603
+    _COMPILING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def compile_again(gm: GraphModule, info: GraphInfo, config: Config, known: tuple[Failure, ...] = ()) -> CompiledGraph:

@@ -80,6 +80,7 @@ class Improving:
         self.known = stores(job.config).fingerprint()
         self.context = contextvars.copy_context()
         self.follower: Follower | None = None
+        self.asking, self.asked = threading.Lock(), False
 
     def follow(self, follower: Follower) -> None:
         """`follower` is told which graph to call from now on."""
@@ -88,7 +89,10 @@ class Improving:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         assert self.follower is not None
         self.follower(self.graph, is_final=False)
-        _thread().put(self)
+        with self.asking:
+            first, self.asked = not self.asked, True
+        if first:
+            _thread().put(self)
         return self.graph(args)
 
     def improve(self, ask: Callable[[Job], Mapping[str, Any]]) -> None:
@@ -158,7 +162,7 @@ def _left(why: str, job: Job, text: str) -> None:
 def wait_for_tuning(timeout: float | None = None) -> bool:
     """Waits until all graphs that were called have been tuned (option ``tuning="background"``), at most `timeout` seconds.
     Whether that is so."""
-    return not _threads or _threads[0].wait(timeout)
+    return not _threads or _threads[0].owner != os.getpid() or _threads[0].wait(timeout)
 
 
 class _Thread:
