@@ -37,7 +37,7 @@ FUSED = {
 }  # fmt: skip
 # One in so many problems, in the first type and in bfloat16: primes, so that they fall upon all kinds. FEW are for the tests that
 # run each time.
-SOME, FEW = (9, 3), (23, 7)
+SOME, FEW = (9, 3), (41, 13)
 
 
 def few_of_each() -> dict[str, list[Case]]:
@@ -53,7 +53,9 @@ def some_problems(template: Template, every: int, every_half: int) -> Iterator[C
 
 def assert_right(report: Report) -> None:
     assert not report.failed, str(report)
-    apart = [r for r in report.separate if r.case.name in FUSED]
+    # where sizes are dynamic, a program's operand with zeros around it is stored
+    stored = ("dynamic", "padded") if registry.find(report.template).implements.program is not None else None
+    apart = [r for r in report.separate if r.case.name in FUSED and (r.case.kind, r.case.name) != stored]
     assert not apart, "\n".join(map(str, apart))
 
 
