@@ -35,7 +35,7 @@ FUSED = {
     "dequantised from 4 bits", "int8, scaled behind", "normalised", "and epilogue", "rows put elsewhere", "rows added up",
     *(f"sum of {what} (A)" for what in ("an operand", "an operand, worked on", "a computed operand")),
 }  # fmt: skip
-# One in so many problems, in the first type and in bfloat16: primes, so that they fall upon all kinds. FEW are for the tests that
+# One in so many problems, in the first type and in bfloat16: primes, so that they fall upon all kinds. FEW are for tests that
 # run each time.
 SOME, FEW = (9, 3), (41, 13)
 
