@@ -13,8 +13,8 @@ from kgen.errors import InvalidTensorMap
 from kgen.ir.index import ZERO, Expr
 
 __all__ = [
-    "MAX_RANK", "MAX_SIDE", "MAX_STEP", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "map_steps", "plain_kind",
-    "widths",
+    "MAX_RANK", "MAX_SIDE", "MAX_STEP", "MapFormat", "TensorMap", "is_pointer", "map_block", "map_rank", "map_steps",
+    "plain_kind", "widths",
 ]  # fmt: skip
 
 #: Of what the hardware knows.
